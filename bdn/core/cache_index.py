@@ -1,0 +1,228 @@
+"""What a node's cache holds, for whom, and what has to go to make room: every rule of the cache and no I/O.
+
+Content is counted once however many manifests name it. Manifests come and go whole. Methods change the state and return
+the I/O that the caller must now do; a caller that fails half-way can be killed, because the index is rebuilt from disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bdn.core.digest import Digest
+from bdn.core.errors import CacheFullError, CacheTooSmallError
+from bdn.core.leases import Holder, LeaseBook
+from bdn.core.ledger import SpaceLedger
+from bdn.core.recency import RecencyOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A manifest to remove, and the contents that go with it because nothing else names them."""
+
+    manifest: Digest
+    contents: tuple[Digest, ...]
+    size: int  # bytes freed
+    holders: tuple[Holder, ...] = ()  # whose leases are broken; only a forced eviction has any
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A manifest that an eviction would have taken, and who holds it."""
+
+    manifest: Digest
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What to do for a manifest that was let in: delete the victims first, then fill what is missing."""
+
+    victims: tuple[Victim, ...]
+    missing: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPlan:
+    """What an eviction takes, and what it must leave because it is leased."""
+
+    victims: tuple[Victim, ...]
+    refused: tuple[Leased, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes freed."""
+        return sum(victim.size for victim in self.victims)
+
+
+class CacheIndex:
+    """The state of one cache. Times are seconds since the epoch; sizes and budgets are bytes."""
+
+    def __init__(self) -> None:
+        self.ledger = SpaceLedger()
+        self.leases = LeaseBook()
+        self.recency = RecencyOrder()
+        self._contents: dict[Digest, Mapping[Digest, int]] = {}  # manifest -> size by content
+        self._named_by: dict[Digest, set[Digest]] = {}  # content -> manifests
+
+    # --- letting in ---
+
+    def admit(
+        self, manifest: Digest, contents: Mapping[Digest, int], holder: Holder, *, now: float, budget: int
+    ) -> Admission:
+        """Lease a manifest for ``holder`` and reserve what it lacks, evicting least recently used manifests for room.
+
+        Raises:
+            CacheTooSmallError: the manifest could not fit an empty cache of this budget. Nothing changed.
+            CacheFullError: leased content leaves no room now. Nothing changed.
+        """
+        total = sum(contents.values())
+        if total > budget and not self._is_held_whole(contents):
+            raise CacheTooSmallError(total, budget)
+        absent = {digest: size for digest, size in contents.items() if self.ledger.size_of(digest) is None}
+        needed = sum(absent.values())
+        victims = self._make_room(needed, budget, keep=manifest, keep_contents=contents) if needed else ()
+        self._remember(manifest, contents, now)  # first, so that forgetting a victim spares what the two share
+        for victim in victims:
+            self._forget(victim.manifest)
+        for digest, size in absent.items():
+            self.ledger.reserve(digest, size)
+        self.leases.take(manifest, holder)
+        return Admission(victims, tuple(digest for digest in contents if not self.ledger.is_committed(digest)))
+
+    def restore(
+        self, manifest: Digest, contents: Mapping[Digest, int], present: Mapping[Digest, bool], *, last_used: float
+    ) -> None:
+        """Count a manifest that a start-up scan found.
+
+        Args:
+            present: for each of its contents that is on disk, whether it is whole (True) or a fill in progress (False).
+        """
+        for digest, size in contents.items():
+            if digest in present and self.ledger.size_of(digest) is None:
+                self.ledger.reserve(digest, size)
+                if present[digest]:
+                    self.ledger.commit(digest)
+        self._remember(manifest, contents, last_used)
+
+    def is_complete(self, manifest: Digest) -> bool:
+        """Whether every content of the manifest is committed; False for a manifest that is not held."""
+        contents = self._contents.get(manifest)
+        return contents is not None and self._is_held_whole(contents)
+
+    # --- taking out ---
+
+    def plan(self, manifests: Iterable[Digest], *, force: bool = False) -> EvictionPlan:
+        """What evicting these manifests would take. Unknown ones are passed over. Changes nothing."""
+        gone: set[Digest] = set()
+        victims: list[Victim] = []
+        refused: list[Leased] = []
+        for manifest in dict.fromkeys(manifests):
+            if manifest not in self._contents:
+                continue
+            holders = self.leases.holders(manifest)
+            if holders and not force:
+                refused.append(Leased(manifest, holders))
+                continue
+            gone.add(manifest)
+            victims.append(self._victim(manifest, gone, holders))
+        return EvictionPlan(tuple(victims), tuple(refused))
+
+    def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
+        """Least recently used manifests until ``size`` bytes are freed, or all that may go. Changes nothing."""
+        chosen: list[Digest] = []
+        plan = EvictionPlan((), ())
+        for manifest in self.recency.oldest_first():
+            if plan.size >= size:
+                break
+            chosen.append(manifest)
+            plan = self.plan(chosen, force=force)
+        return plan
+
+    def evict(self, plan: EvictionPlan) -> None:
+        """Carry a plan out on the state. The caller releases broken leases' stages first, and deletes afterwards."""
+        for victim in plan.victims:
+            self._forget(victim.manifest)
+
+    def lose(self, content: Digest) -> int:
+        """Content is no longer on disk (found missing or damaged); its manifests stay and are incomplete."""
+        return self.ledger.release(content)
+
+    # --- looking ---
+
+    def manifests(self) -> tuple[Digest, ...]:
+        """Held manifests, least recently used first."""
+        return tuple(self.recency.oldest_first())
+
+    def contents_of(self, manifest: Digest) -> Mapping[Digest, int]:
+        """Size by content; ``KeyError`` when the manifest is not held."""
+        return self._contents[manifest]
+
+    def named_by(self, content: Digest) -> frozenset[Digest]:
+        """The held manifests that name this content."""
+        return frozenset(self._named_by.get(content, ()))
+
+    def leased_bytes(self) -> int:
+        """Bytes counted for contents that some lease protects, each once."""
+        leased = {content for manifest in self.leases.leased() for content in self._contents.get(manifest, ())}
+        return sum(self.ledger.size_of(content) or 0 for content in leased)
+
+    # --- inside ---
+
+    def _is_held_whole(self, contents: Iterable[Digest]) -> bool:
+        return all(self.ledger.is_committed(content) for content in contents)
+
+    def _make_room(
+        self, needed: int, budget: int, *, keep: Digest, keep_contents: Mapping[Digest, int]
+    ) -> tuple[Victim, ...]:
+        over = self.ledger.used_bytes + needed - budget
+        gone: set[Digest] = set()
+        victims: list[Victim] = []
+        for manifest in self.recency.oldest_first():
+            if over <= 0:
+                break
+            if manifest == keep or self.leases.is_leased(manifest):
+                continue
+            gone.add(manifest)
+            victim = self._victim(manifest, gone, (), spare=keep_contents)
+            victims.append(victim)
+            over -= victim.size
+        if over > 0:
+            free = max(0, budget - self.ledger.used_bytes)
+            raise CacheFullError(needed, free, self.leased_bytes(), budget)
+        # Later victims may have freed what an earlier one shares with them, so an earlier victim may not have been needed
+        # for its own sake; it is older, though, and LRU order is the promise.
+        return tuple(victims)
+
+    def _victim(
+        self,
+        manifest: Digest,
+        gone: set[Digest],
+        holders: tuple[Holder, ...],
+        spare: Mapping[Digest, int] | None = None,
+    ) -> Victim:
+        contents = tuple(
+            content
+            for content in self._contents[manifest]
+            if self._named_by[content] <= gone
+            and self.ledger.size_of(content) is not None
+            and (spare is None or content not in spare)
+        )
+        return Victim(manifest, contents, sum(self.ledger.size_of(content) or 0 for content in contents), holders)
+
+    def _remember(self, manifest: Digest, contents: Mapping[Digest, int], now: float) -> None:
+        self._contents[manifest] = contents
+        for content in contents:
+            self._named_by.setdefault(content, set()).add(manifest)
+        self.recency.touch(manifest, now)
+
+    def _forget(self, manifest: Digest) -> None:
+        for content in self._contents.pop(manifest):
+            names = self._named_by[content]
+            names.discard(manifest)
+            if not names:
+                del self._named_by[content]
+                self.ledger.release(content)
+        self.recency.forget(manifest)
+        for holder in self.leases.holders(manifest):
+            self.leases.end(holder.stage_id)

@@ -1,0 +1,348 @@
+"""Every error that BDN raises on purpose: one tree, named by who is to blame.
+
+``code`` is the name that users see (CONTRACT section 6). ``transient`` means that the same call may succeed later.
+The facts are the dataclass fields; the message is built from them, says what to do, and never holds a secret or a
+signed URL. HTTP statuses live in ``bdn.wire.errors`` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import ClassVar
+
+from bdn.core.sizes import format_size
+
+Fact = str | int | float | bool | None | list[str]
+
+
+class BdnError(Exception):
+    """The root of the tree. Subclasses are dataclasses whose fields are the facts."""
+
+    code: ClassVar[str] = "INTERNAL"
+    transient: ClassVar[bool] = False
+
+    def details(self) -> dict[str, Fact]:
+        """The facts as plain JSON values, for the error document."""
+        facts: dict[str, Fact] = {}
+        for field in fields(self) if is_dataclass(self) else ():
+            value = getattr(self, field.name)
+            facts[field.name] = list(value) if isinstance(value, tuple) else value
+        return facts
+
+
+# --- the caller's mistakes -------------------------------------------------------------------------------------------
+
+
+class CallerError(BdnError):
+    """The request cannot be carried out as it stands; repeating it changes nothing."""
+
+
+@dataclass(eq=False)
+class InvalidRequestError(CallerError):
+    code = "INVALID_REQUEST"
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(eq=False)
+class InvalidSourceError(CallerError):
+    code = "INVALID_SOURCE"
+    source: str
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem if self.source in self.problem else f"{self.source}: {self.problem}"
+
+
+@dataclass(eq=False)
+class InvalidMountError(CallerError):
+    code = "INVALID_MOUNT"
+    mount_location: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"mount_location {self.mount_location!r} {self.problem}"
+
+
+@dataclass(eq=False)
+class AuthRequiredError(CallerError):
+    code = "AUTH_REQUIRED"
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} refused access ({self.reason}). Add "
+            '"auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "NAME"} to the source (bdn pull: --secret NAME) '
+            "and store the credentials under that name, for example in the environment variable BDN_SECRET_NAME"
+        )
+
+
+@dataclass(eq=False)
+class SecretNotFoundError(CallerError):
+    code = "SECRET_NOT_FOUND"
+    secret_name: str
+
+    def __str__(self) -> str:
+        name = self.secret_name
+        return (
+            f"secret {name!r} does not exist. Set the environment variable BDN_SECRET_{name} "
+            f"or write the file {name} in BDN_SECRETS_DIR, for the mirror"
+        )
+
+
+@dataclass(eq=False)
+class SecretMalformedError(CallerError):
+    code = "SECRET_MALFORMED"
+    secret_name: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"secret {self.secret_name!r} {self.problem}"
+
+
+@dataclass(eq=False)
+class NoFilesMatchedError(CallerError):
+    code = "NO_FILES_MATCHED"
+    source: str
+    files_listed: int
+    allow_patterns: tuple[str, ...]
+    ignore_patterns: tuple[str, ...]
+    hint: str = ""
+
+    def __str__(self) -> str:
+        if not self.files_listed:
+            return f"{self.source} holds no files"
+        hint = f". {self.hint}" if self.hint else ""
+        return (
+            f"none of the {self.files_listed} files of {self.source} is selected by "
+            f"allow_patterns={list(self.allow_patterns)}, ignore_patterns={list(self.ignore_patterns)}{hint}"
+        )
+
+
+@dataclass(eq=False)
+class LimitExceededError(CallerError):
+    code = "LIMIT_EXCEEDED"
+    what: str
+    value: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.value} is over the limit of {self.limit}"
+
+
+@dataclass(eq=False)
+class NotFoundError(CallerError):
+    code = "NOT_FOUND"
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} does not exist, or is not yours"
+
+
+@dataclass(eq=False)
+class UnauthenticatedError(CallerError):
+    code = "UNAUTHENTICATED"
+    problem: str = "this call needs a token: send Authorization: Bearer TOKEN (commands: set BDN_TOKEN)"
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(eq=False)
+class GrantInvalidError(CallerError):
+    code = "GRANT_INVALID"
+    problem: str
+
+    def __str__(self) -> str:
+        return f"the grant is not valid: {self.problem}"
+
+
+@dataclass(eq=False)
+class GrantExpiredError(CallerError):
+    code = "GRANT_EXPIRED"
+    expired_at: str
+
+    def __str__(self) -> str:
+        return f"the grant expired at {self.expired_at}; read the mirror again for a fresh one"
+
+
+@dataclass(eq=False)
+class InUseError(CallerError):
+    code = "IN_USE"
+    what: str
+    holders: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.what} is in use by {', '.join(self.holders)}"
+
+
+@dataclass(eq=False)
+class CanceledError(CallerError):
+    code = "CANCELED"
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} was canceled"
+
+
+# --- the upstream's doing --------------------------------------------------------------------------------------------
+
+
+class UpstreamError(BdnError):
+    """A hub or bucket refused, failed, or sent something else than it promised."""
+
+
+@dataclass(eq=False)
+class SourceNotFoundError(UpstreamError):
+    code = "SOURCE_NOT_FOUND"
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source} was not found: {self.reason}"
+
+
+@dataclass(eq=False)
+class RevisionNotFoundError(UpstreamError):
+    code = "REVISION_NOT_FOUND"
+    source: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.source} has no revision {self.revision!r}; name a branch, a tag or a commit that exists"
+
+
+@dataclass(eq=False)
+class GatedSourceError(UpstreamError):
+    code = "GATED_SOURCE"
+    source: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} is gated: accept its terms on the hub with the account that owns the token, "
+            "and give that token as a secret"
+        )
+
+
+@dataclass(eq=False)
+class SourceChangedError(UpstreamError):
+    code = "SOURCE_CHANGED"
+    source: str
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path!r} of {self.source} changed while it was copied ({self.reason}); mirror it again"
+
+
+@dataclass(eq=False)
+class UpstreamUnavailableError(UpstreamError):
+    code = "UPSTREAM_UNAVAILABLE"
+    transient = True
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source} is not available: {self.reason}"
+
+
+@dataclass(eq=False)
+class UpstreamRateLimitedError(UpstreamError):
+    code = "UPSTREAM_RATE_LIMITED"
+    transient = True
+    source: str
+    retry_after_seconds: float | None = None
+
+    def __str__(self) -> str:
+        after = f"; it asks to wait {self.retry_after_seconds:g} s" if self.retry_after_seconds is not None else ""
+        return f"{self.source} limits our requests (429){after}"
+
+
+@dataclass(eq=False)
+class ChecksumMismatchError(UpstreamError):
+    code = "CHECKSUM_MISMATCH"
+    subject: str
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return f"{self.subject} has the wrong content: expected {self.expected}, got {self.actual}"
+
+
+# --- our own services ------------------------------------------------------------------------------------------------
+
+
+class ServiceError(BdnError):
+    """The mirror, its store, the agent or its disk could not do its part."""
+
+
+@dataclass(eq=False)
+class StoreUnavailableError(ServiceError):
+    code = "STORE_UNAVAILABLE"
+    transient = True
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the store of mirrored chunks is not available: {self.reason}"
+
+
+@dataclass(eq=False)
+class CacheTooSmallError(ServiceError):
+    code = "CACHE_TOO_SMALL"
+    needed_bytes: int
+    budget_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{format_size(self.needed_bytes)} can never fit this cache of {format_size(self.budget_bytes)}; "
+            "raise BDN_AGENT_CACHE_BYTES, free the disk, or select fewer files"
+        )
+
+
+@dataclass(eq=False)
+class CacheFullError(ServiceError):
+    code = "CACHE_FULL"
+    transient = True
+    needed_bytes: int
+    free_bytes: int
+    leased_bytes: int
+    budget_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{format_size(self.needed_bytes)} more do not fit now: of {format_size(self.budget_bytes)}, "
+            f"{format_size(self.leased_bytes)} are in use by stages and {format_size(self.free_bytes)} are free; "
+            "unstage a job or wait for one to end"
+        )
+
+
+@dataclass(eq=False)
+class DiskFailedError(ServiceError):
+    code = "DISK_FAILED"
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the disk failed at {self.path}: {self.reason}"
+
+
+@dataclass(eq=False)
+class MountFailedError(ServiceError):
+    code = "MOUNT_FAILED"
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} could not be mounted: {self.reason}"
+
+
+@dataclass(eq=False)
+class InternalError(ServiceError):
+    code = "INTERNAL"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"internal error: {self.reason}; this is a bug, the service's log holds more"

@@ -1,0 +1,76 @@
+"""The Protocols at which parts meet. One to three methods each; every implementation passes the Protocol's contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from bdn.core.digest import Digest
+from bdn.core.upstream import UpstreamFile
+
+Buffer = bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A source pinned to what it is now. ``revision`` is None where the upstream has no revisions."""
+
+    revision: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where ranges of one upstream file can be read with HTTP, for a while.
+
+    ``url`` may be signed and ``headers`` may hold credentials: neither is ever logged, stored or shown.
+    """
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = ()
+    etag: str | None = None  # every answer must carry this one; otherwise the file changed
+
+
+class Source(Protocol):
+    """One upstream, opened with its credentials. Errors are ours, mapped where the SDK is called and iterated."""
+
+    async def resolve(self) -> Resolution:
+        """Pin the source: a branch becomes a commit. Everything later speaks of this resolution."""
+        ...
+
+    def list(self, resolution: Resolution) -> AsyncIterator[UpstreamFile]:
+        """Every file, by metadata alone; paths are normalised, unsafe ones are INVALID_SOURCE."""
+        ...
+
+    async def locate(self, file: UpstreamFile) -> Location:
+        """Where this file's ranges can be read now; asked again when a location has expired."""
+        ...
+
+
+class ChunkReader(Protocol):
+    """Anything chunks can be read from: a mirror, a peer, a store."""
+
+    def read_into(self, digest: Digest, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the chunk, which is exactly as long. Blocking; called from byte threads.
+
+        Raises:
+            BdnError: NotFoundError when this reader does not hold it, a transient error when it may later.
+                The buffer's content is then undefined.
+        """
+        ...
+
+
+class ChunkStore(Protocol):
+    """Where mirrored chunks rest. Blocking; called from byte threads."""
+
+    def put(self, digest: Digest, content: Buffer) -> None:
+        """Make the chunk durable under its name. An existing one is left as it is. Nothing partial is ever visible."""
+        ...
+
+    def open(self, digest: Digest) -> BinaryIO:
+        """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held."""
+        ...
+
+    def delete(self, digest: Digest) -> None:
+        """Remove the chunk; removing an absent one changes nothing."""
+        ...
