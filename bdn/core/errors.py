@@ -7,7 +7,7 @@ signed URL. HTTP statuses live in ``bdn.wire.errors`` alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from bdn.core.sizes import format_size
@@ -15,6 +15,7 @@ from bdn.core.sizes import format_size
 Fact = str | int | float | bool | None | list[str]
 
 
+@dataclass(eq=False)
 class BdnError(Exception):
     """The root of the tree. Subclasses are dataclasses whose fields are the facts."""
 
@@ -24,7 +25,7 @@ class BdnError(Exception):
     def details(self) -> dict[str, Fact]:
         """The facts as plain JSON values, for the error document."""
         facts: dict[str, Fact] = {}
-        for field in fields(self) if is_dataclass(self) else ():
+        for field in fields(self):
             value = getattr(self, field.name)
             facts[field.name] = list(value) if isinstance(value, tuple) else value
         return facts

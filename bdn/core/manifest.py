@@ -28,10 +28,10 @@ class FileEntry:
 
     def __post_init__(self) -> None:
         if normalise_path(self.path) != self.path:
-            msg = f"path {ascii(self.path)} is not normalised"
+            msg = f"path {self.path!a} is not normalised"
             raise UnsafePathError(msg)
         if self.size < 0 or (self.size == 0) != (self.digest == EMPTY):
-            msg = f"{ascii(self.path)}: size {self.size} does not fit digest {self.digest}"
+            msg = f"{self.path!a}: size {self.size} does not fit digest {self.digest}"
             raise ValueError(msg)
 
 

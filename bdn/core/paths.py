@@ -54,7 +54,7 @@ def check_tree(paths: Iterable[str]) -> None:
     files: set[str] = set()
     for path in paths:
         if path in files:
-            msg = f"path {ascii(path)} stands twice in the listing"
+            msg = f"path {path!a} stands twice in the listing"
             raise UnsafePathError(msg)
         files.add(path)
     folders: set[str] = set()
@@ -62,7 +62,7 @@ def check_tree(paths: Iterable[str]) -> None:
         folder = path.rpartition("/")[0]
         while folder and folder not in folders:
             if folder in files:
-                msg = f"path {ascii(folder)} is both a file and a folder"
+                msg = f"path {folder!a} is both a file and a folder"
                 raise UnsafePathError(msg)
             folders.add(folder)
             folder = folder.rpartition("/")[0]

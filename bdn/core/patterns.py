@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from bdn.core.errors import InvalidRequestError
 
@@ -27,6 +28,9 @@ class Patterns:
             if not pattern or pattern.startswith("/") or "\0" in pattern:
                 msg = f"pattern {pattern!r} is empty, absolute or holds a NUL; patterns are relative to the source"
                 raise InvalidRequestError(msg)
+
+
+EVERYTHING: Final = Patterns()
 
 
 @dataclass(frozen=True, slots=True)

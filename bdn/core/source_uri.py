@@ -1,4 +1,4 @@
-"""Where weights come from, as a user writes it: ``hf://owner/repo@revision``, ``s3://bucket/prefix``, …
+"""Where weights come from, as a user writes it, such as ``hf://owner/repo@revision`` or ``s3://bucket/prefix``.
 
 The messages follow ``truss`` where it has one, so that a user of both reads one language.
 """

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from bdn.core.errors import InvalidMountError, InvalidRequestError
-from bdn.core.patterns import Patterns
+from bdn.core.patterns import EVERYTHING, Patterns
 from bdn.core.source_uri import SourceUri
 
 
@@ -70,7 +70,7 @@ class WeightsSource:
 
     source: SourceUri
     mount_location: str
-    patterns: Patterns = Patterns()
+    patterns: Patterns = EVERYTHING
     auth: Auth | None = None
 
     def __post_init__(self) -> None:
