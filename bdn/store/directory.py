@@ -1,0 +1,91 @@
+"""Chunks as files below a directory: the embedded default.
+
+``chunks/aa/bb/<hex>`` holds whole chunks, read-only; ``incoming/`` holds what is being written. A chunk is written aside,
+synced, and appears under its name with one rename; the folder is synced before ``put`` returns. After a crash
+``incoming/`` holds rubbish that nobody refers to, and ``chunks/`` holds nothing but whole chunks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from bdn.core.digest import Digest
+from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.ports import Buffer
+
+
+class DirectoryStore:
+    """A ``ChunkStore`` in ``root``, which is made if it is absent. Safe for several processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self._chunks = root / "chunks"
+        self._incoming = root / "incoming"
+        self._names = (f"{os.getpid()}-{os.urandom(4).hex()}-{number}" for number in itertools.count())
+        try:
+            self._chunks.mkdir(parents=True, exist_ok=True)
+            self._incoming.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailableError(f"{root}: {error.strerror}") from error
+
+    def clear_incoming(self) -> None:
+        """Remove what a crash left half-written. Only while no other process writes here."""
+        for path in self._incoming.iterdir():
+            path.unlink(missing_ok=True)
+
+    def put(self, digest: Digest, content: Buffer) -> None:
+        """Write, sync, rename, sync the folder."""
+        target = self._chunks / digest.fanout
+        if target.exists():
+            return
+        partial = self._incoming / next(self._names)
+        try:
+            _write_synced(partial, content)
+            _make_folder(target.parent)
+            partial.rename(target)
+            _sync_folder(target.parent)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StoreUnavailableError(f"{self._chunks.parent}: {error.strerror or error}") from error
+
+    def open(self, digest: Digest) -> BinaryIO:
+        """The chunk's file."""
+        try:
+            return (self._chunks / digest.fanout).open("rb", buffering=0)
+        except FileNotFoundError:
+            raise NotFoundError(f"chunk {digest}") from None
+        except OSError as error:
+            raise StoreUnavailableError(f"{self._chunks.parent}: {error.strerror}") from error
+
+    def delete(self, digest: Digest) -> None:
+        """Unlink the chunk's file."""
+        (self._chunks / digest.fanout).unlink(missing_ok=True)
+
+
+def _write_synced(path: Path, content: Buffer) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its parents so that they survive a power cut."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

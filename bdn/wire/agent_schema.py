@@ -1,0 +1,84 @@
+"""Heartbeats: how agents report themselves, and what they get back."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from bdn.wire.eviction_schema import EvictCommand, EvictReport
+from bdn.wire.mirror_schema import Holding
+from bdn.wire.stage_schema import TierUse
+
+
+class Heartbeat(BaseModel):
+    """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has a command.
+
+    ``holdings`` is null when nothing changed since the last heartbeat that was answered.
+    """
+
+    node: Annotated[str, Field(min_length=1, max_length=256)]
+    cluster: Annotated[str, Field(min_length=1, max_length=256)]
+    boot_id: str
+    roles: list[str]
+    advertise: str | None
+    version: str
+    tiers: dict[str, TierUse]
+    holdings: list[Holding] | None
+    reports: list[EvictReport] = []
+    wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
+
+
+class Member(BaseModel):
+    """One agent of the cluster, as its peers see it."""
+
+    node: str
+    advertise: str | None
+    roles: list[str]
+
+
+class HeartbeatReply(BaseModel):
+    """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with."""
+
+    members: list[Member]
+    epoch: int
+    commands: list[EvictCommand]
+    public_keys: list[dict[str, Any]]
+    interval_seconds: float
+
+
+class Agent(BaseModel):
+    """One agent, as the mirror last heard of it."""
+
+    node: str
+    cluster: str
+    roles: list[str]
+    version: str
+    advertise: str | None
+    tiers: dict[str, TierUse]
+    last_heartbeat: datetime
+    alive: bool
+    manifests: int
+
+
+class Agents(BaseModel):
+    """All agents that were ever heard of and not forgotten."""
+
+    items: list[Agent]
+
+
+class Cluster(BaseModel):
+    """The agents of one cluster together."""
+
+    cluster: str
+    epoch: int
+    agents: int
+    agents_alive: int
+    tiers: dict[str, TierUse]
+
+
+class Clusters(BaseModel):
+    """All clusters."""
+
+    items: list[Cluster]

@@ -1,0 +1,83 @@
+"""Errors as documents and as HTTP statuses: the only place that knows both sides."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from bdn.core import errors
+from bdn.core.errors import BdnError
+
+STATUS: Final[dict[type[BdnError], int]] = {
+    errors.AuthRequiredError: 422,
+    errors.NotFoundError: 404,
+    errors.UnauthenticatedError: 401,
+    errors.GrantInvalidError: 403,
+    errors.GrantExpiredError: 403,
+    errors.InUseError: 409,
+    errors.CanceledError: 409,
+    errors.LimitExceededError: 413,
+    errors.CallerError: 422,
+    errors.UpstreamError: 502,
+    errors.CacheTooSmallError: 507,
+    errors.CacheFullError: 507,
+    errors.ServiceError: 503,
+    errors.InternalError: 500,
+    BdnError: 500,
+}
+
+
+class ErrorBody(BaseModel):
+    """What went wrong, for people (``message``) and programs (``code``, ``retryable``, ``details``)."""
+
+    code: str
+    message: str
+    retryable: bool
+    details: dict[str, errors.Fact] = {}
+
+
+class ErrorDocument(BaseModel):
+    """Every answer that is not a success has this form."""
+
+    error: ErrorBody
+
+
+class ReportedError(BdnError):
+    """An error that another of our programs reported; it keeps the code, the message and the facts."""
+
+    def __init__(self, body: ErrorBody) -> None:
+        super().__init__(body.message)
+        self.body = body
+        self.code = body.code  # type: ignore[misc] # the class attribute is a default; here every instance has its own
+        self.transient = body.retryable  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return self.body.message
+
+    def details(self) -> dict[str, errors.Fact]:
+        """The facts as they were reported."""
+        return self.body.details
+
+
+def status_of(error: BdnError) -> int:
+    """The status of the nearest listed ancestor, so that a new error needs no edit here."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def body_of(error: BdnError) -> ErrorBody:
+    """The document's inside, as it is stored, sent and printed."""
+    return ErrorBody(code=error.code, message=str(error), retryable=error.transient, details=error.details())
+
+
+def document_of(error: BdnError) -> dict[str, Any]:
+    """The whole document, ready for JSON."""
+    return ErrorDocument(error=body_of(error)).model_dump()
+
+
+def error_from(status: int, content: bytes) -> BdnError:
+    """The error that an answer of one of our services reports, or an internal one when it reports none."""
+    try:
+        return ReportedError(ErrorDocument.model_validate_json(content).error)
+    except ValueError:
+        return errors.InternalError(f"unexpected answer {status}: {content[:200]!r}")

@@ -1,0 +1,90 @@
+"""Evictions across tiers: the selector, and what went or was refused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+
+from bdn.core.errors import InvalidRequestError
+from bdn.wire.errors import ErrorBody
+
+Tier = Literal["node", "cluster", "mirror"]
+EvictionStatus = Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
+
+
+class EvictionRequest(BaseModel):
+    """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
+
+    ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: StrictStr | None = None
+    manifest: StrictStr | None = None
+    job: StrictStr | None = None
+    lru_bytes: Annotated[int, Field(gt=0)] | None = None
+    all: StrictBool = False
+    tier: Tier | None = None
+    cluster: StrictStr | None = None
+    node: StrictStr | None = None
+    dry_run: StrictBool = False
+    force: StrictBool = False
+
+    def check(self) -> None:
+        """Refuse a selector that says nothing or several things."""
+        given = [name for name in ("source", "manifest", "job", "lru_bytes") if getattr(self, name) is not None]
+        if self.all:
+            given.append("all")
+        if len(given) != 1:
+            msg = f"select by exactly one of source, manifest, job, lru_bytes and all, not by {given or 'nothing'}"
+            raise InvalidRequestError(msg)
+
+
+class EvictedItem(BaseModel):
+    """One manifest on one tier: evicted (planned, in a dry run), or refused because of its holders."""
+
+    tier: Tier
+    cluster: str | None = None
+    node: str | None = None
+    manifest: str
+    sources: list[str] = []
+    bytes: int
+    refused: bool = False
+    holders: list[str] = []
+
+
+class Eviction(BaseModel):
+    """A recorded eviction. ``bytes_freed`` is what a dry run would free."""
+
+    id: str
+    status: EvictionStatus
+    created_at: datetime
+    completed_at: datetime | None = None
+    request: EvictionRequest
+    items: list[EvictedItem] = []
+    unreachable: list[str] = []
+    bytes_freed: int = 0
+    error: ErrorBody | None = None
+
+
+class EvictCommand(BaseModel):
+    """What the mirror asks an agent to evict. Sources are resolved to manifests by the mirror."""
+
+    id: str
+    manifests: list[str] | None = None
+    job: str | None = None
+    lru_bytes: int | None = None
+    all: bool = False
+    dry_run: bool = False
+    force: bool = False
+
+
+class EvictReport(BaseModel):
+    """An agent's answer to one command."""
+
+    id: str
+    items: list[EvictedItem] = []
+    error: ErrorBody | None = None

@@ -1,0 +1,95 @@
+"""Grants as signed tokens (JWT, Ed25519): made by the mirror, verified by agents without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from jwt.algorithms import OKPAlgorithm
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import GrantExpiredError, GrantInvalidError
+from bdn.core.grant import AUDIENCE, Grant, GrantedMount
+
+ISSUER: Final = "bdn-mirror"
+_ALGORITHM: Final = "EdDSA"  # RFC 8037
+
+
+def new_signing_key() -> bytes:
+    """A fresh private key, PEM."""
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+class GrantSigner:
+    """Signs grants with one private key (PEM, PKCS 8)."""
+
+    def __init__(self, private_key: bytes) -> None:
+        key = serialization.load_pem_private_key(private_key, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            msg = "the signing key is not an Ed25519 private key"
+            raise TypeError(msg)
+        self._key = key
+        public = OKPAlgorithm.to_jwk(key.public_key(), as_dict=True)
+        self.key_id = digest_of(json.dumps(public, sort_keys=True).encode()).hex[:16]
+        self.public_key: dict[str, Any] = {**public, "kid": self.key_id, "alg": _ALGORITHM, "use": "sig"}
+
+    def sign(self, grant: Grant) -> str:
+        """The token."""
+        mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in grant.mounts]
+        claims = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "org": grant.organisation,
+            "mounts": mounts,
+            "exp": int(grant.expires_at),
+        }
+        return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"kid": self.key_id})
+
+
+class UnknownKeyError(GrantInvalidError):
+    """The token is signed with a key that this verifier does not know; newer keys may be had from the mirror."""
+
+
+class GrantVerifier:
+    """Verifies tokens against public keys (JWK)."""
+
+    def __init__(self, public_keys: Iterable[dict[str, Any]]) -> None:
+        self.public_keys = list(public_keys)
+        self._keys = {str(key["kid"]): jwt.PyJWK(key) for key in self.public_keys}
+
+    def verify(self, token: str, *, now: float) -> Grant:
+        """The grant, when it is signed by a known key and not expired at ``now`` (seconds since the epoch).
+
+        Raises:
+            UnknownKeyError: signed with another key.
+            GrantInvalidError: not a grant, or altered.
+            GrantExpiredError: its time is over.
+        """
+        try:
+            key_id = jwt.get_unverified_header(token).get("kid", "")
+            if key_id not in self._keys:
+                raise UnknownKeyError("it is signed with a key that this agent does not know")
+            claims = jwt.decode(
+                token,
+                self._keys[key_id],
+                algorithms=[_ALGORITHM],
+                audience=AUDIENCE,
+                issuer=ISSUER,
+                options={"require": ["exp", "org", "mounts"], "verify_exp": False},
+            )
+            mounts = tuple(
+                GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
+            )
+            grant = Grant(str(claims["org"]), mounts, float(claims["exp"]))
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise GrantInvalidError(str(error) or type(error).__name__) from error
+        if grant.expires_at <= now:
+            raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
+        return grant

@@ -1,0 +1,131 @@
+"""Mirrors, plans, manifests' layouts: what the mirror service answers (CONTRACT section 2)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel
+
+from bdn.core.digest import Digest
+from bdn.core.layout import FileLayout
+from bdn.wire.errors import ErrorBody
+
+MirrorStatus = Literal["PENDING", "SYNCING", "READY", "FAILED", "CANCELED"]
+TERMINAL: frozenset[MirrorStatus] = frozenset({"READY", "FAILED", "CANCELED"})
+
+
+class MirrorSource(BaseModel):
+    """One source of a mirror. ``bytes_transferred`` counts bytes read from the upstream."""
+
+    source: str
+    mount_location: str
+    status: MirrorStatus
+    resolved_revision: str | None = None
+    manifest: str | None = None
+    files_total: int | None = None
+    bytes_total: int | None = None
+    bytes_transferred: int = 0
+    bytes_reused: int = 0
+    warnings: list[str] = []
+    error: ErrorBody | None = None
+
+
+class Mirror(BaseModel):
+    """A request to mirror sources, and how far it is. ``grant`` is there once it is READY."""
+
+    id: str
+    status: MirrorStatus
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    files_total: int | None = None
+    bytes_total: int | None = None
+    bytes_transferred: int = 0
+    bytes_reused: int = 0
+    bytes_per_second: float | None = None
+    eta_seconds: float | None = None
+    grant: str | None = None
+    error: ErrorBody | None = None
+    sources: list[MirrorSource]
+
+
+class MirrorPage(BaseModel):
+    """Mirrors, newest first."""
+
+    items: list[Mirror]
+    next_cursor: str | None = None
+
+
+class PlannedSource(BaseModel):
+    """What mirroring one source would do."""
+
+    source: str
+    mount_location: str
+    resolved_revision: str | None
+    files: int
+    bytes: int
+    bytes_to_transfer: int
+    bytes_reused: int
+    warnings: list[str] = []
+
+
+class Plan(BaseModel):
+    """The answer to a dry run. Nothing was written."""
+
+    sources: list[PlannedSource]
+    files: int
+    bytes: int
+    bytes_to_transfer: int
+    bytes_reused: int
+
+
+class FileLayoutBody(BaseModel):
+    """The chunks of one file, in order."""
+
+    digest: str
+    size: int
+    chunks: list[str]
+
+    def to_core(self) -> FileLayout:
+        """Checked: the chunks make up the file's digest. ``ValueError`` when they do not."""
+        return FileLayout(Digest.parse(self.digest), self.size, tuple(Digest.parse(chunk) for chunk in self.chunks))
+
+
+class LayoutBody(BaseModel):
+    """Where a manifest's bytes lie: every distinct content once.
+
+    ``data_port`` is where the data plane serves the chunks, on the host that answered; null means on this port.
+    """
+
+    manifest: str
+    data_port: int | None
+    files: list[FileLayoutBody]
+
+
+class Holding(BaseModel):
+    """A manifest that some tier holds. ``held_by`` names stages' jobs; ``last_used`` is in seconds since the epoch."""
+
+    manifest: str
+    bytes: int
+    complete: bool = True
+    last_used: float | None = None
+    sources: list[str] = []
+    held_by: list[str] = []
+
+
+class HeldManifest(BaseModel):
+    """One manifest and everywhere it is held."""
+
+    manifest: str
+    sources: list[str]
+    files_total: int | None
+    bytes_total: int | None
+    mirror: bool
+    nodes: dict[str, Holding]
+
+
+class HeldManifests(BaseModel):
+    """What is held where."""
+
+    items: list[HeldManifest]

@@ -1,0 +1,96 @@
+"""Stages and the cache: what the agent's control API takes and answers (CONTRACT section 3)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+
+from bdn.wire.errors import ErrorBody
+from bdn.wire.mirror_schema import Holding
+
+StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
+TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
+ViewKind = Literal["hardlink", "reflink", "copy"]
+ExposureKind = Literal["bind", "symlink", "none"]
+
+
+class StageRequest(BaseModel):
+    """Make a grant's files appear on this node for a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job_id: Annotated[StrictStr, Field(min_length=1, max_length=256)]
+    grant: Annotated[StrictStr, Field(min_length=1)]
+    ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    wait: StrictBool = False
+
+
+class RenewRequest(BaseModel):
+    """A new time to live, counted from now; null means until the stage is released."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+
+
+class BytesFrom(BaseModel):
+    """Where a mount's bytes came from: this node's cache, the cluster's ring, the mirror."""
+
+    node: int = 0
+    cluster: int = 0
+    mirror: int = 0
+
+
+class StageMount(BaseModel):
+    """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY."""
+
+    mount_location: str
+    path: str
+    manifest: str
+    source: str
+    view: ViewKind | None = None
+    view_reason: str | None = None
+    exposure: ExposureKind | None = None
+    files_total: int | None = None
+    bytes_total: int | None = None
+    bytes_done: int = 0
+    bytes_from: BytesFrom = BytesFrom()
+
+
+class Stage(BaseModel):
+    """The files of a job on this node, and how far they are."""
+
+    id: str
+    job_id: str
+    state: StageState
+    created_at: datetime
+    ready_at: datetime | None = None
+    expires_at: datetime | None = None
+    mounts: list[StageMount]
+    bytes_per_second: float | None = None
+    eta_seconds: float | None = None
+    error: ErrorBody | None = None
+
+
+class Stages(BaseModel):
+    """All stages that the agent knows, newest first."""
+
+    items: list[Stage]
+
+
+class TierUse(BaseModel):
+    """The space of one tier, in bytes. ``leased`` is part of committed and reserved."""
+
+    budget: int
+    committed: int
+    reserved: int
+    leased: int
+
+
+class Cache(BaseModel):
+    """What this node's cache holds, least recently used first."""
+
+    tiers: dict[str, TierUse]
+    manifests: list[Holding]

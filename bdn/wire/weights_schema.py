@@ -1,0 +1,123 @@
+"""``WeightsSource`` on the wire: the names and both dump forms of ``truss_train`` (unset fields absent or null)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from bdn.core.errors import InvalidRequestError
+from bdn.core.patterns import Patterns
+from bdn.core.source_uri import parse_source
+from bdn.core.weights import Auth, AuthMethod, WeightsSource, check_mounts, normalise_mount
+
+
+class AuthBody(BaseModel):
+    """How to sign in to a source; each method has fields of its own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    auth_method: StrictStr
+    auth_secret_name: StrictStr | None = None
+    aws_oidc_role_arn: StrictStr | None = None
+    aws_oidc_region: StrictStr | None = None
+    gcp_oidc_service_account: StrictStr | None = None
+    gcp_oidc_workload_id_provider: StrictStr | None = None
+    aws_assume_role_arn: StrictStr | None = None
+    aws_assume_role_region: StrictStr | None = None
+
+    def to_core(self) -> Auth:
+        """The checked value; ``InvalidRequestError`` names what is missing or too much."""
+        try:
+            method = AuthMethod(self.auth_method.upper())
+        except ValueError:
+            known = ", ".join(AuthMethod)
+            msg = f"auth_method {self.auth_method!r} is not supported. Supported auth methods: {known}"
+            raise InvalidRequestError(msg) from None
+        given = self.model_dump(exclude={"auth_method"}, exclude_none=True)
+        return Auth(method, {name: value for name, value in given.items() if value})
+
+
+class WeightsSourceBody(BaseModel):
+    """One source of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["hf://org/model@main"])]
+    mount_location: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["/app/models/model"])]
+    auth: AuthBody | None = None
+    auth_secret_name: StrictStr | None = None
+    allow_patterns: list[StrictStr] | None = None
+    ignore_patterns: list[StrictStr] | None = None
+
+    def to_core(self) -> WeightsSource:
+        """The checked value.
+
+        Raises:
+            CallerError: INVALID_SOURCE, INVALID_MOUNT or INVALID_REQUEST.
+        """
+        return WeightsSource(
+            parse_source(self.source),
+            normalise_mount(self.mount_location),
+            Patterns(tuple(self.allow_patterns or ()), tuple(self.ignore_patterns or ())),
+            self._auth(),
+        )
+
+    def _auth(self) -> Auth | None:
+        if self.auth is None:
+            name = self.auth_secret_name
+            return Auth(AuthMethod.CUSTOM_SECRET, {"auth_secret_name": name}) if name else None
+        if self.auth_secret_name:
+            both = self.auth.auth_secret_name is not None
+            place = (
+                "both at the top level and in auth section. Please use only one location."
+                if both
+                else "together with auth"
+            )
+            msg = f"auth_secret_name cannot be specified {place}"
+            raise InvalidRequestError(msg)
+        return self.auth.to_core()
+
+
+class TrainingJobBody(BaseModel):
+    """The part of a truss training job that concerns us; everything else in it is none of our business."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    weights: list[WeightsSourceBody]
+
+
+class MirrorRequestBody(BaseModel):
+    """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weights: list[WeightsSourceBody] | None = None
+    training_job: TrainingJobBody | None = None
+
+    def sources(self) -> tuple[WeightsSource, ...]:
+        """The checked sources, at least one, with mounts that are neither equal nor nested."""
+        if (self.weights is None) == (self.training_job is None):
+            msg = 'send either "weights" or "training_job"'
+            raise InvalidRequestError(msg)
+        bodies = self.weights if self.weights is not None else self.training_job.weights if self.training_job else []
+        if not bodies:
+            msg = "weights is empty; name at least one source"
+            raise InvalidRequestError(msg)
+        sources = tuple(body.to_core() for body in bodies)
+        check_mounts([source.mount_location for source in sources])
+        return sources
+
+
+def body_from(source: WeightsSource) -> WeightsSourceBody:
+    """The wire form of a checked source: what is stored with a mirror, and what clients send."""
+    auth = None
+    if source.auth:
+        auth = AuthBody.model_validate({"auth_method": source.auth.method.value, **source.auth.fields})
+    return WeightsSourceBody(
+        source=str(source.source),
+        mount_location=source.mount_location,
+        auth=auth,
+        allow_patterns=list(source.patterns.allow) or None,
+        ignore_patterns=list(source.patterns.ignore) or None,
+    )
