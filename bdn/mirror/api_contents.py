@@ -1,0 +1,113 @@
+"""``/manifests`` and ``/chunks``: what is held and the bytes themselves. Agents prefer the data plane for chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from bdn.core.chunk import ByteRange
+from bdn.core.digest import Digest
+from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.mirror.access import Access
+from bdn.mirror.database import Database
+from bdn.mirror.holdings import Holdings
+from bdn.mirror.repository import contents
+from bdn.mirror.shelf import StoreShelf
+from bdn.wire.mirror_schema import FileLayoutBody, HeldManifests, LayoutBody
+from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON
+from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
+from bdn.wire.service import Bearer
+
+_PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
+
+
+@dataclass(frozen=True)
+class ContentsService:
+    """What the routes need."""
+
+    database: Database
+    access: Access
+    shelf: StoreShelf
+    holdings: Holdings
+    data_port: int | None
+
+
+def build_contents_router(service: ContentsService) -> APIRouter:
+    """The routes for any such service."""
+    router = APIRouter(tags=["contents"])
+
+    @router.get("/manifests", summary="What is held where")
+    async def held(bearer: Bearer) -> HeldManifests:
+        return await service.holdings.held(service.access.caller(bearer).organisation)
+
+    @router.get("/manifests/{digest}", summary="The canonical manifest")
+    async def manifest(digest: str, bearer: Bearer) -> Response:
+        name = _digest(digest)
+        await service.access.check_manifest(bearer, name)
+        async with service.database.write() as session:
+            row = await contents.manifest(session, name.hex)
+            await contents.touch(session, [name.hex], time.time())
+        if row is None:
+            raise NotFoundError(f"manifest {name}")
+        return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
+
+    @router.get("/manifests/{digest}/layout", summary="Where the manifest's bytes lie")
+    async def layout(digest: str, bearer: Bearer) -> LayoutBody:
+        name = _digest(digest)
+        await service.access.check_manifest(bearer, name)
+        async with service.database.read() as session:
+            layouts = await contents.layouts(session, name.hex)
+        if not layouts:
+            raise NotFoundError(f"manifest {name}")
+        files = [
+            FileLayoutBody.model_construct(
+                digest=str(file.digest), size=file.size, chunks=[str(chunk) for chunk in file.chunks]
+            )
+            for file in layouts
+        ]
+        return LayoutBody.model_construct(manifest=str(name), data_port=service.data_port, files=files)
+
+    @router.api_route("/chunks/{digest}", methods=["GET", "HEAD"], summary="A chunk's bytes, or a range of them")
+    async def chunk(digest: str, request: Request, bearer: Bearer) -> Response:
+        name = _digest(digest)
+        await service.access.check_chunk(bearer, name)
+        opened = await asyncio.to_thread(service.shelf.open_chunk, name)
+        headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
+        try:
+            part = parse_range(request.headers.get("range"), opened.size)
+        except UnsatisfiableRangeError:
+            opened.file.close()
+            return Response(status_code=416, headers={"Content-Range": f"bytes */{opened.size}"})
+        wanted = part or ByteRange(0, opened.size)
+        headers["Content-Length"] = str(wanted.size)
+        if part is not None:
+            headers["Content-Range"] = format_content_range(part, opened.size)
+        status = 200 if part is None else 206
+        if request.method == "HEAD":
+            opened.file.close()
+            return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
+        return StreamingResponse(_pieces(opened.file, wanted), status, headers, MEDIA_CHUNK)
+
+    return router
+
+
+async def _pieces(file: BinaryIO, wanted: ByteRange) -> AsyncIterator[bytes]:
+    with file:
+        file.seek(wanted.start)
+        left = wanted.size
+        while left and (piece := await asyncio.to_thread(file.read, min(left, _PIECE))):
+            left -= len(piece)
+            yield piece
+
+
+def _digest(text: str) -> Digest:
+    try:
+        return Digest.parse(text)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error

@@ -1,0 +1,153 @@
+"""The mirror, put together: upstreams → copier → store and database → API and data plane."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.core.layout import FileLayout
+from bdn.mirror.access import Access
+from bdn.mirror.api_contents import ContentsService, build_contents_router
+from bdn.mirror.api_control import Probes, build_control_router
+from bdn.mirror.api_mirrors import build_mirrors_router
+from bdn.mirror.copier import Copier
+from bdn.mirror.database import Database
+from bdn.mirror.evictions import Evictions
+from bdn.mirror.flights import Flights
+from bdn.mirror.holdings import Holdings
+from bdn.mirror.ingest import Ingest
+from bdn.mirror.keys import load_signer
+from bdn.mirror.membership import Membership
+from bdn.mirror.metrics import Metrics
+from bdn.mirror.repository import mirrors
+from bdn.mirror.requests import MirrorRequests
+from bdn.mirror.secrets import Secrets
+from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.shelf import StoreShelf
+from bdn.mirror.store_eviction import StoreEviction
+from bdn.mirror.store_opener import open_store
+from bdn.mirror.survey import Surveyor
+from bdn.mirror.views import MirrorViews
+from bdn.mirror.watch import Watch
+from bdn.mirror.worker import Worker
+from bdn.sources.settings import UpstreamSettings
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.ranged import RangedReader
+from bdn.transfer.retrying import Retrier
+from bdn.wire.chunk_server import ChunkServer
+from bdn.wire.grants import GrantVerifier
+from bdn.wire.service import new_service
+
+_UPSTREAM_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class MirrorService:
+    """A running mirror: the worker works and the data plane serves; ``api`` is ready for an HTTP server."""
+
+    api: FastAPI
+    requests: MirrorRequests
+    data_port: int | None
+
+
+@asynccontextmanager
+async def open_mirror(
+    settings: MirrorSettings, *, serve: bool = True, work: bool = True
+) -> AsyncIterator[MirrorService]:
+    """Everything the mirror is made of, in the order of the picture in ARCHITECTURE, until the block ends."""
+    check_binding(settings)
+    async with AsyncExitStack() as stack:
+        # what it remembers
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        if settings.is_embedded:
+            stack.enter_context(single_process(settings.data_dir))
+        database = Database(settings.effective_database_url)
+        stack.push_async_callback(database.close)
+        if settings.is_embedded:
+            await database.migrate()
+            async with database.write() as session:
+                await mirrors.release_claims(session)
+        else:
+            await database.check_version()
+        store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
+        watch = Watch()
+        metrics = Metrics(database)
+
+        # upstream → store
+        connections = stack.enter_context(closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS)))
+        threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
+        retrier = Retrier()
+        stack.callback(retrier.stop.set)
+        copier = Copier(store, RangedReader(connections), threads, retrier)
+        surveyor = Surveyor(
+            database,
+            Secrets(settings.secrets_dir),
+            UpstreamSettings.from_environment(os.environ),
+            ambient_credentials=settings.auth == "off",
+            limit_files=settings.limit_files,
+            limit_bytes=settings.limit_bytes,
+        )
+        ingest = Ingest(database, surveyor, copier, Flights[FileLayout]())
+        store_eviction = StoreEviction(database, store, watch)
+        if work:
+            await store_eviction.sweep()
+            await stack.enter_async_context(
+                Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc).running()
+            )
+
+        # store → agents
+        signer = load_signer(settings.data_dir)
+        token = settings.token if settings.auth == "token" else None
+        access = Access(token, GrantVerifier([signer.public_key]), database)
+        shelf = StoreShelf(store, access, asyncio.get_running_loop())
+        data_port = None
+        if serve:
+            data_plane = ChunkServer(shelf, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc)
+            stack.enter_context(closing(data_plane))
+            data_plane.start()
+            data_port = data_plane.port
+
+        # the API
+        requests = MirrorRequests(database, surveyor, MirrorViews(database, signer, settings.grant_seconds), watch)
+        evictions = Evictions(database, store_eviction, watch)
+        membership = Membership(database, evictions, signer, watch)
+        api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
+        api.include_router(build_mirrors_router(requests, access))
+        api.include_router(
+            build_contents_router(ContentsService(database, access, shelf, Holdings(database), data_port))
+        )
+        api.include_router(build_control_router(evictions, membership, access))
+        api.include_router(Probes(database, store, metrics).router())
+        yield MirrorService(api, requests, data_port)
+
+
+def check_binding(settings: MirrorSettings) -> None:
+    """Without authentication a service is for this machine alone."""
+    if settings.auth == "token" and not settings.token:
+        raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
+    if settings.auth == "off" and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
+
+
+@contextmanager
+def single_process(data_dir: Path) -> Iterator[None]:
+    """The embedded database is one process's: a second one is told so. The kernel drops the lock with the process."""
+    with (data_dir / "mirror.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise InUseError(str(data_dir), (f"another mirror (process {lock.read().strip() or 'unknown'})",)) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield

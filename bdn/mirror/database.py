@@ -1,0 +1,127 @@
+"""The mirror's database: SQLite embedded, PostgreSQL in production; sessions that say whether they write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NewType
+
+from sqlalchemy import event, text
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from bdn.core.errors import StoreUnavailableError
+
+HEAD: Final = "0001"  # the newest migration; a test compares it with the folder
+MIGRATIONS: Final = Path(__file__).parents[2] / "migrations"
+
+ReadSession = NewType("ReadSession", AsyncSession)
+WriteSession = NewType("WriteSession", ReadSession)
+
+
+class DatabaseNotMigratedError(StoreUnavailableError):
+    """The schema is not the one that this version needs."""
+
+
+class Database:
+    """One engine. Sessions are short: opened for one unit of work, committed or rolled back at the end of the block."""
+
+    def __init__(self, url: str) -> None:
+        self._is_sqlite = url.startswith("sqlite")
+        self._engine = create_async_engine(url, **({} if self._is_sqlite else {"pool_size": 10, "max_overflow": 20}))
+        self._writing = self._engine.execution_options(bdn_write=True)
+        # SQLite has one writer. Waiting for it here is fair and cheap; waiting in SQLite is polling.
+        self._sqlite_writer = asyncio.Lock()
+        if self._is_sqlite:
+            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
+            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[ReadSession]:
+        """A consistent look; nothing is ever committed."""
+        with _mapped_errors():
+            async with AsyncSession(self._engine, expire_on_commit=False) as session:
+                yield ReadSession(session)
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[WriteSession]:
+        """One transaction: committed when the block ends, rolled back when it raises."""
+        with _mapped_errors():
+            if self._is_sqlite:
+                async with (
+                    self._sqlite_writer,
+                    AsyncSession(self._writing, expire_on_commit=False) as session,
+                    session.begin(),
+                ):
+                    yield WriteSession(ReadSession(session))
+            else:
+                async with AsyncSession(self._writing, expire_on_commit=False) as session, session.begin():
+                    yield WriteSession(ReadSession(session))
+
+    async def version(self) -> str | None:
+        """The migration that the schema is at; None for an empty database."""
+        async with self._engine.connect() as connection:
+            try:
+                return (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
+            except DBAPIError:
+                return None
+
+    async def check_version(self) -> None:
+        """Refuse to work on a schema of another version."""
+        version = await self.version()
+        if version != HEAD:
+            raise DatabaseNotMigratedError(
+                f"the database is at migration {version}, this version needs {HEAD}; run 'bdn migrate'"
+            )
+
+    async def migrate(self) -> None:
+        """Bring the schema to this version with the real migrations. Cheap when it is there already."""
+        if await self.version() == HEAD:
+            return
+        async with self._engine.begin() as connection:
+            await connection.run_sync(_upgrade)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+
+class _mapped_errors:  # noqa: N801 - reads like a function where it is used
+    """Database failures become ours, around the whole block."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # IntegrityError is the callers' own: two requests made the same row.
+        if isinstance(error, SQLAlchemyError) and not isinstance(error, IntegrityError):
+            raise StoreUnavailableError(
+                f"database: {type(error).__name__}: {error.args[0] if error.args else ''}"
+            ) from error
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command  # noqa: PLC0415 - 0.9 s to import, needed once in a database's life
+    from alembic.config import Config  # noqa: PLC0415
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's own connection
+    connection.isolation_level = None  # the driver must not begin transactions; we do, below
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins as a reader and writes later fails when another wrote meanwhile; IMMEDIATE waits instead.
+    immediate = connection.get_execution_options().get("bdn_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

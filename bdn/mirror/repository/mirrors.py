@@ -1,0 +1,198 @@
+"""Every statement about mirrors and their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, and_, exists, func, or_, select, update
+
+from bdn.mirror.database import ReadSession, WriteSession
+from bdn.mirror.tables import EvictionRow, Json, MirrorRow, MirrorSourceRow
+
+RUNNING = ("PENDING", "SYNCING")
+
+
+async def insert(session: WriteSession, mirror: MirrorRow, sources: Sequence[MirrorSourceRow]) -> None:
+    """A new mirror; ``IntegrityError`` when the same request runs already."""
+    session.add(mirror)
+    await session.flush()
+    session.add_all(sources)
+
+
+async def running(session: ReadSession, organisation: str, request_key: str) -> str | None:
+    """The id of the mirror that runs for the same request."""
+    query = select(MirrorRow.id).where(
+        MirrorRow.organisation == organisation, MirrorRow.request_key == request_key, MirrorRow.status.in_(RUNNING)
+    )
+    return (await session.execute(query)).scalar()
+
+
+async def get(
+    session: ReadSession, mirror_id: str, organisation: str
+) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
+    """A mirror of this organisation with its sources in order."""
+    found = await get_any(session, mirror_id)
+    return found if found is not None and found[0].organisation == organisation else None
+
+
+async def get_any(session: ReadSession, mirror_id: str) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
+    """A mirror of whatever organisation, for the worker."""
+    mirror = await session.get(MirrorRow, mirror_id)
+    return None if mirror is None else (mirror, (await _sources(session, [mirror_id]))[mirror_id])
+
+
+async def page(
+    session: ReadSession,
+    organisation: str,
+    *,
+    status: str | None,
+    source: str | None,
+    before: tuple[float, str] | None,
+    limit: int,
+) -> list[tuple[MirrorRow, list[MirrorSourceRow]]]:
+    """Newest first, strictly older than ``before`` (creation time and id)."""
+    query = select(MirrorRow).where(MirrorRow.organisation == organisation)
+    if status:
+        query = query.where(MirrorRow.status == status)
+    if source:
+        query = query.where(exists().where(MirrorSourceRow.mirror_id == MirrorRow.id, MirrorSourceRow.source == source))
+    if before:
+        moment, last_id = before
+        older = and_(MirrorRow.created_at == moment, MirrorRow.id < last_id)
+        query = query.where(or_(MirrorRow.created_at < moment, older))
+    query = query.order_by(MirrorRow.created_at.desc(), MirrorRow.id.desc()).limit(limit)
+    mirrors = list((await session.execute(query)).scalars())
+    sources = await _sources(session, [mirror.id for mirror in mirrors])
+    return [(mirror, sources[mirror.id]) for mirror in mirrors]
+
+
+async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str, list[MirrorSourceRow]]:
+    query = select(MirrorSourceRow).where(MirrorSourceRow.mirror_id.in_(mirror_ids)).order_by(MirrorSourceRow.position)
+    found: dict[str, list[MirrorSourceRow]] = {mirror_id: [] for mirror_id in mirror_ids}
+    for row in (await session.execute(query)).scalars():
+        found[row.mirror_id].append(row)
+    return found
+
+
+async def claim(session: WriteSession, worker: str, *, now: float, until: float) -> str | None:
+    """Take the oldest mirror that nobody works on. Not while an eviction deletes chunks: a copy could count on them."""
+    free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
+    candidate = (
+        select(MirrorRow.id)
+        .where(MirrorRow.status.in_(RUNNING), free, ~exists().where(EvictionRow.doomed.is_not(None)))
+        .order_by(MirrorRow.created_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    statement = (
+        update(MirrorRow)
+        .where(MirrorRow.id == candidate)
+        .values(claimed_by=worker, claim_expires_at=until, status="SYNCING")
+        .returning(MirrorRow.id)
+        .execution_options(synchronize_session=False)
+    )
+    mirror_id = (await session.execute(statement)).scalar()
+    if mirror_id is not None:
+        first = (
+            update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.started_at.is_(None)).values(started_at=now)
+        )
+        await session.execute(first)
+    return mirror_id
+
+
+async def renew_claim(session: WriteSession, mirror_id: str, worker: str, until: float) -> bool:
+    """Keep the claim; False when it was lost or the mirror is no longer running (somebody canceled it)."""
+    statement = (
+        update(MirrorRow)
+        .where(MirrorRow.id == mirror_id, MirrorRow.claimed_by == worker, MirrorRow.status == "SYNCING")
+        .values(claim_expires_at=until)
+    )
+    return _count(await session.execute(statement)) == 1
+
+
+async def release_claims(session: WriteSession, worker: str | None = None) -> None:
+    """Give claims back so that they can be taken at once: a worker's own, or all of them when only one process can be."""
+    statement = update(MirrorRow).where(MirrorRow.status == "SYNCING")
+    if worker:
+        statement = statement.where(MirrorRow.claimed_by == worker)
+    await session.execute(statement.values(claimed_by=None, claim_expires_at=None))
+
+
+async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
+    """Bring a running mirror to a terminal state; False when it is in one already, which then stays."""
+    statement = (
+        update(MirrorRow)
+        .where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING))
+        .values(status=status, completed_at=now, error=error, claimed_by=None, claim_expires_at=None)
+    )
+    if _count(await session.execute(statement)) == 0:
+        return False
+    if status == "CANCELED":
+        sources = update(MirrorSourceRow).where(
+            MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING)
+        )
+        await session.execute(sources.values(status="CANCELED"))
+    return True
+
+
+async def update_source(session: WriteSession, mirror_id: str, position: int, **values: Any) -> None:  # noqa: ANN401
+    """Set columns of one source."""
+    statement = update(MirrorSourceRow).where(
+        MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.position == position
+    )
+    await session.execute(statement.values(**values))
+
+
+async def any_running(session: ReadSession) -> list[str]:
+    """The mirrors that are being worked on."""
+    return list((await session.execute(select(MirrorRow.id).where(MirrorRow.status == "SYNCING"))).scalars())
+
+
+async def count_by_status(session: ReadSession) -> dict[str, int]:
+    """How many mirrors are in each status."""
+    query = select(MirrorRow.status, func.count()).group_by(MirrorRow.status)
+    return {status: count for status, count in (await session.execute(query)).all()}  # noqa: C416 - rows are not pairs
+
+
+async def manifests_of(session: ReadSession, organisation: str, source: str) -> list[str]:
+    """Manifests that were published for a source; without a revision, for all its revisions."""
+    wanted = or_(MirrorSourceRow.source == source, MirrorSourceRow.source.startswith(f"{source}@", autoescape=True))
+    query = (
+        select(MirrorSourceRow.manifest)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, wanted, MirrorSourceRow.manifest.is_not(None))
+        .distinct()
+    )
+    return [manifest for manifest in (await session.execute(query)).scalars() if manifest]
+
+
+async def sources_by_manifest(session: ReadSession, organisation: str) -> dict[str, list[str]]:
+    """For every manifest of an organisation, the sources that it was mirrored from."""
+    query = (
+        select(MirrorSourceRow.manifest, MirrorSourceRow.source)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest.is_not(None))
+        .distinct()
+        .order_by(MirrorSourceRow.source)
+    )
+    found: dict[str, list[str]] = {}
+    for manifest, source in (await session.execute(query)).all():
+        found.setdefault(str(manifest), []).append(source)
+    return found
+
+
+async def may_read(session: ReadSession, organisation: str, manifest: str) -> bool:
+    """Whether the manifest was published for this organisation."""
+    query = (
+        select(MirrorRow.id)
+        .join(MirrorSourceRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest == manifest)
+        .limit(1)
+    )
+    return (await session.execute(query)).scalar() is not None
+
+
+def _count(result: object) -> int:
+    return cast("CursorResult[Any]", result).rowcount

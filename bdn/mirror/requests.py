@@ -1,0 +1,160 @@
+"""Mirrors as their callers see them: asking for one, joining one that runs, watching it, canceling it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy.exc import IntegrityError
+
+from bdn.core.digest import digest_of
+from bdn.core.errors import NotFoundError
+from bdn.core.weights import WeightsSource
+from bdn.mirror.database import Database
+from bdn.mirror.repository import mirrors
+from bdn.mirror.survey import Survey, Surveyor
+from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.views import MirrorViews
+from bdn.mirror.watch import Watch
+from bdn.mirror.worker import NEW_WORK
+from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource
+from bdn.wire.weights_schema import body_from
+
+_LOOK_AGAIN_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True)
+class MirrorRequests:
+    """The service behind ``/mirror``."""
+
+    database: Database
+    surveyor: Surveyor
+    views: MirrorViews
+    watch: Watch
+
+    async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
+        """A new mirror, or the one that is running for the same request."""
+        bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
+        request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex
+        while True:
+            async with self.database.read() as session:
+                mirror_id = await mirrors.running(session, organisation, request_key)
+            if mirror_id is None:
+                mirror_id = await self._insert(sources, bodies, organisation, request_key)
+            if mirror_id is not None:
+                return await self.get(mirror_id, organisation)
+
+    async def _insert(
+        self, sources: Sequence[WeightsSource], bodies: list[dict[str, object]], organisation: str, request_key: str
+    ) -> str | None:
+        """The new mirror's id, or None when somebody else was faster with the same request."""
+        mirror_id = f"mir_{secrets.token_hex(12)}"
+        mirror = MirrorRow(
+            id=mirror_id, organisation=organisation, request_key=request_key, status="PENDING", created_at=time.time()
+        )
+        rows = [
+            MirrorSourceRow(
+                mirror_id=mirror_id,
+                position=position,
+                request=body,
+                source=str(source.source),
+                mount_location=source.mount_location,
+                status="PENDING",
+                warnings=[],
+            )
+            for position, (source, body) in enumerate(zip(sources, bodies, strict=True))
+        ]
+        try:
+            async with self.database.write() as session:
+                await mirrors.insert(session, mirror, rows)
+        except IntegrityError:
+            return None
+        self.watch.notify(NEW_WORK)
+        return mirror_id
+
+    async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
+        """What mirroring would do now. Writes nothing."""
+        planned: list[PlannedSource] = []
+        counted: set[str] = set()
+        for wanted in sources:
+            async with self.surveyor.open(wanted, organisation) as source:
+                planned.append(_planned(wanted, await self.surveyor.survey(wanted, source), counted))
+        return Plan(
+            sources=planned,
+            files=sum(source.files for source in planned),
+            bytes=sum(source.bytes for source in planned),
+            bytes_to_transfer=sum(source.bytes_to_transfer for source in planned),
+            bytes_reused=sum(source.bytes_reused for source in planned),
+        )
+
+    async def get(self, mirror_id: str, organisation: str) -> Mirror:
+        """The mirror now; ``NotFoundError`` also when it is another organisation's."""
+        async with self.database.read() as session:
+            found = await mirrors.get(session, mirror_id, organisation)
+        if found is None:
+            raise NotFoundError(f"mirror {mirror_id}")
+        return await self.views.of(*found)
+
+    async def page(
+        self,
+        organisation: str,
+        status: str | None,
+        source: str | None,
+        before: tuple[float, str] | None,
+        limit: int,
+    ) -> tuple[list[Mirror], tuple[float, str] | None]:
+        """Mirrors, newest first, and where the next page begins (None on the last one)."""
+        async with self.database.read() as session:
+            found = await mirrors.page(
+                session, organisation, status=status, source=source, before=before, limit=limit + 1
+            )
+        items = [await self.views.of(*row) for row in found[:limit]]
+        last = found[limit - 1][0] if len(found) > limit else None
+        return items, (last.created_at, last.id) if last else None
+
+    async def wait(self, mirror_id: str, organisation: str, seconds: float) -> Mirror:
+        """The mirror once it is in a terminal state, or when the time is over."""
+        deadline = time.monotonic() + seconds
+        mirror = await self.get(mirror_id, organisation)
+        while mirror.status not in TERMINAL and (left := deadline - time.monotonic()) > 0:
+            await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
+            mirror = await self.get(mirror_id, organisation)
+        return mirror
+
+    async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncIterator[Mirror]:
+        """The mirror at least once per interval, the last time in a terminal state."""
+        mirror = await self.get(mirror_id, organisation)
+        while mirror.status not in TERMINAL:
+            yield mirror
+            await self.watch.changed(mirror_id, interval_seconds)
+            mirror = await self.get(mirror_id, organisation)
+        yield mirror
+
+    async def cancel(self, mirror_id: str, organisation: str) -> Mirror:
+        """Stop it if it runs. What was stored stays and is not fetched again."""
+        await self.get(mirror_id, organisation)
+        async with self.database.write() as session:
+            await mirrors.finish(session, mirror_id, "CANCELED", now=time.time())
+        self.watch.notify(f"{mirror_id} canceled")
+        self.watch.notify(mirror_id)
+        return await self.get(mirror_id, organisation)
+
+
+def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
+    """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
+    missing = sum(file.size for file in survey.diff.missing if file.identity.key not in counted)
+    counted.update(file.identity.key for file in survey.diff.missing)
+    return PlannedSource(
+        source=str(wanted.source),
+        mount_location=wanted.mount_location,
+        resolved_revision=survey.resolution.revision,
+        files=len(survey.files),
+        bytes=survey.bytes_total,
+        bytes_to_transfer=missing,
+        bytes_reused=survey.bytes_total - missing,
+        warnings=list(survey.warnings),
+    )

@@ -1,0 +1,36 @@
+"""The store's chunks on the data plane."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import dataclass
+
+from bdn.core.digest import Digest
+from bdn.core.ports import ChunkStore
+from bdn.mirror.access import Access
+from bdn.wire.chunk_server import OpenChunk
+
+_ANSWER_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class StoreShelf:
+    """A ``ChunkShelf``. Its methods run in the data plane's threads; what they ask of the database runs on ``loop``."""
+
+    store: ChunkStore
+    access: Access
+    loop: asyncio.AbstractEventLoop
+
+    def authorize(self, bearer: str | None, digest: Digest) -> None:
+        """Refuse whoever has no token and no grant for this chunk."""
+        if self.access.token is None:
+            return
+        asyncio.run_coroutine_threadsafe(self.access.check_chunk(bearer, digest), self.loop).result(_ANSWER_SECONDS)
+
+    def open_chunk(self, digest: Digest) -> OpenChunk:
+        """The chunk as a file."""
+        file = self.store.open(digest)
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        return OpenChunk(file, 0, size)

@@ -1,0 +1,107 @@
+"""The mirror's own part of an eviction: rows first, then chunks, with a record between them that survives a crash.
+
+An object exists before a row says so; so, going away, the row goes first. Between the two no worker may begin a copy: it
+could find a doomed chunk in the store, count on it, and lose it. While ``doomed`` is set, nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from bdn.core.digest import Digest
+from bdn.core.ports import ChunkStore
+from bdn.mirror.database import Database, ReadSession
+from bdn.mirror.repository import agents, contents, evictions, mirrors
+from bdn.mirror.watch import Watch
+from bdn.mirror.worker import NEW_WORK
+from bdn.wire.eviction_schema import EvictCommand, EvictedItem
+
+
+@dataclass(frozen=True)
+class StoreEviction:
+    """Evicts manifests from the store, one eviction at a time."""
+
+    database: Database
+    store: ChunkStore
+    watch: Watch
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, command: EvictCommand, organisation: str) -> None:
+        """Plan, record and, unless it is a dry run, carry out."""
+        async with self._one, self.database.write() as session:
+            row = await evictions.get(session, command.id)
+            if row is None:
+                return
+            items = await self._plan(session, command, organisation)
+            row.items = [*row.items, *(item.model_dump() for item in items)]
+            victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
+            if not command.dry_run and victims:
+                gone = await contents.contents_only_named_by(session, victims)
+                await contents.remove(session, victims, list(gone))
+                chunks = {chunk for _, raw in gone.values() for chunk in contents.split_digests(raw)}
+                used = await contents.chunks_in_use(session, chunks)
+                row.doomed = [chunk.hex for chunk in chunks - used]
+        await self.sweep()
+
+    async def sweep(self) -> None:
+        """Delete what recorded evictions have doomed; also at start, for those that a crash interrupted."""
+        async with self.database.read() as session:
+            unswept = await evictions.unswept(session)
+        for row in unswept:
+            for digest in row.doomed or []:
+                await asyncio.to_thread(self.store.delete, Digest(digest))
+            async with self.database.write() as session:
+                fresh = await evictions.get(session, row.id)
+                if fresh is not None:
+                    fresh.doomed = None
+        if unswept:
+            self.watch.notify(NEW_WORK)
+
+    async def _plan(self, session: ReadSession, command: EvictCommand, organisation: str) -> list[EvictedItem]:
+        """What goes, and what is refused because a node leases it.
+
+        A running mirror is never robbed, forced or not: it would publish what is not there.
+        """
+        busy = await mirrors.any_running(session)
+        holders = await _holders(session)
+        items: list[EvictedItem] = []
+        chosen: list[str] = []
+        freed = 0
+        for digest in await self._candidates(session, command, organisation):
+            held_by = [f"mirror {mirror_id}" for mirror_id in busy] or holders.get(digest, [])
+            refused = bool(busy) or (bool(held_by) and not command.force)
+            if refused and command.lru_bytes is not None:
+                continue  # LRU passes over what is in use
+            only = await contents.contents_only_named_by(session, [*chosen, digest])
+            size = sum(content_size for content_size, _ in only.values()) - freed
+            items.append(
+                EvictedItem(tier="mirror", manifest=f"b3:{digest}", bytes=size, refused=refused, holders=held_by)
+            )
+            if not refused:
+                chosen.append(digest)
+                freed += size
+            if command.lru_bytes is not None and freed >= command.lru_bytes:
+                break
+        return items
+
+    @staticmethod
+    async def _candidates(session: ReadSession, command: EvictCommand, organisation: str) -> list[str]:
+        """The organisation's published manifests that the selector names, least recently used first."""
+        own = await mirrors.sources_by_manifest(session, organisation)
+        held = [digest for digest, *_ in await contents.manifests(session) if digest in own]
+        if command.manifests is None:
+            return held if command.all or command.lru_bytes is not None else []
+        wanted = {manifest.removeprefix("b3:") for manifest in command.manifests}
+        return [digest for digest in held if digest in wanted]
+
+
+async def _holders(session: ReadSession) -> dict[str, list[str]]:
+    """Who leases which manifest, from the agents' last heartbeats."""
+    found: dict[str, list[str]] = {}
+    for row in await agents.all_agents(session):
+        for holding in row.holdings:
+            if holding["held_by"]:
+                names = [f"{holder} on {row.node}" for holder in holding["held_by"]]
+                found.setdefault(holding["manifest"].removeprefix("b3:"), []).extend(names)
+    return found

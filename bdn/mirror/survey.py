@@ -1,0 +1,107 @@
+"""Resolve, list, select, diff: what mirroring a source would mean, by metadata alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from bdn.core.digest import Digest
+from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
+from bdn.core.paths import UnsafePathError, check_tree
+from bdn.core.patterns import hint_for, select
+from bdn.core.ports import Resolution, Source
+from bdn.core.source_uri import HuggingFaceUri
+from bdn.core.upstream import Diff, UpstreamFile, diff
+from bdn.core.weights import WeightsSource
+from bdn.mirror.database import Database
+from bdn.mirror.repository import contents
+from bdn.mirror.secrets import Secrets
+from bdn.sources.opener import open_source
+from bdn.sources.settings import UpstreamSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a source holds now, what of it is wanted, and what the store lacks."""
+
+    resolution: Resolution
+    files: tuple[UpstreamFile, ...]
+    diff: Diff
+    warnings: tuple[str, ...]
+
+    @property
+    def bytes_total(self) -> int:
+        """The size of the tree."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def bytes_missing(self) -> int:
+        """What has to be read from the upstream; equal identities are read once."""
+        return sum(file.size for file in self.diff.missing)
+
+
+@dataclass(frozen=True)
+class Surveyor:
+    """Opens sources and surveys them."""
+
+    database: Database
+    secrets: Secrets
+    upstreams: UpstreamSettings
+    ambient_credentials: bool
+    limit_files: int
+    limit_bytes: int
+
+    @asynccontextmanager
+    async def open(
+        self, wanted: WeightsSource, organisation: str, revision: str | None = None
+    ) -> AsyncIterator[Source]:
+        """The source with its credentials; ``revision`` pins one that was resolved before."""
+        uri = wanted.source
+        if revision is not None and isinstance(uri, HuggingFaceUri):
+            uri = replace(uri, revision=revision)
+        name = wanted.auth.secret_name if wanted.auth else None
+        secret = self.secrets.resolve(name) if name else None
+        async with open_source(
+            uri,
+            secret=secret,
+            organisation=organisation,
+            ambient_credentials=self.ambient_credentials,
+            settings=self.upstreams,
+        ) as source:
+            yield source
+
+    async def survey(self, wanted: WeightsSource, source: Source) -> Survey:
+        """Look at an open source.
+
+        Raises:
+            NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
+        """
+        resolution = await source.resolve()
+        listed: list[UpstreamFile] = []
+        async for file in source.list(resolution):
+            listed.append(file)
+            if len(listed) > self.limit_files:
+                raise LimitExceededError(f"files of {wanted.source}", len(listed), self.limit_files)
+        selection = select([file.path for file in listed], wanted.patterns)
+        if not selection.paths:
+            raise self._nothing_matched(wanted, [file.path for file in listed])
+        chosen = set(selection.paths)
+        files = tuple(file for file in listed if file.path in chosen)
+        try:
+            check_tree([file.path for file in files])
+        except UnsafePathError as error:
+            raise InvalidSourceError(str(wanted.source), str(error)) from error
+        if (total := sum(file.size for file in files)) > self.limit_bytes:
+            raise LimitExceededError(f"bytes of {wanted.source}", total, self.limit_bytes)
+        return Survey(resolution, files, diff(files, await self._known(files)), selection.warnings)
+
+    async def _known(self, files: tuple[UpstreamFile, ...]) -> dict[str, Digest]:
+        async with self.database.read() as session:
+            return await contents.known(session, list({file.identity.key for file in files}))
+
+    @staticmethod
+    def _nothing_matched(wanted: WeightsSource, paths: list[str]) -> NoFilesMatchedError:
+        hints = [hint_for(pattern, paths).removeprefix("; ") for pattern in wanted.patterns.allow]
+        hint = next((hint for hint in hints if hint), "")
+        return NoFilesMatchedError(str(wanted.source), len(paths), wanted.patterns.allow, wanted.patterns.ignore, hint)

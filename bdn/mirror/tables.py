@@ -1,0 +1,170 @@
+"""The mirror's tables. Times are seconds since the epoch; digests are the 64 hex digits; JSON columns hold wire forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, LargeBinary, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Json = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    """All tables."""
+
+    type_annotation_map = {float: Float(53), int: BigInteger, Json: JSON, list[Any]: JSON}  # noqa: RUF012 - declarative
+
+
+class MirrorRow(Base):
+    """A request, and who works on it. ``claim_expires_at`` is renewed by the worker; a dead one's claim runs out."""
+
+    __tablename__ = "mirrors"
+    __table_args__ = (
+        Index(
+            "ix_mirrors_one_running",
+            "organisation",
+            "request_key",
+            unique=True,
+            sqlite_where=text("status IN ('PENDING', 'SYNCING')"),
+            postgresql_where=text("status IN ('PENDING', 'SYNCING')"),
+        ),
+        Index("ix_mirrors_newest", "organisation", "created_at", "id"),
+        Index("ix_mirrors_status", "status"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    request_key: Mapped[str] = mapped_column(String(64))
+    status: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    completed_at: Mapped[float | None]
+    claimed_by: Mapped[str | None] = mapped_column(String(256))
+    claim_expires_at: Mapped[float | None]
+    error: Mapped[Json | None]
+
+
+class MirrorSourceRow(Base):
+    """One source of a mirror: the request as it was, and the outcome."""
+
+    __tablename__ = "mirror_sources"
+    __table_args__ = (Index("ix_mirror_sources_source", "source"), Index("ix_mirror_sources_manifest", "manifest"))
+
+    mirror_id: Mapped[str] = mapped_column(ForeignKey("mirrors.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    request: Mapped[Json]
+    source: Mapped[str]
+    mount_location: Mapped[str]
+    status: Mapped[str] = mapped_column(String(16))
+    resolved_revision: Mapped[str | None]
+    manifest: Mapped[str | None] = mapped_column(String(64))
+    files_total: Mapped[int | None]
+    bytes_total: Mapped[int | None]
+    bytes_transferred: Mapped[int] = mapped_column(default=0)
+    bytes_reused: Mapped[int] = mapped_column(default=0)
+    warnings: Mapped[list[Any]]
+    error: Mapped[Json | None]
+
+
+class ManifestRow(Base):
+    """A published manifest."""
+
+    __tablename__ = "manifests"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    canonical: Mapped[bytes] = mapped_column(LargeBinary)
+    files_total: Mapped[int]
+    bytes_total: Mapped[int]
+    created_at: Mapped[float]
+    last_used: Mapped[float]
+
+
+class ContentRow(Base):
+    """A file's bytes, complete in the store: ``chunks`` is the concatenation of the raw chunk digests."""
+
+    __tablename__ = "contents"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    size: Mapped[int]
+    chunks: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class ManifestContentRow(Base):
+    """Which contents a manifest names."""
+
+    __tablename__ = "manifest_contents"
+    __table_args__ = (Index("ix_manifest_contents_content", "content"),)
+
+    manifest: Mapped[str] = mapped_column(ForeignKey("manifests.digest", ondelete="CASCADE"), primary_key=True)
+    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True)
+
+
+class IdentityRow(Base):
+    """An upstream identity that maps to a content we computed. ``key`` hashes scope and parts."""
+
+    __tablename__ = "identities"
+    __table_args__ = (Index("ix_identities_content", "content"),)
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"))
+
+
+class CopiedChunkRow(Base):
+    """A chunk of a file that is still being copied, durable in the store: what a restarted worker does not fetch again."""
+
+    __tablename__ = "copied_chunks"
+
+    identity: Mapped[str] = mapped_column(String(64), primary_key=True)
+    chunk_index: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+
+
+class AgentRow(Base):
+    """An agent, as its last heartbeat described it."""
+
+    __tablename__ = "agents"
+
+    cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
+    node: Mapped[str] = mapped_column(String(256), primary_key=True)
+    boot_id: Mapped[str]
+    roles: Mapped[list[Any]]
+    advertise: Mapped[str | None]
+    version: Mapped[str]
+    tiers: Mapped[Json]
+    holdings: Mapped[list[Any]]
+    last_heartbeat: Mapped[float]
+
+
+class ClusterRow(Base):
+    """A cluster's membership: ``epoch`` grows whenever ``members`` changes."""
+
+    __tablename__ = "clusters"
+
+    cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
+    epoch: Mapped[int]
+    members: Mapped[list[Any]]
+
+
+class EvictionRow(Base):
+    """A recorded eviction.
+
+    ``pending`` names the agents (cluster/node) that have not answered; ``doomed`` the chunks that the mirror's own part
+    still has to delete. While ``doomed`` is not null no worker claims work.
+    """
+
+    __tablename__ = "evictions"
+    __table_args__ = (Index("ix_evictions_status", "status"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    status: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+    completed_at: Mapped[float | None]
+    request: Mapped[Json]
+    command: Mapped[Json]
+    items: Mapped[list[Any]]
+    pending: Mapped[list[Any]]
+    unreachable: Mapped[list[Any]]
+    doomed: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    error: Mapped[Json | None]

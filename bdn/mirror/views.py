@@ -1,0 +1,95 @@
+"""Rows as documents: a mirror with its rate, its estimate and, once READY, its grant."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from bdn.core.digest import Digest
+from bdn.core.grant import Grant, GrantedMount
+from bdn.mirror.database import Database
+from bdn.mirror.repository import contents
+from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from bdn.wire.errors import ErrorBody
+from bdn.wire.grants import GrantSigner
+from bdn.wire.mirror_schema import Mirror, MirrorSource
+
+
+def moment(seconds: float) -> datetime:
+    """A time of the database as it stands in documents."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+@dataclass(frozen=True)
+class MirrorViews:
+    """Makes documents. A grant is made anew for each look at a READY mirror and is never stored."""
+
+    database: Database
+    signer: GrantSigner
+    grant_seconds: int
+
+    async def of(self, row: MirrorRow, sources: list[MirrorSourceRow]) -> Mirror:
+        """The document of one mirror."""
+        known = [source for source in sources if source.bytes_total is not None]
+        complete = len(known) == len(sources)
+        bytes_total = sum(source.bytes_total or 0 for source in known) if complete else None
+        transferred = sum(source.bytes_transferred for source in sources)
+        reused = sum(source.bytes_reused for source in sources)
+        rate = self._rate(row, transferred)
+        left = None if bytes_total is None else max(0, bytes_total - transferred - reused)
+        return Mirror.model_validate(
+            {
+                "id": row.id,
+                "status": row.status,
+                "created_at": moment(row.created_at),
+                "started_at": row.started_at and moment(row.started_at),
+                "completed_at": row.completed_at and moment(row.completed_at),
+                "files_total": sum(source.files_total or 0 for source in known) if complete else None,
+                "bytes_total": bytes_total,
+                "bytes_transferred": transferred,
+                "bytes_reused": reused,
+                "bytes_per_second": rate,
+                "eta_seconds": left / rate if left is not None and rate and row.status == "SYNCING" else None,
+                "grant": await self._grant(row, sources) if row.status == "READY" else None,
+                "error": row.error,
+                "sources": [_source(source) for source in sources],
+            }
+        )
+
+    @staticmethod
+    def _rate(row: MirrorRow, transferred: int) -> float | None:
+        if row.started_at is None or not transferred:
+            return None
+        return transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
+
+    async def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow]) -> str | None:
+        """None when a manifest is no longer held: a grant for it would promise what nobody can deliver."""
+        digests = [source.manifest for source in sources if source.manifest]
+        async with self.database.read() as session:
+            if len(await contents.published(session, digests)) != len(set(digests)):
+                return None
+        mounts = tuple(
+            GrantedMount(source.mount_location, Digest(source.manifest), source.source)
+            for source in sources
+            if source.manifest
+        )
+        return self.signer.sign(Grant(row.organisation, mounts, time.time() + self.grant_seconds))
+
+
+def _source(row: MirrorSourceRow) -> MirrorSource:
+    return MirrorSource.model_validate(
+        {
+            "source": row.source,
+            "mount_location": row.mount_location,
+            "status": row.status,
+            "resolved_revision": row.resolved_revision,
+            "manifest": row.manifest and f"b3:{row.manifest}",
+            "files_total": row.files_total,
+            "bytes_total": row.bytes_total,
+            "bytes_transferred": row.bytes_transferred,
+            "bytes_reused": row.bytes_reused,
+            "warnings": row.warnings,
+            "error": row.error and ErrorBody.model_validate(row.error),
+        }
+    )

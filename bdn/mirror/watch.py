@@ -1,0 +1,39 @@
+"""Waiting for something to change, without asking the database all the time.
+
+Changes made in this process wake waiters at once; changes made by another process are seen when the caller looks again,
+because every wait has a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+
+class Watch:
+    """Topics are names such as a mirror's id. One event loop."""
+
+    def __init__(self) -> None:
+        self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    def notify(self, topic: str) -> None:
+        """Wake everybody who waits for this topic now."""
+        for event in self._waiters.pop(topic, ()):
+            event.set()
+
+    async def changed(self, topic: str, timeout_seconds: float) -> bool:
+        """Wait for a notification; False when the time ran out. What changed before the call is not noticed: look first."""
+        event = asyncio.Event()
+        self._waiters[topic].add(event)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            waiting = self._waiters.get(topic)
+            if waiting is not None:
+                waiting.discard(event)
+                if not waiting:
+                    del self._waiters[topic]
+        return True

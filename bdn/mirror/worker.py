@@ -1,0 +1,125 @@
+"""Takes mirrors from the database and works on them. Any number of workers; a killed one's mirrors are taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from bdn.core.errors import BdnError
+from bdn.core.groups import single_error
+from bdn.mirror.database import Database
+from bdn.mirror.ingest import Ingest
+from bdn.mirror.progress import Progress
+from bdn.mirror.repository import mirrors
+from bdn.mirror.watch import Watch
+from bdn.wire.errors import body_of
+
+logger = logging.getLogger(__name__)
+
+CLAIM_SECONDS: Final = 15.0
+RENEW_SECONDS: Final = 3.0
+FLUSH_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 1.0
+NEW_WORK: Final = "new work"
+
+
+class _ClaimLostError(Exception):
+    """Somebody canceled the mirror, or another worker took it over."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Works on up to ``jobs`` mirrors at once."""
+
+    database: Database
+    ingest: Ingest
+    watch: Watch
+    jobs: int
+    on_transferred: Callable[[int], None]
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work in the background until the block ends; then give unfinished mirrors back."""
+        try:
+            with single_error():
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._loop()) for _ in range(self.jobs)]
+                    yield
+                    for task in tasks:
+                        task.cancel()
+        finally:
+            async with self.database.write() as session:
+                await mirrors.release_claims(session, self.name)
+
+    async def _loop(self) -> None:
+        while True:
+            try:
+                mirror_id = await self._claim()
+                if mirror_id is not None:
+                    await self._work(mirror_id)
+                    continue
+            except BdnError as error:  # the database is away: wait for it, do not die of it
+                logger.warning("worker cannot reach its database", extra={"error": str(error)})
+            await self.watch.changed(NEW_WORK, POLL_SECONDS)
+
+    async def _claim(self) -> str | None:
+        now = time.time()
+        async with self.database.write() as session:
+            return await mirrors.claim(session, self.name, now=now, until=now + CLAIM_SECONDS)
+
+    async def _work(self, mirror_id: str) -> None:
+        async with self.database.read() as session:
+            found = await mirrors.get_any(session, mirror_id)
+        if found is None:
+            return
+        row, sources = found
+        self.watch.notify(mirror_id)
+        logger.info("mirroring", extra={"mirror": mirror_id, "sources": len(sources)})
+
+        def forget(keys: list[str]) -> None:
+            for key in keys:
+                self.ingest.flights.forget(key)
+            self.watch.notify(mirror_id)
+
+        progress = Progress(self.database, mirror_id, forget, self.on_transferred)
+        status, error = "READY", None
+        try:
+            with single_error():
+                async with asyncio.TaskGroup() as group:
+                    keeper = group.create_task(self._keep_claim(mirror_id))
+                    flusher = group.create_task(self._flush(progress))
+                    await self.ingest.run(mirror_id, row.organisation, sources, progress)
+                    keeper.cancel()
+                    flusher.cancel()
+        except _ClaimLostError:
+            logger.info("mirror was taken away", extra={"mirror": mirror_id})
+            return
+        except BdnError as failure:
+            status, error = "FAILED", body_of(failure).model_dump()
+            logger.info("mirror failed", extra={"mirror": mirror_id, "code": failure.code})
+        finally:
+            await asyncio.shield(progress.flush())
+        async with self.database.write() as writing:
+            await mirrors.finish(writing, mirror_id, status, now=time.time(), error=error)
+        self.watch.notify(mirror_id)
+
+    async def _keep_claim(self, mirror_id: str) -> None:
+        while True:
+            await self.watch.changed(f"{mirror_id} canceled", RENEW_SECONDS)
+            async with self.database.write() as session:
+                if not await mirrors.renew_claim(session, mirror_id, self.name, time.time() + CLAIM_SECONDS):
+                    raise _ClaimLostError
+
+    @staticmethod
+    async def _flush(progress: Progress) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await progress.flush()

@@ -1,0 +1,30 @@
+"""Alembic's entry: on the connection that the mirror hands over, or, from Alembic's own command, on BDN_DATABASE_URL."""
+
+import asyncio
+
+from alembic import context
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.tables import Base
+
+
+def run(connection: Connection) -> None:
+    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+async def run_by_url() -> None:
+    engine = create_async_engine(MirrorSettings().effective_database_url)
+    async with engine.begin() as connection:
+        await connection.run_sync(run)
+    await engine.dispose()
+
+
+handed_over = context.config.attributes.get("connection")
+if handed_over is not None:
+    run(handed_over)
+else:
+    asyncio.run(run_by_url())
