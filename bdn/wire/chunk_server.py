@@ -18,6 +18,7 @@ from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.wire.errors import document_of, status_of
+from bdn.wire.http_server import binding_error
 from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON, parse_chunk_path
 from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
 
@@ -62,7 +63,10 @@ class ChunkServer:
             (_ChunkHandler,),
             {"shelf": shelf, "timeout": timeout_seconds, "on_sent": staticmethod(on_sent or _ignore)},
         )
-        self._server = _Server((host, port), handler)
+        try:
+            self._server = _Server((host, port), handler)
+        except OSError as error:
+            raise binding_error(host, port, error) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="chunk-server", daemon=True

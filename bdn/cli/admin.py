@@ -1,0 +1,149 @@
+"""The command ``bdn-admin``: what is held where, who the agents are, and taking things out again."""
+
+from __future__ import annotations
+
+import click
+
+import bdn
+from bdn.cli.exit_codes import DONE, FAILED, IN_USE
+from bdn.cli.output import Output, command_line
+from bdn.cli.services import mirror_client
+from bdn.core.errors import InvalidRequestError
+from bdn.core.sizes import format_size, parse_size
+from bdn.wire.client import LONGEST_WAIT_SECONDS
+from bdn.wire.eviction_schema import EvictedItem, Eviction, EvictionRequest, Tier
+from bdn.wire.mirror_schema import HeldManifest
+
+
+@click.group()
+@click.version_option(bdn.__version__, prog_name="bdn-admin")
+def main() -> None:
+    """Look into a BDN and take things out of it. The mirror is found by BDN_URL and BDN_TOKEN."""
+
+
+@main.command()
+@click.option(
+    "--source", metavar="URI", help="What was mirrored from this source, all its revisions unless it names one."
+)
+@click.option("--manifest", metavar="DIGEST", help="One manifest, as b3:<64 hex>.")
+@click.option("--job", metavar="ID", help="What a job staged.")
+@click.option("--lru", metavar="BYTES", help="Least recently used manifests, until so much is free (500GB, 64MiB).")
+@click.option("--all", "everything", is_flag=True, help="Everything.")
+@click.option("--tier", type=click.Choice(["node", "cluster", "mirror"]), help="Only this tier.")
+@click.option("--cluster", metavar="NAME", help="Only agents of this cluster.")
+@click.option("--node", metavar="NAME", help="Only this node.")
+@click.option("--dry-run", is_flag=True, help="Show what would go; change nothing.")
+@click.option("--force", is_flag=True, help="Evict what is in use, too. Jobs that use it lose their files.")
+@command_line
+async def evict(
+    output: Output,
+    *,
+    source: str | None,
+    manifest: str | None,
+    job: str | None,
+    lru: str | None,
+    everything: bool,
+    tier: Tier | None,
+    cluster: str | None,
+    node: str | None,
+    dry_run: bool,
+    force: bool,
+) -> int:
+    """Evict from caches and from the mirror's store. What is in use is refused (exit 3) unless forced.
+
+    \b
+    Example: bdn-admin evict --source hf://org/model --dry-run
+    Example: bdn-admin evict --lru 500GB --node gpu-17
+    """
+    request = EvictionRequest(
+        source=source,
+        manifest=manifest,
+        job=job,
+        lru_bytes=_size(lru),
+        all=everything,
+        tier=tier,
+        cluster=cluster,
+        node=node,
+        dry_run=dry_run,
+        force=force,
+    )
+    request.check()
+    async with mirror_client() as client:
+        eviction = await client.evict(request, LONGEST_WAIT_SECONDS)
+        while eviction.status == "RUNNING":
+            eviction = await client.eviction(eviction.id, LONGEST_WAIT_SECONDS)
+    output.result(eviction, _eviction_lines(eviction))
+    return {"DONE": DONE, "REFUSED": IN_USE}.get(eviction.status, FAILED)
+
+
+def _size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"--lru: {error}") from error
+
+
+def _eviction_lines(eviction: Eviction) -> list[str]:
+    would = "would free" if eviction.request.dry_run else "freed"
+    lines = [_item_line(item, dry_run=eviction.request.dry_run) for item in eviction.items]
+    lines += [f"no answer from {agent}" for agent in eviction.unreachable]
+    if eviction.error is not None:
+        lines.append(f"{eviction.error.message} [{eviction.error.code}]")
+    return [*lines, f"{would} {format_size(eviction.bytes_freed)} ({eviction.id})"]
+
+
+def _item_line(item: EvictedItem, *, dry_run: bool) -> str:
+    where = item.tier if item.node is None else f"{item.tier} {item.cluster}/{item.node}"
+    name = ", ".join(item.sources) or "unknown source"
+    holders = f", in use by {', '.join(item.holders)}" if item.holders else ""
+    verb = "refused" if item.refused else ("would evict" if dry_run else "evicted")
+    return f"{verb} {where}: {name} ({item.manifest[:15]}…), {format_size(item.bytes)}{holders}"
+
+
+@main.command()
+@command_line
+async def ls(output: Output) -> None:
+    """List what is held where.
+
+    \b
+    Example: bdn-admin ls --json
+    """
+    async with mirror_client() as client:
+        held = await client.held()
+    output.result(held, [line for item in held.items for line in _held_lines(item)] or ["nothing is held"])
+
+
+def _held_lines(item: HeldManifest) -> list[str]:
+    size = "" if item.bytes_total is None else f", {item.files_total} files, {format_size(item.bytes_total)}"
+    lines = [f"{', '.join(item.sources)}  {item.manifest}{size}{', on the mirror' if item.mirror else ''}"]
+    for node, holding in item.nodes.items():
+        state = "whole" if holding.complete else "incomplete"
+        holders = f", in use by {', '.join(holding.held_by)}" if holding.held_by else ""
+        lines.append(f"  {node}: {state}, {format_size(holding.bytes)}{holders}")
+    return lines
+
+
+@main.command()
+@command_line
+async def agents(output: Output) -> None:
+    """List the agents, their space and when they were heard of.
+
+    \b
+    Example: bdn-admin agents
+    """
+    async with mirror_client() as client:
+        found = await client.agents()
+    lines = []
+    for agent in found.items:
+        lines.append(
+            f"{agent.cluster}/{agent.node}  {'alive' if agent.alive else 'silent'} since "
+            f"{agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z  {agent.manifests} manifests"
+        )
+        for tier, use in agent.tiers.items():
+            lines.append(
+                f"  {tier}: {format_size(use.committed)} held, {format_size(use.reserved)} being filled, "
+                f"{format_size(use.leased)} in use, of {format_size(use.budget)}"
+            )
+    output.result(found, lines or ["no agent was heard of"])

@@ -1,0 +1,88 @@
+"""``bdn stage`` and ``bdn unstage``: files for a job on this node."""
+
+from __future__ import annotations
+
+import click
+
+from bdn.cli.exit_codes import DONE, FAILED
+from bdn.cli.output import Output, command_line
+from bdn.cli.progress import progress_bar
+from bdn.cli.services import agent_client, mirror_client
+from bdn.core.errors import InvalidRequestError
+from bdn.core.sizes import format_size
+from bdn.wire.client import LONGEST_WAIT_SECONDS
+from bdn.wire.mirror_schema import Mirror
+from bdn.wire.stage_schema import Stage, StageRequest
+
+
+@click.command()
+@click.argument("mirror_id")
+@click.option("--job", "job_id", required=True, metavar="ID", help="The job that will use the files.")
+@click.option(
+    "--ttl", "ttl_seconds", type=click.FloatRange(min=0, min_open=True), help="Release after this many seconds."
+)
+@click.option("--no-wait", is_flag=True, help="Return at once; the agent goes on.")
+@command_line
+async def stage(output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, no_wait: bool) -> int:
+    """Make the files of a READY mirror stand on this node, and print where.
+
+    \b
+    Example: bdn stage mir_0123456789abcdef01234567 --job train-42
+    """
+    async with mirror_client() as mirrors, agent_client() as agent:
+        mirror = await mirrors.mirror(mirror_id, LONGEST_WAIT_SECONDS)
+        request = StageRequest(job_id=job_id, grant=grant_of(mirror), ttl_seconds=ttl_seconds)
+        found = await agent.stage(request)
+        if not no_wait:
+            with progress_bar(output, "staging") as bar:
+                async for latest in agent.follow(found.id):
+                    found = latest
+                    bar.update(sum(mount.bytes_done for mount in found.mounts), stage_bytes(found))
+    output.result(found, stage_lines(found))
+    return FAILED if found.state == "FAILED" else DONE
+
+
+@click.command()
+@click.argument("stage_id")
+@command_line
+async def unstage(output: Output, *, stage_id: str) -> None:
+    """Take a job's files away; the cache keeps them.
+
+    \b
+    Example: bdn unstage stg_0123456789abcdef01234567
+    """
+    async with agent_client() as agent:
+        found = await agent.unstage(stage_id)
+    output.result(found, [f"{found.id} {found.state}"])
+
+
+def grant_of(mirror: Mirror) -> str:
+    """The grant of a READY mirror; otherwise an error that says what it is instead."""
+    if mirror.grant is not None:
+        return mirror.grant
+    if mirror.status == "READY":
+        raise InvalidRequestError(f"mirror {mirror.id} was evicted meanwhile; mirror its sources again")
+    problem = mirror.error.message if mirror.error else "it is still running: use 'bdn mirror --wait'"
+    raise InvalidRequestError(f"mirror {mirror.id} is {mirror.status}: {problem}")
+
+
+def stage_bytes(stage: Stage) -> int | None:
+    """The size of all mounts, once it is known."""
+    sizes = [mount.bytes_total for mount in stage.mounts]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def stage_lines(stage: Stage) -> list[str]:
+    """A stage in words; each mount's path is the last word of its line."""
+    lines = [f"{stage.id} {stage.state}"]
+    if stage.error is not None:
+        lines.append(f"  {stage.error.message} [{stage.error.code}]")
+    for mount in stage.mounts:
+        if stage.state == "READY":
+            came = mount.bytes_from
+            lines.append(
+                f"  {mount.mount_location}: {mount.files_total} files, {format_size(mount.bytes_total or 0)} "
+                f"(node {format_size(came.node)}, cluster {format_size(came.cluster)}, mirror {format_size(came.mirror)}) "
+                f"at {mount.path}"
+            )
+    return lines
