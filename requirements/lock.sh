@@ -1,9 +1,25 @@
 #!/bin/sh
-# Resolve anew: sh requirements/lock.sh [--upgrade]. Hashed files without addresses, so that any index serves them.
+# Resolve anew: sh requirements/lock.sh [--upgrade]. With --check: fail when pyproject.toml asks for something else.
+# Hashed files without addresses, so that any index serves them.
 set -eu
 cd "$(dirname "$0")/.."
-lock() { .venv/bin/uv pip compile -q --no-header --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 "$@"; }
-lock --all-extras pyproject.toml -o requirements/runtime.txt ${1:-}
-lock --all-extras --group dev pyproject.toml -c requirements/runtime.txt -o requirements/dev.txt ${1:-}
-echo awscli | lock - -o requirements/aws.txt ${1:-}
-echo uv | lock - -o requirements/uv.txt ${1:-}
+option=${1:-}
+target=requirements
+if [ "$option" = --check ]; then
+    option= target=$(mktemp -d)
+    trap 'rm -r "$target"' EXIT
+    cp requirements/*.txt "$target"
+fi
+lock() {
+    .venv/bin/uv pip compile -q --no-header --no-annotate --generate-hashes --no-emit-index-url --no-emit-find-links \
+        --python-version 3.11 $option "$@"
+}
+lock --extra mirror --extra agent pyproject.toml -o "$target/runtime.txt"
+lock --all-extras --group dev pyproject.toml -c "$target/runtime.txt" -o "$target/dev.txt"
+lock requirements/aws.in -o "$target/aws.txt"
+lock requirements/uv.in -o "$target/uv.txt"
+lock requirements/build.in -c "$target/dev.txt" -o "$target/build.txt"
+for file in runtime dev aws uv build; do
+    cmp -s "$target/$file.txt" "requirements/$file.txt" ||
+        { echo "requirements/$file.txt does not fit pyproject.toml; run: sh requirements/lock.sh" >&2; exit 1; }
+done

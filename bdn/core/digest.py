@@ -11,9 +11,9 @@ from blake3 import blake3
 
 _FORM: Final = re.compile(r"b3:([0-9a-f]{64})")
 
-# A large file's name is a hash over hashes. The prefix keeps it apart from every name of plain content:
-# without it, somebody could upload the concatenated digests as a small file and own the large file's name.
-_FILE_DOMAIN: Final = b"bdn:file:v1\0"
+# A large file's name is a hash over hashes, in BLAKE3's key derivation mode, which keeps it apart from every name of plain
+# content. A prefix alone would not: somebody could upload prefix, size and digests as a small file and own the name.
+_FILE_CONTEXT: Final = "bdn:file:v1"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,7 +73,7 @@ def file_digest(size: int, chunks: Iterable[Digest]) -> Digest:
         return EMPTY
     if len(digests) == 1:
         return digests[0]
-    hasher = blake3(_FILE_DOMAIN + size.to_bytes(8, "big"))
+    hasher = blake3(size.to_bytes(8, "big"), derive_key_context=_FILE_CONTEXT)
     for digest in digests:
         hasher.update(digest.to_bytes())
     return Digest(hasher.hexdigest())

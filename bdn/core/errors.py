@@ -135,6 +135,16 @@ class LimitExceededError(CallerError):
 
 
 @dataclass(eq=False)
+class EgressRefusedError(CallerError):
+    code = "EGRESS_REFUSED"
+    host: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.host} may not be contacted: {self.reason}; the operator can allow it in BDN_EGRESS_ALLOW"
+
+
+@dataclass(eq=False)
 class NotFoundError(CallerError):
     code = "NOT_FOUND"
     what: str

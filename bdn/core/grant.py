@@ -51,5 +51,5 @@ def stage_id_of(job_id: str, organisation: str, mounts: Iterable[GrantedMount]) 
     A renewed grant differs in its expiry alone and therefore names the same stage.
     """
     lines = sorted(f"{mount.mount_location}\0{mount.manifest}" for mount in mounts)
-    text = "\0\0".join((job_id, organisation, *lines))
+    text = "".join(f"{len(part)}:{part}" for part in (job_id, organisation, *lines))  # no two lists make one text
     return f"stg_{digest_of(text.encode('utf-8', 'surrogatepass')).hex[:24]}"

@@ -29,7 +29,8 @@ class FileLayout:
     chunks: tuple[Digest, ...]
 
     def __post_init__(self) -> None:
-        if len(self.chunks) != chunk_count(self.size) or file_digest(self.size, self.chunks) != self.digest:
+        fits = self.size >= 0 and len(self.chunks) == chunk_count(self.size)
+        if not fits or file_digest(self.size, self.chunks) != self.digest:
             msg = f"{len(self.chunks)} chunks do not make up file {self.digest} of {self.size} bytes"
             raise ValueError(msg)
 

@@ -15,6 +15,11 @@ from typing import Final
 
 from bdn.core.errors import InvalidRequestError
 
+_WITHIN: Final = "[^/]*?"
+_FOLDERS: Final = "(?:[^/]+/)*?"
+_ACROSS: Final = ".*?"
+_BELOW: Final = ".+"
+
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
@@ -64,7 +69,7 @@ def select(paths: Sequence[str], patterns: Patterns) -> Selection:
 
 def hint_for(pattern: str, paths: Sequence[str]) -> str:
     """``; …`` with the ``**/`` form where that would have matched, otherwise nothing."""
-    deeper = f"**/{pattern}"
+    deeper = f"**/{pattern.removeprefix('./')}"
     glob = compile_pattern(deeper)
     if any(glob.fullmatch(path) for path in paths):
         return f"; {deeper!r} would have matched: '*' does not cross '/' here"
@@ -74,15 +79,35 @@ def hint_for(pattern: str, paths: Sequence[str]) -> str:
 @lru_cache(maxsize=1024)
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """A regular expression for ``fullmatch`` on a normalised path."""
-    pattern = pattern.removeprefix("./")
     if pattern.endswith("/"):
         pattern += "**"
+    pattern = pattern.removeprefix("./")
     pieces: list[str] = []
     position = 0
     while position < len(pattern):
         piece, position = _translate(pattern, position)
         pieces.append(piece)
-    return re.compile("".join(pieces), re.DOTALL)
+    # Each wildcard takes the shortest text with which the pieces up to the next wildcard of its kind match, and is then
+    # fixed by an atomic group: what a longer text would leave over, the next wildcard can take itself. Without this,
+    # "*a*a*a*a*a*b" tries every way to share out "aaaa…", which is days for a name of 255 bytes.
+    *runs, last = [_run(run) for run in _split(pieces, (_FOLDERS, _ACROSS, _BELOW))]
+    return re.compile("".join(f"(?>{run})" for run in runs) + last, re.DOTALL)
+
+
+def _run(pieces: Sequence[str]) -> str:
+    """What follows one crossing wildcard, up to the next one."""
+    head, *stars = ["".join(run) for run in _split(pieces, (_WITHIN,))]
+    return head + "".join(f"(?>{star})" for star in stars[:-1]) + "".join(stars[-1:])
+
+
+def _split(pieces: Sequence[str], wildcards: Sequence[str]) -> list[list[str]]:
+    """Cut before each of these wildcards; the first part begins with none and may be empty."""
+    runs: list[list[str]] = [[]]
+    for piece in pieces:
+        if piece in wildcards:
+            runs.append([])
+        runs[-1].append(piece)
+    return runs
 
 
 def _translate(pattern: str, position: int) -> tuple[str, int]:
@@ -92,14 +117,14 @@ def _translate(pattern: str, position: int) -> tuple[str, int]:
     # The cases: "**/" at the start of a segment is any number of folders, none included; any other run of two or more
     # stars is any text; a single star or question mark stays in its segment; a class never matches "/".
     if at_segment_start and pattern.startswith("**/", position):
-        return "(?:[^/]+/)*", position + 3
+        return _FOLDERS, position + 3
     if pattern.startswith("**", position):
         stop = position
         while stop < len(pattern) and pattern[stop] == "*":
             stop += 1
-        return ".+" if at_segment_start and stop == len(pattern) else ".*", stop
+        return _BELOW if at_segment_start and stop == len(pattern) else _ACROSS, stop
     if character == "*":
-        return "[^/]*", position + 1
+        return _WITHIN, position + 1
     if character == "?":
         return "[^/]", position + 1
     if character == "[" and (stop := _class_end(pattern, position)):

@@ -9,7 +9,7 @@ from bdn.core.errors import BdnError, UpstreamRateLimitedError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Full jitter: before attempt n+1, a random time up to ``first_seconds`` x 2^n, at most ``longest_seconds``.
+    """Full jitter: after the n-th failure, a random time up to ``first_seconds`` x 2^(n-1), at most ``longest_seconds``.
 
     Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog. ``Retry-After`` is honoured as a lower bound.
     """
@@ -29,7 +29,7 @@ class RetryPolicy:
         """
         if not error.transient or failures >= self.attempts:
             return None
-        jitter = random * min(self.longest_seconds, self.first_seconds * 2.0 ** (failures - 1))
+        jitter = random * min(self.longest_seconds, self.first_seconds * 2.0 ** min(failures - 1, 64))
         asked = error.retry_after_seconds if isinstance(error, UpstreamRateLimitedError) else None
         if asked is None:
             return jitter

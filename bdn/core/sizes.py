@@ -16,7 +16,7 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: anything else; the message says which forms are accepted.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
         msg = f"not a size: {text!r}; write bytes or a number with a unit, such as 500GB or 64MiB"

@@ -13,7 +13,8 @@ from bdn.core.errors import InvalidSourceError
 
 SCHEMES: Final = ("gs", "hf", "r2", "s3")
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-_CREDENTIALS: Final = re.compile(r"://[^/@]*:[^/@]*@")
+_CREDENTIALS: Final = re.compile(r"://[^/@]*:.*@", re.DOTALL)  # an AWS key may itself hold "/", a password "@"
+_USER_INFO: Final = re.compile(r"://[^/]*@")
 _REPO_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _R2_AUTHORITY: Final = re.compile(r"([A-Za-z0-9-]+)\.(?:([a-z]+)\.)?([a-z0-9][a-z0-9-]+)")
@@ -74,10 +75,12 @@ def parse_source(text: str) -> SourceUri:
         )
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise InvalidSourceError(text, f"Source {text!r} is missing a URI scheme. Supported schemes: {_SUPPORTED}")
+        shown = re.sub(r":.*@", ":***@", text, flags=re.DOTALL)
+        raise InvalidSourceError(shown, f"Source {shown!r} is missing a URI scheme. Supported schemes: {_SUPPORTED}")
     if scheme not in SCHEMES:
+        shown = _USER_INFO.sub("://***@", text).partition("?")[0]  # a pasted URL may hold a token or a signature
         raise InvalidSourceError(
-            text, f"Unsupported source scheme '{scheme}://' in {text!r}. Supported schemes: {_SUPPORTED}"
+            shown, f"Unsupported source scheme '{scheme}://' in {shown!r}. Supported schemes: {_SUPPORTED}"
         )
     if any(character < " " or character == "\x7f" for character in text):
         raise InvalidSourceError(ascii(text), "control characters do not belong in a source URI")

@@ -1,0 +1,43 @@
+# Every target installs what it needs. PYTHON may name another interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv/bin
+
+.PHONY: setup demo test check lint bench clean
+
+setup: .venv/.ready
+
+.venv/.ready: requirements/dev.txt requirements/uv.txt pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends python3-venv; }
+	$(PYTHON) -m venv .venv
+	$(VENV)/pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	$(VENV)/uv pip install -q --python $(VENV)/python --require-hashes -r requirements/dev.txt
+	$(VENV)/uv pip install -q --python $(VENV)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The AWS command line pins another botocore than aiobotocore does: it lives in an environment of its own, for tests.
+.venv-aws/.ready: .venv/.ready requirements/aws.txt
+	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-aws
+	$(VENV)/uv pip install -q --python .venv-aws/bin/python --require-hashes -r requirements/aws.txt
+	@touch $@
+
+demo: setup
+	$(VENV)/bdn demo
+
+test: setup .venv-aws/.ready
+	@command -v mkfs.xfs >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy --no-install-recommends xfsprogs; } || true
+	$(VENV)/python -m pytest
+
+lint: setup
+	sh requirements/lock.sh --check
+	$(VENV)/ruff format --check -q .
+	$(VENV)/ruff check -q .
+	$(VENV)/mypy
+	$(VENV)/lint-imports
+
+check: lint test
+
+bench: setup .venv-aws/.ready
+	$(VENV)/python -m tests.benchmarks
+
+clean:
+	rm -rf .venv .venv-aws .pytest_cache .mypy_cache .ruff_cache .hypothesis

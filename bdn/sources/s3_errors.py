@@ -1,0 +1,67 @@
+"""What a failure of the S3 client means for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    InvalidSourceError,
+    SourceNotFoundError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.sources.rate_limit import retry_after_seconds
+
+# The last three are how a listing that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.
+SDK_ERRORS: Final = (BotoCoreError, ClientError, OSError, KeyError, TypeError, ValueError)
+
+_BAD_CREDENTIALS: Final = {
+    "InvalidAccessKeyId": "the access key does not exist",
+    "SignatureDoesNotMatch": "the secret access key is wrong",
+    "ExpiredToken": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong",
+}
+_OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+_SLOW_DOWN: Final = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests")
+
+
+def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
+    """Our error for one of ``SDK_ERRORS``. The client's own text stays out of it: it may hold addresses and keys."""
+    match error:
+        case ClientError():
+            return _answered(error, source, anonymous=anonymous)
+        case ParamValidationError():
+            return InvalidSourceError(source, f"{source}: S3 cannot have a bucket of this name")
+        case BotoCoreError() | OSError():
+            return UpstreamUnavailableError(source, f"S3 could not be asked ({type(error).__name__})")
+        case _:
+            return UpstreamUnavailableError(source, f"the answer does not look like S3's ({type(error).__name__})")
+
+
+def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
+    code, status, headers = _facts(error)
+    if code in _OTHER_REGION:
+        return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
+    if code in _BAD_CREDENTIALS:
+        return AuthRequiredError(source, f"{code}: {_BAD_CREDENTIALS[code]}")
+    if status in (401, 403):
+        who = "anonymous reading is not allowed" if anonymous else "these credentials may not list it"
+        return AuthRequiredError(source, f"{code}: {who}")
+    if code in _SLOW_DOWN or status == 429:
+        return UpstreamRateLimitedError(source, retry_after_seconds(headers))
+    if status >= 500:
+        return UpstreamUnavailableError(source, f"S3 answered {status} {code}")
+    reason = "the bucket does not exist" if code == "NoSuchBucket" else f"S3 answered {status} {code}"
+    return SourceNotFoundError(source, reason)
+
+
+def _facts(error: ClientError) -> tuple[str, int, Mapping[str, str]]:
+    metadata = error.response.get("ResponseMetadata", {})
+    code = str(error.response.get("Error", {}).get("Code", "Unknown"))
+    return code, int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {})

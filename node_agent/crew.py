@@ -1,0 +1,64 @@
+"""Tasks in the background, always held by somebody: an owner starts them, and its context cancels and awaits them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+
+
+class Crew:
+    """A ``TaskGroup`` whose tasks last as long as the context: leaving it cancels what still runs and waits for it.
+
+    Tasks handle their own failures. One that raises is a bug: it ends the context, as in any ``TaskGroup``.
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._group.__aexit__(kind, error, traceback)
+
+    def start(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """Run ``work`` in the background."""
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def to_the_end(work: Coroutine[object, object, _Result]) -> _Result:
+    """Await work that must not stop half-way: a cancellation is delivered after the work has ended.
+
+    If the work then failed, its error is lost with the cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue  # a second cancellation does not make half the work right either
+        if not task.cancelled():
+            task.exception()
+        raise
+
+
+async def in_thread(call: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+    """A blocking call to the disk in a thread, awaited to its end: nobody writes behind the back of a canceled caller."""
+    return await to_the_end(asyncio.to_thread(call, *args, **kwargs))

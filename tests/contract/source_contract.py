@@ -1,0 +1,140 @@
+"""What every Source promises (``core/ports.py``), whatever the upstream. Suites inherit it and fill their upstream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import pytest
+
+from bdn.core.errors import InvalidSourceError
+from bdn.core.paths import UnsafePathError, check_tree
+from bdn.core.ports import Source
+from bdn.core.upstream import UpstreamFile
+from tests.doubles.ranges import read_range
+
+CONTENT = bytes(range(256)) * 40
+AWKWARD_NAMES = (
+    "a b.txt",
+    "a+b.txt",
+    "100%.txt",
+    "x%20y.txt",
+    "q?r=s&t#u.txt",
+    "ünïcödé/日本語.bin",
+    "quote'\"quote",
+    ".hidden/.file",
+    "tilde~(1),[2];=@$!*.txt",
+    "tab\there.txt",
+)
+
+
+class Upstream(Protocol):
+    """One source of the upstream under test, reached without the code under test."""
+
+    def fill(self, files: Mapping[str, bytes]) -> None:
+        """Add or replace these, by path relative to the source, exactly as named."""
+        ...
+
+    def open(self, organisation: str = "acme") -> AbstractAsyncContextManager[Source]:
+        """The source with credentials that may read it."""
+        ...
+
+
+async def listed(source: Source) -> dict[str, UpstreamFile]:
+    """The listing by path."""
+    return {file.path: file async for file in source.list(await source.resolve())}
+
+
+async def consumed(files: AsyncIterator[UpstreamFile]) -> int:
+    """How many files a listing yields, read to its end."""
+    return len([file async for file in files])
+
+
+class SourceContract(ABC):
+    @pytest.fixture
+    @abstractmethod
+    def upstream(self) -> Upstream: ...
+
+    async def test_every_file_is_listed_with_its_path_and_size(self, upstream: Upstream) -> None:
+        upstream.fill({"config.json": b"{}", "nested/deep/weights.bin": CONTENT, "empty": b""})
+        async with upstream.open() as source:
+            sizes = {path: file.size for path, file in (await listed(source)).items()}
+        assert sizes == {"config.json": 2, "nested/deep/weights.bin": len(CONTENT), "empty": 0}
+
+    @pytest.mark.parametrize("name", AWKWARD_NAMES)
+    async def test_awkward_names_are_listed_as_they_are_and_can_be_read(self, upstream: Upstream, name: str) -> None:
+        upstream.fill({name: CONTENT})
+        async with upstream.open() as source:
+            files = await listed(source)
+            location = await source.locate(files[name])
+        assert read_range(location, 0, len(CONTENT)).content == CONTENT
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 1), (255, 258), (len(CONTENT) - 1, len(CONTENT))])
+    @pytest.mark.parametrize("path", ["small.json", "large.safetensors"])
+    async def test_a_location_answers_exactly_the_range_asked_for(
+        self, upstream: Upstream, path: str, start: int, stop: int
+    ) -> None:
+        upstream.fill({path: CONTENT})
+        async with upstream.open() as source:
+            location = await source.locate((await listed(source))[path])
+        answer = read_range(location, start, stop)
+        assert answer.status == 206
+        assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(CONTENT)}"
+        assert answer.content == CONTENT[start:stop]
+        assert location.etag in (None, answer.headers.get("etag"))
+
+    @pytest.mark.parametrize("path", ["a/../../etc/passwd", "../up", "back\\slash", "nul\0byte", "x" * 300])
+    async def test_a_path_that_must_not_become_a_file_is_the_source_s_error(
+        self, upstream: Upstream, path: str
+    ) -> None:
+        upstream.fill({"good.txt": b"x", path: b"x"})
+        async with upstream.open() as source:
+            with pytest.raises(InvalidSourceError, match="cannot become a tree of files"):
+                await listed(source)
+
+    async def test_a_path_that_is_both_a_file_and_a_folder_is_listed_twice_for_the_tree_to_refuse(
+        self, upstream: Upstream
+    ) -> None:
+        upstream.fill({"a": b"file", "a/b": b"below"})
+        async with upstream.open() as source:
+            files = await listed(source)
+        assert set(files) == {"a", "a/b"}
+        with pytest.raises(UnsafePathError):
+            check_tree(files)
+
+    async def test_an_unchanged_file_keeps_its_identity(self, upstream: Upstream) -> None:
+        upstream.fill({"kept.bin": CONTENT, "changed.bin": b"before"})
+        async with upstream.open() as source:
+            before = await listed(source)
+        upstream.fill({"changed.bin": b"after!"})
+        async with upstream.open() as source:
+            after = await listed(source)
+        assert after["kept.bin"].identity == before["kept.bin"].identity
+        assert after["changed.bin"].identity != before["changed.bin"].identity
+
+    async def test_equal_size_and_path_do_not_make_equal_identities(self, upstream: Upstream) -> None:
+        upstream.fill({"one.bin": b"aaaa", "two.bin": b"bbbb"})
+        async with upstream.open() as source:
+            files = await listed(source)
+        assert files["one.bin"].identity.key != files["two.bin"].identity.key
+
+    async def test_a_listing_can_be_abandoned_and_begun_again(self, upstream: Upstream) -> None:
+        upstream.fill({f"{number:03}.txt": b"x" for number in range(20)})
+        async with upstream.open() as source:
+            resolution = await source.resolve()
+            async for file in source.list(resolution):
+                assert file.path == "000.txt"
+                break
+            assert await consumed(source.list(resolution)) == 20
+
+    async def test_a_resolution_is_enough_for_another_instance_to_list_and_locate(self, upstream: Upstream) -> None:
+        upstream.fill({"weights.bin": CONTENT})
+        async with upstream.open() as source:
+            resolution = await source.resolve()
+        async with upstream.open() as source:
+            file = await anext(source.list(resolution))
+        async with upstream.open() as source:
+            location = await source.locate(file)
+        assert read_range(location, 5, 9).content == CONTENT[5:9]

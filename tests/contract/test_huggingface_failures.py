@@ -1,0 +1,228 @@
+"""Whatever goes wrong at a hub comes out of the source as one of our errors, after exactly one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from huggingface_hub import close_session
+
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    GatedSourceError,
+    InvalidSourceError,
+    RevisionNotFoundError,
+    SecretMalformedError,
+    SourceChangedError,
+    SourceNotFoundError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.ports import Source
+from bdn.core.source_uri import parse_source
+from bdn.sources.credentials import Secret
+from bdn.sources.hub_session import PATIENCE
+from bdn.sources.opener import open_source
+from bdn.sources.settings import UpstreamSettings
+from tests.contract.source_contract import listed
+from tests.doubles.faults import Fault, answer, drop, rate_limited, stall, truncate
+from tests.doubles.hub import Hub
+
+REFUSALS = [
+    ("hf://org/open", "wrong", AuthRequiredError, "token is not valid"),
+    ("hf://org/open@nope", None, RevisionNotFoundError, "'nope'"),
+    ("hf://org/open@abc1234", None, RevisionNotFoundError, "'abc1234'"),
+    ("hf://org/none", None, AuthRequiredError, "does not exist, or it is private"),
+    ("hf://org/none", "owner", SourceNotFoundError, "does not exist, or it is hidden"),
+    ("hf://datasets/org/open", "owner", SourceNotFoundError, "does not exist"),
+    ("hf://org/private", None, AuthRequiredError, "does not exist, or it is private"),
+    ("hf://org/private", "stranger", SourceNotFoundError, "hidden from the account"),
+    ("hf://org/gated", None, AuthRequiredError, "it is gated"),
+    ("hf://org/gated", "stranger", GatedSourceError, "accept its terms"),
+    ("hf://org/gated@nope", "owner", RevisionNotFoundError, "'nope'"),
+    ("hf://org/disabled", "owner", SourceNotFoundError, "disabled"),
+    ("hf://org/two--dashes", None, InvalidSourceError, "no hub has a repository of this name"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared_hub() -> Iterator[Hub]:
+    with Hub(page_size=2) as hub:
+        yield hub
+    close_session()
+
+
+@pytest.fixture
+def hub(shared_hub: Hub) -> Hub:
+    shared_hub.clear()
+    for name in ("open", "private", "gated", "disabled"):
+        repo = shared_hub.repo(f"org/{name}", private=name == "private", gated=name == "gated")
+        repo.commit({f"{number}.txt": b"x" for number in range(5)} | {"model.safetensors": b"weights"})
+        repo.disabled = name == "disabled"
+    return shared_hub
+
+
+@asynccontextmanager
+async def opened(hub: Hub, uri: str = "hf://org/open", token: str | None = None) -> AsyncIterator[Source]:
+    tokens = {"owner": hub.token, "stranger": hub.stranger_token, "wrong": "hf_wrong"}
+    secret = Secret("hub", tokens.get(token, token)) if token else None
+    settings = UpstreamSettings(hf_endpoint=hub.url)
+    async with open_source(
+        parse_source(uri), secret=secret, organisation="acme", ambient_credentials=False, settings=settings
+    ) as source:
+        yield source
+
+
+@pytest.mark.parametrize(("uri", "token", "expected", "said"), REFUSALS)
+async def test_a_refusal_says_whose_fault_it_is(
+    hub: Hub, uri: str, token: str | None, expected: type[BdnError], said: str
+) -> None:
+    async with opened(hub, uri, token) as source:
+        with pytest.raises(expected, match=said) as raised:
+            await source.resolve()
+    assert not raised.value.transient
+    assert "hf_wrong" not in str(raised.value)
+    assert uri in str(raised.value)
+
+
+async def test_a_gated_repository_lists_nothing_to_those_without_access_even_with_a_known_commit(hub: Hub) -> None:
+    async with opened(hub, "hf://org/gated", "owner") as source:
+        resolution = await source.resolve()
+    hub.log.clear()
+    async with opened(hub, "hf://org/gated", "stranger") as source:
+        with pytest.raises(GatedSourceError):
+            await anext(source.list(resolution))
+    assert hub.log.count("/tree/") == 0
+
+
+async def test_access_to_a_gated_repository_is_checked_once(hub: Hub) -> None:
+    async with opened(hub, "hf://org/gated", "owner") as source:
+        await listed(source)
+    assert hub.log.count("/auth-check") == 1
+
+
+FAILURES = [
+    (answer(500), UpstreamUnavailableError, "answered 500"),
+    (answer(503), UpstreamUnavailableError, "answered 503"),
+    (answer(408), UpstreamUnavailableError, "answered 408"),
+    (answer(429), UpstreamRateLimitedError, "429"),
+    (answer(403), AuthRequiredError, "answered 403"),
+    (answer(410), SourceNotFoundError, "answered 410"),
+    (answer(200, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "does not look like a hub's"),
+    (answer(200, body=b"[{}]"), UpstreamUnavailableError, "does not look like a hub's"),
+    (drop(), UpstreamUnavailableError, "could not be asked"),
+    (truncate(10), UpstreamUnavailableError, "could not be asked"),
+]
+
+
+@pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
+async def test_a_failing_first_request_is_made_once_and_mapped(
+    hub: Hub, fault: Fault, expected: type[BdnError], said: str
+) -> None:
+    hub.fail(fault, times=None)
+    async with opened(hub) as source:
+        with pytest.raises(expected, match=said):
+            await source.resolve()
+    assert hub.log.count() == 1
+
+
+@pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
+async def test_a_listing_that_fails_at_its_second_page_is_mapped_around_the_iteration(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, fault: Fault, expected: type[BdnError], said: str
+) -> None:
+    monkeypatch.setattr("bdn.sources.huggingface.BATCH", 2)
+    hub.fail(fault, "cursor=", times=None)
+    seen = []
+    async with opened(hub) as source:
+        resolution = await source.resolve()
+        with pytest.raises(expected, match=said):
+            seen.extend([file.path async for file in source.list(resolution)])
+    assert hub.log.count("/tree/") == 2
+
+
+@pytest.mark.parametrize(("fault", "expected", "said"), FAILURES[:6])
+async def test_a_failing_location_is_mapped(hub: Hub, fault: Fault, expected: type[BdnError], said: str) -> None:
+    async with opened(hub) as source:
+        file = (await listed(source))["model.safetensors"]
+        hub.fail(fault, "/resolve/", times=None)
+        with pytest.raises(expected, match=said.replace("answered", "")):
+            await source.locate(file)
+    assert hub.log.count("/resolve/") == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7),
+        ({"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}, 55),
+        ({"ratelimit": '"api";r=12;t=55'}, None),
+        ({"ratelimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
+        ({}, None),
+    ],
+)
+async def test_a_rate_limit_tells_how_long_to_wait(hub: Hub, headers: dict[str, str], seconds: float | None) -> None:
+    hub.fail(answer(429, headers))
+    async with opened(hub) as source:
+        with pytest.raises(UpstreamRateLimitedError) as raised:
+            await source.resolve()
+    assert raised.value.retry_after_seconds == seconds
+    assert raised.value.transient
+
+
+async def test_a_rate_limited_page_is_not_asked_for_again_before_its_time(hub: Hub) -> None:
+    hub.fail(rate_limited(3600), "cursor=", times=None)
+    async with opened(hub) as source:
+        with pytest.raises(UpstreamRateLimitedError) as raised:
+            await listed(source)
+    assert raised.value.retry_after_seconds == 3600
+    assert hub.log.count("cursor=") == 1
+
+
+async def test_a_hub_that_is_not_there_is_unavailable_at_once() -> None:
+    with Hub() as gone:
+        pass
+    started = time.monotonic()
+    async with opened(gone) as source:
+        with pytest.raises(UpstreamUnavailableError, match="ConnectError"):
+            await source.resolve()
+    assert time.monotonic() - started < 5
+
+
+async def test_a_hub_that_goes_silent_in_a_listing_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PATIENCE, "read", 0.05)
+    hub.fail(stall(at=1), "/tree/")
+    async with opened(hub) as source:
+        with pytest.raises(UpstreamUnavailableError, match="ReadTimeout"):
+            await asyncio.wait_for(listed(source), 10)
+
+
+async def test_a_file_that_vanished_from_its_commit_is_a_change_of_the_source(hub: Hub) -> None:
+    async with opened(hub) as source:
+        file = (await listed(source))["0.txt"]
+        with pytest.raises(SourceChangedError, match=r"'0\.txt'"):
+            await source.locate(replace(file, handle="gone.txt"))
+
+
+async def test_a_file_that_changed_its_size_is_a_change_of_the_source(hub: Hub) -> None:
+    async with opened(hub) as source:
+        file = (await listed(source))["model.safetensors"]
+        with pytest.raises(SourceChangedError, match="listed with 8 bytes, now 7"):
+            await source.locate(replace(file, size=8))
+
+
+@pytest.mark.parametrize("value", ["", "\n", "hf_two words", '{"token": "hf_json"}', "hf_ünïcödé", "hf_a\nhf_b"])
+async def test_a_malformed_token_is_refused_without_being_shown(hub: Hub, value: str) -> None:
+    with pytest.raises(SecretMalformedError) as raised:
+        async with opened(hub, token=value or "  "):
+            pass
+    assert not value.strip() or value not in str(raised.value)
+
+
+async def test_white_space_around_a_token_is_forgiven(hub: Hub) -> None:
+    async with opened(hub, "hf://org/private", f" {hub.token}\n") as source:
+        assert (await source.resolve()).revision

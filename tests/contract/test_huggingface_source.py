@@ -1,0 +1,201 @@
+"""HuggingFaceSource keeps the contract of a Source, against a double that the real client cannot tell from a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from huggingface_hub import close_session
+
+from bdn.core.ports import Source
+from bdn.core.source_uri import parse_source
+from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.sources.credentials import Secret
+from bdn.sources.opener import open_source
+from bdn.sources.settings import UpstreamSettings
+from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed
+from tests.doubles.content import GeneratedContent, git_blob_of, sha256_of
+from tests.doubles.hub import Hub
+from tests.doubles.hub_repository import HubRepository
+from tests.doubles.ranges import read_range
+
+
+@pytest.fixture(scope="module")
+def shared_hub() -> Iterator[Hub]:
+    with Hub(page_size=3) as hub:
+        yield hub
+    close_session()
+
+
+@pytest.fixture
+def hub(shared_hub: Hub) -> Hub:
+    shared_hub.clear()
+    return shared_hub
+
+
+def opened(
+    hub: Hub, uri: str, token: str | None = None, organisation: str = "acme"
+) -> AbstractAsyncContextManager[Source]:
+    return open_source(
+        parse_source(uri),
+        secret=Secret("hub", token) if token else None,
+        organisation=organisation,
+        ambient_credentials=False,
+        settings=UpstreamSettings(hf_endpoint=hub.url),
+    )
+
+
+class HubUpstream:
+    def __init__(self, hub: Hub, repository: HubRepository, token: str | None) -> None:
+        self._hub = hub
+        self._repository = repository
+        self._token = token
+
+    def fill(self, files: Mapping[str, bytes]) -> None:
+        self._repository.commit(files)
+
+    def open(self, organisation: str = "acme") -> AbstractAsyncContextManager[Source]:
+        kind = "" if self._repository.kind == "model" else f"{self._repository.kind}s/"
+        return opened(self._hub, f"hf://{kind}{self._repository.repo_id}", self._token, organisation)
+
+
+class TestPublicModel(SourceContract):
+    @pytest.fixture
+    def upstream(self, hub: Hub) -> Upstream:
+        return HubUpstream(hub, hub.repo("org/model"), None)
+
+
+class TestPrivateDataset(SourceContract):
+    @pytest.fixture
+    def upstream(self, hub: Hub) -> Upstream:
+        return HubUpstream(hub, hub.repo("org/set", kind="dataset", private=True), hub.token)
+
+
+class TestGatedSpace(SourceContract):
+    @pytest.fixture
+    def upstream(self, hub: Hub) -> Upstream:
+        repository = hub.repo("org/space", kind="space", gated=True)
+        repository.allow(hub.stranger_token)
+        return HubUpstream(hub, repository, hub.stranger_token)
+
+
+@pytest.mark.parametrize("revision", ["", "@main", "@dev", "@v1.0", "@refs/pr/1", "@feature/slash"])
+async def test_every_kind_of_revision_resolves_to_the_commit_that_it_names(hub: Hub, revision: str) -> None:
+    repo = hub.repo("org/model")
+    commits = {"@v1.0": repo.commit({"f": b"tagged"})}
+    repo.tag("v1.0")
+    commits["@dev"] = repo.commit({"f": b"dev"}, branch="dev")
+    commits["@feature/slash"] = repo.commit({"f": b"slash"}, branch="feature/slash")
+    commits["@refs/pr/1"] = repo.commit({"f": b"request"}, branch="refs/pr/1")
+    commits["@main"] = commits[""] = repo.commit({"f": b"main"})
+    async with opened(hub, f"hf://org/model{revision}") as source:
+        assert (await source.resolve()).revision == commits[revision]
+
+
+async def test_an_older_commit_is_listed_and_read_as_it_was(hub: Hub) -> None:
+    repo = hub.repo("org/model")
+    old = repo.commit({"f.bin": b"old content", "gone.txt": b"x"})
+    repo.commit({"f.bin": b"new", "gone.txt": None})
+    async with opened(hub, f"hf://org/model@{old}") as source:
+        files = await listed(source)
+        location = await source.locate(files["f.bin"])
+    assert set(files) == {"f.bin", "gone.txt"}
+    assert read_range(location, 0, 11).content == b"old content"
+
+
+async def test_a_listing_stays_at_its_commit_while_the_branch_moves(hub: Hub) -> None:
+    repo = hub.repo("org/model")
+    repo.commit({"f.bin": b"old"})
+    async with opened(hub, "hf://org/model@main") as source:
+        resolution = await source.resolve()
+        repo.commit({"f.bin": b"newer", "more.bin": b"x"})
+        files = [file async for file in source.list(resolution)]
+        location = await source.locate(files[0])
+    assert [(file.path, file.size, file.version) for file in files] == [("f.bin", 3, resolution.revision)]
+    assert read_range(location, 0, 3).content == b"old"
+
+
+async def test_lfs_files_carry_their_sha256_and_others_their_git_blob(hub: Hub) -> None:
+    hub.repo("org/model").commit({"model.safetensors": CONTENT, "config.json": b"{}"})
+    async with opened(hub, "hf://org/model") as source:
+        files = await listed(source)
+    assert files["model.safetensors"].checksum == Checksum(ChecksumKind.SHA256, sha256_of(CONTENT))
+    assert files["config.json"].checksum == Checksum(ChecksumKind.GIT_BLOB, git_blob_of(b"{}"))
+
+
+async def test_public_content_is_shared_and_private_and_gated_content_belongs_to_the_organisation(hub: Hub) -> None:
+    scopes = {}
+    for name, private, gated in (("open", False, False), ("private", True, False), ("gated", False, True)):
+        hub.repo(f"org/{name}", private=private, gated=gated).commit({"f": b"x"})
+        async with opened(hub, f"hf://org/{name}", hub.token) as source:
+            scopes[name] = (await listed(source))["f"].identity.scope
+    assert scopes == {"open": "public", "private": "organisation:acme", "gated": "organisation:acme"}
+
+
+async def test_a_resolution_from_elsewhere_does_not_make_private_content_public(hub: Hub) -> None:
+    hub.repo("org/private", private=True).commit({"f": b"x"})
+    async with opened(hub, "hf://org/private", hub.token) as source:
+        resolution = await source.resolve()
+    async with opened(hub, "hf://org/private", hub.token) as source:
+        assert [file.identity.scope async for file in source.list(resolution)] == ["organisation:acme"]
+
+
+async def test_the_token_goes_to_the_hub_and_never_to_the_cdn(hub: Hub) -> None:
+    hub.repo("org/private", private=True).commit({"model.safetensors": CONTENT, "config.json": b"{}"})
+    async with opened(hub, "hf://org/private", hub.token) as source:
+        files = await listed(source)
+        large, small = await source.locate(files["model.safetensors"]), await source.locate(files["config.json"])
+    assert large.url.startswith(hub.cdn_url)
+    assert large.headers == ()
+    assert small.url.startswith(hub.url)
+    assert small.headers == (("Authorization", f"Bearer {hub.token}"),)
+    assert read_range(large, 0, 4).status == read_range(small, 0, 2).status == 206
+
+
+async def test_a_file_can_be_located_again_when_its_link_has_expired(hub: Hub) -> None:
+    hub.repo("org/model").commit({"model.safetensors": CONTENT})
+    async with opened(hub, "hf://org/model") as source:
+        file = (await listed(source))["model.safetensors"]
+        location = await source.locate(file)
+        hub.expire_links()
+        assert read_range(location, 0, 4).status == 403
+        assert read_range(await source.locate(file), 0, 4).content == CONTENT[:4]
+
+
+async def test_a_file_of_twenty_gigabytes_is_read_from_its_middle(hub: Hub) -> None:
+    content = GeneratedContent(20 * 1024**3)
+    middle = 10 * 1024**3 + 123
+    hub.repo("org/model").commit({"model.safetensors": content.declaring("0" * 64)})
+    async with opened(hub, "hf://org/model") as source:
+        file = (await listed(source))["model.safetensors"]
+        location = await source.locate(file)
+    assert file.size == 20 * 1024**3
+    assert read_range(location, middle, middle + 1000).content == content.read(middle, middle + 1000)
+
+
+async def test_an_unchanged_public_source_costs_one_request_and_one_per_page(hub: Hub) -> None:
+    hub.repo("org/model").commit({f"{number:02}.txt": b"x" for number in range(10)})
+    async with opened(hub, "hf://org/model") as source:
+        await listed(source)
+    assert [request.method for request in hub.log.find()] == ["GET"] * (1 + 4)
+
+
+async def test_twenty_five_hundred_files_cost_four_requests() -> None:
+    with Hub() as hub:
+        hub.repo("org/model").commit({f"{number:04}.txt": b"x" for number in range(2500)})
+        async with opened(hub, "hf://org/model") as source:
+            resolution = await source.resolve()
+            assert await consumed(source.list(resolution)) == 2500
+        assert hub.log.count() == 4
+    close_session()
+
+
+async def test_a_listing_asks_for_no_more_pages_than_are_consumed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bdn.sources.huggingface.BATCH", 3)
+    hub.repo("org/model").commit({f"{number:02}.txt": b"x" for number in range(30)})
+    async with opened(hub, "hf://org/model") as source:
+        resolution = await source.resolve()
+        async for _ in source.list(resolution):
+            break
+    assert hub.log.count("/tree/") == 1

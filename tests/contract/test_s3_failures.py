@@ -1,0 +1,231 @@
+"""Whatever goes wrong at S3 comes out of the source as one of our errors, after exactly one attempt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    InvalidSourceError,
+    SecretMalformedError,
+    SourceNotFoundError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.ports import Source
+from bdn.core.source_uri import BucketUri, parse_source
+from bdn.sources.credentials import S3Credentials, Secret
+from bdn.sources.opener import open_source
+from bdn.sources.settings import UpstreamSettings
+from tests.contract.source_contract import listed
+from tests.doubles.faults import Fault, answer, drop, truncate
+from tests.doubles.ranges import read_range
+from tests.doubles.s3 import S3Server, s3_error
+from tests.doubles.sigv4 import Account
+
+TEMPORARY = Account("ASIATEMPORARY", "temporary", "session-token")
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[S3Server]:
+    with S3Server() as server:
+        server.accounts[TEMPORARY.access_key_id] = TEMPORARY
+        server.bucket("failures").put({f"{number:04}.txt": b"x" for number in range(1500)})
+        server.bucket("failures-public", public=True).put({"a.txt": b"x"})
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: S3Server) -> S3Server:
+    shared_server.log.clear()
+    shared_server.script.clear()
+    return shared_server
+
+
+@asynccontextmanager
+async def opened(
+    server: S3Server,
+    secret: object = None,
+    *,
+    uri: str = "s3://failures",
+    ambient: bool = False,
+    settings: UpstreamSettings | None = None,
+) -> AsyncIterator[Source]:
+    async with open_source(
+        parse_source(uri),
+        secret=Secret("bucket-keys", secret if isinstance(secret, str) else json.dumps(secret)) if secret else None,
+        organisation="acme",
+        ambient_credentials=ambient,
+        settings=settings or UpstreamSettings(s3_endpoint_url=server.url),
+    ) as source:
+        yield source
+
+
+def keys_of(account: Account, prefix: str = "aws_") -> dict[str, str]:
+    keys = {f"{prefix}access_key_id": account.access_key_id, f"{prefix}secret_access_key": account.secret_access_key}
+    return keys | ({f"{prefix}session_token": account.session_token} if account.session_token else {})
+
+
+async def test_the_older_key_names_of_a_secret_are_accepted(server: S3Server) -> None:
+    async with opened(server, keys_of(server.account, prefix="")) as source:
+        assert len(await listed(source)) == 1500
+
+
+async def test_temporary_credentials_sign_listings_and_locations_with_their_token(server: S3Server) -> None:
+    async with opened(server, keys_of(TEMPORARY)) as source:
+        location = await source.locate((await listed(source))["0000.txt"])
+    assert read_range(location, 0, 1).content == b"x"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (None, "AccessDenied: anonymous reading is not allowed"),
+        ({"aws_access_key_id": "AKIANOBODY", "aws_secret_access_key": "sesame"}, "InvalidAccessKeyId"),
+        ({"aws_access_key_id": "AKIADOUBLE", "aws_secret_access_key": "sesame"}, "SignatureDoesNotMatch"),
+        ({"aws_access_key_id": "ASIATEMPORARY", "aws_secret_access_key": "sesame"}, "InvalidToken"),
+    ],
+)
+async def test_wrong_credentials_are_told_apart_and_never_shown(
+    server: S3Server, keys: dict[str, str] | None, said: str
+) -> None:
+    async with opened(server, keys) as source:
+        with pytest.raises(AuthRequiredError, match=said) as raised:
+            await listed(source)
+    assert "sesame" not in str(raised.value)
+    assert server.log.count() == 1
+
+
+def error_answer(status: int, code: str, headers: dict[str, str] | None = None) -> Fault:
+    document = s3_error(status, code).content
+    assert isinstance(document, bytes)
+    return answer(status, headers, document)
+
+
+FAILURES = [
+    (error_answer(403, "AccessDenied"), AuthRequiredError, "these credentials may not list it"),
+    (error_answer(400, "ExpiredToken"), AuthRequiredError, "session token has expired"),
+    (error_answer(403, "RequestTimeTooSkewed"), AuthRequiredError, "clock"),
+    (error_answer(400, "AuthorizationHeaderMalformed"), InvalidSourceError, "another region"),
+    (error_answer(503, "SlowDown"), UpstreamRateLimitedError, "limits our requests"),
+    (error_answer(429, "TooManyRequests"), UpstreamRateLimitedError, "limits our requests"),
+    (error_answer(503, "ServiceUnavailable"), UpstreamUnavailableError, "503 ServiceUnavailable"),
+    (error_answer(500, "InternalError"), UpstreamUnavailableError, "500 InternalError"),
+    (error_answer(404, "NoSuchBucket"), SourceNotFoundError, "bucket does not exist"),
+    (error_answer(400, "InvalidRequest"), SourceNotFoundError, "400 InvalidRequest"),
+    (answer(200, body=b"not a listing"), UpstreamUnavailableError, "answered 500"),  # so the SDK calls it
+    (answer(502, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "502"),
+    (drop(), UpstreamUnavailableError, "could not be asked"),
+    (truncate(10), UpstreamUnavailableError, "could not be asked"),
+]
+
+
+@pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
+async def test_a_failing_request_is_made_once_and_mapped(
+    server: S3Server, fault: Fault, expected: type[BdnError], said: str
+) -> None:
+    server.fail(fault, times=None)
+    async with opened(server, keys_of(server.account)) as source:
+        with pytest.raises(expected, match=said):
+            await listed(source)
+    assert server.log.count() == 1
+
+
+@pytest.mark.parametrize("fault", [error_answer(500, "InternalError"), drop(), truncate(10)])
+async def test_a_listing_that_fails_at_its_second_page_is_mapped_around_the_iteration(
+    server: S3Server, fault: Fault
+) -> None:
+    server.fail(fault, "continuation-token", times=None)
+    async with opened(server, keys_of(server.account)) as source:
+        files = source.list(await source.resolve())
+        for number in range(1000):
+            assert (await anext(files)).path == f"{number:04}.txt"
+        with pytest.raises(UpstreamUnavailableError):
+            await anext(files)
+    # aiohttp repeats a request, at once and once, whose kept-alive connection closed without an answer.
+    assert server.log.count("continuation-token") <= 2
+
+
+async def test_a_listing_that_goes_on_without_telling_where_is_not_taken_for_complete(server: S3Server) -> None:
+    cut = b"<ListBucketResult><IsTruncated>true</IsTruncated><KeyCount>0</KeyCount></ListBucketResult>"
+    server.fail(answer(200, body=cut))
+    async with opened(server, keys_of(server.account)) as source:
+        with pytest.raises(UpstreamUnavailableError, match="does not tell where"):
+            await listed(source)
+
+
+async def test_slow_down_tells_how_long_to_wait_where_s3_says_so(server: S3Server) -> None:
+    server.fail(error_answer(503, "SlowDown", {"Retry-After": "12"}))
+    async with opened(server, keys_of(server.account)) as source:
+        with pytest.raises(UpstreamRateLimitedError) as raised:
+            await listed(source)
+    assert raised.value.retry_after_seconds == 12
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with S3Server() as gone:
+        pass
+    async with opened(gone) as source:
+        with pytest.raises(UpstreamUnavailableError, match="EndpointConnectionError"):
+            await listed(source)
+
+
+async def test_a_name_that_no_bucket_has_is_an_invalid_source(server: S3Server) -> None:
+    uri = BucketUri("s3", "not a bucket", "")
+    settings = UpstreamSettings(s3_endpoint_url=server.url)
+    async with open_source(
+        uri, secret=None, organisation="acme", ambient_credentials=False, settings=settings
+    ) as source:
+        with pytest.raises(InvalidSourceError, match="cannot have a bucket of this name"):
+            await listed(source)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("AKIASESAME", "not a JSON object"),
+        ('["AKIASESAME"]', "not a JSON object"),
+        ("[" * 100_000, "not a JSON object"),
+        ('{"aws_secret_access_key": "sesame"}', 'lacks the key "aws_access_key_id"'),
+        ('{"aws_access_key_id": "AKIASESAME"}', 'lacks the key "aws_secret_access_key"'),
+        ('{"accessKeyId": "AKIASESAME", "secretAccessKey": "sesame"}', 'lacks the key "aws_access_key_id"'),
+        ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": ""}', 'lacks the key "aws_secret_access_key"'),
+        ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": 7}', '"aws_secret_access_key" that is not a'),
+    ],
+)
+async def test_a_malformed_secret_names_the_missing_key_and_no_value(server: S3Server, value: str, said: str) -> None:
+    with pytest.raises(SecretMalformedError, match=said) as raised:
+        async with opened(server, value):
+            pass
+    assert "sesame" not in str(raised.value).lower()
+    assert raised.value.__cause__ is raised.value.__context__ is None
+
+
+async def test_ambient_credentials_count_only_where_they_are_allowed(server: S3Server) -> None:
+    account = server.account
+    ambient = S3Credentials(account.access_key_id, account.secret_access_key)
+    settings = UpstreamSettings(s3_endpoint_url=server.url, s3_credentials=ambient)
+    async with opened(server, ambient=True, settings=settings) as source:
+        assert len(await listed(source)) == 1500
+    async with opened(server, ambient=False, settings=settings) as source:
+        with pytest.raises(AuthRequiredError, match="anonymous"):
+            await listed(source)
+
+
+async def test_the_machine_s_own_aws_configuration_is_left_alone(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.account.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.account.secret_access_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://192.0.2.1")
+    async with opened(server, uri="s3://failures-public") as source:
+        assert set(await listed(source)) == {"a.txt"}
+    async with opened(server) as source:
+        with pytest.raises(AuthRequiredError, match="anonymous"):
+            await listed(source)

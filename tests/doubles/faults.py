@@ -1,0 +1,121 @@
+"""Failures on command, so that they replay: which requests fail, how, and how often."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from threading import Lock
+
+
+class FaultKind(Enum):
+    ANSWER = auto()
+    DROP = auto()
+    TRUNCATE = auto()
+    STALL = auto()
+    IGNORE_RANGE = auto()
+    FLIP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: FaultKind
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    at: int = 0  # bytes into the body
+
+
+def answer(status: int, headers: Mapping[str, str] | None = None, body: bytes = b"scripted failure") -> Fault:
+    """This answer instead of the real one."""
+    return Fault(FaultKind.ANSWER, status, headers or {}, body)
+
+
+def rate_limited(retry_after_seconds: int) -> Fault:
+    return answer(429, {"Retry-After": str(retry_after_seconds)})
+
+
+def drop() -> Fault:
+    """The connection closes without an answer."""
+    return Fault(FaultKind.DROP)
+
+
+def truncate(at: int) -> Fault:
+    """The connection closes after ``at`` bytes of the body, whose length was announced in full."""
+    return Fault(FaultKind.TRUNCATE, at=at)
+
+
+def stall(at: int = 0) -> Fault:
+    """Nothing more comes after ``at`` bytes of the body, until the double is told to go on or is closed."""
+    return Fault(FaultKind.STALL, at=at)
+
+
+def ignore_range() -> Fault:
+    """200 and the whole file to a request for a range."""
+    return Fault(FaultKind.IGNORE_RANGE)
+
+
+def flip_byte(at: int = 0) -> Fault:
+    """One byte of the body is wrong; everything else is as announced."""
+    return Fault(FaultKind.FLIP, at=at)
+
+
+@dataclass(slots=True)
+class _Order:
+    fault: Fault
+    method: str | None
+    path: re.Pattern[str]
+    origin: str | None
+    skip: int
+    times: int | None
+
+
+class Script:
+    """Orders are tried in the sequence in which they were given; the first that fits and is not used up applies."""
+
+    def __init__(self) -> None:
+        self._orders: list[_Order] = []
+        self._lock = Lock()
+
+    def add(
+        self,
+        fault: Fault,
+        path: str = "",
+        *,
+        method: str | None = None,
+        origin: str | None = None,
+        skip: int = 0,
+        times: int | None = 1,
+    ) -> None:
+        """Let requests fail whose raw path and query contain the regular expression ``path``.
+
+        Args:
+            fault: how.
+            path: searched for in the request's target.
+            method: only these.
+            origin: only there, such as ``hub`` or ``cdn``.
+            skip: leave the first ones alone.
+            times: how many fail, None for all from then on.
+        """
+        with self._lock:
+            self._orders.append(_Order(fault, method, re.compile(path), origin, skip, times))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._orders.clear()
+
+    def take(self, method: str, target: str, origin: str) -> Fault | None:
+        with self._lock:
+            for order in self._orders:
+                if order.times == 0 or not order.path.search(target):
+                    continue
+                if order.method not in (None, method) or order.origin not in (None, origin):
+                    continue
+                if order.skip:
+                    order.skip -= 1
+                    continue
+                if order.times is not None:
+                    order.times -= 1
+                return order.fault
+        return None

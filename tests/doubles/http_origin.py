@@ -1,0 +1,196 @@
+"""A threaded HTTP/1.1 server for doubles: keep-alive, ranges, a log of requests and scripted failures."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from http.client import HTTPMessage
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Lock, Thread
+from typing import Self
+from urllib.parse import SplitResult, urlsplit
+
+from tests.doubles.content import Content, pieces_of, size_of
+from tests.doubles.faults import Fault, FaultKind, Script
+from tests.doubles.request_log import NOTED_HEADERS, LoggedRequest, RequestLog
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``target`` is path and query exactly as sent."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+    @property
+    def url(self) -> SplitResult:
+        return urlsplit(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``ranged`` asks the server to honour Range; ``size`` is what HEAD announces when there is no body to measure."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: Content = b""
+    ranged: bool = False
+    size: int | None = None
+
+
+Responder = Callable[[Request], Answer]
+
+
+class Origin:
+    """One address that answers through ``responder``. A failure inside the double itself is raised when it closes."""
+
+    def __init__(self, name: str, responder: Responder, *, log: RequestLog, script: Script) -> None:
+        self.name = name
+        self.responder = responder
+        self.log = log
+        self.script = script
+        self.go_on = Event()
+        self.failures: list[Exception] = []
+        self._server = _Server(self)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.hang_up()
+        self._server.server_close()
+        if self.failures:
+            raise ExceptionGroup(f"the double {self.name} failed", self.failures)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # so that server_close waits for them, and every socket is closed by then
+    request_queue_size = 128
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self._open: set[socket.socket] = set()
+        self._lock = Lock()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        connection, address = super().get_request()
+        with self._lock:
+            self._open.add(connection)
+        return connection, address
+
+    def close_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        if isinstance(request, socket.socket):
+            with self._lock:
+                self._open.discard(request)
+        super().close_request(request)
+
+    def hang_up(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is its own business; everything else was kept by the handler."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+    headers: HTTPMessage
+
+    def log_message(self, *_: object) -> None:
+        """The log is the origin's."""
+
+    def _serve(self) -> None:
+        origin = self.server.origin
+        noted = {name: self.headers[name] for name in NOTED_HEADERS if name in self.headers}
+        record = LoggedRequest(self.command, self.path, origin.name, noted)
+        origin.log.add(record)
+        length = int(self.headers.get("Content-Length", 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, self.path, headers, self.rfile.read(length))
+        fault = origin.script.take(self.command, self.path, origin.name)
+        try:
+            self._answer(request, record, fault)
+        except OSError:
+            self.close_connection = True
+        except Exception as error:
+            origin.failures.append(error)
+            raise
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server's names
+
+    def _answer(self, request: Request, record: LoggedRequest, fault: Fault | None) -> None:
+        if fault and fault.kind is FaultKind.DROP:
+            self.close_connection = True
+            return
+        if fault and fault.kind is FaultKind.IGNORE_RANGE:
+            request = replace(request, headers={k: v for k, v in request.headers.items() if k != "range"})
+        if fault and fault.kind is FaultKind.ANSWER:
+            answer = Answer(fault.status, fault.headers, fault.body)
+        else:
+            answer = self.server.origin.responder(request)
+        start, stop, answer = _cut(answer, request.headers.get("range"))
+        record.status = answer.status
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(stop - start if answer.size is None else answer.size))
+        self.end_headers()
+        if request.method == "HEAD" or answer.status == 304:
+            return
+        for piece in self._spoil(pieces_of(answer.content, start, stop), fault):
+            self.connection.sendall(piece)
+            record.bytes_served += len(piece)
+
+    def _spoil(self, pieces: Iterator[memoryview], fault: Fault | None) -> Iterator[memoryview]:
+        if fault is None or fault.kind not in (FaultKind.TRUNCATE, FaultKind.STALL, FaultKind.FLIP):
+            yield from pieces
+            return
+        sent = 0
+        for piece in pieces:
+            until = fault.at - sent
+            sent += len(piece)
+            if not 0 <= until < len(piece):
+                yield piece
+                continue
+            yield piece[:until]
+            if fault.kind is FaultKind.TRUNCATE:
+                self.close_connection = True
+                return
+            if fault.kind is FaultKind.STALL:
+                self.server.origin.go_on.wait()
+                yield piece[until:]
+            else:
+                yield memoryview(bytes([piece[until] ^ 0xFF]))
+                yield piece[until + 1 :]
+
+
+def _cut(answer: Answer, wanted: str | None) -> tuple[int, int, Answer]:
+    """The part of the content to send (RFC 9110, 14.2): one range, or a suffix; anything else is the whole."""
+    size = size_of(answer.content)
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted or "")
+    if not answer.ranged or answer.status != 200 or not match or match[0] == "bytes=-":
+        return 0, size, answer
+    if match[1]:
+        start, stop = int(match[1]), min(int(match[2]) + 1 if match[2] else size, size)
+    else:
+        start, stop = max(size - int(match[2]), 0), size
+    if start >= stop:
+        return 0, 0, Answer(416, {**answer.headers, "Content-Range": f"bytes */{size}"})
+    headers = {**answer.headers, "Content-Range": f"bytes {start}-{stop - 1}/{size}"}
+    return start, stop, replace(answer, status=206, headers=headers)

@@ -1,0 +1,132 @@
+"""A local S3: moto's behaviour behind real signatures, private buckets, a log of requests and scripted failures.
+
+    with S3Server() as server:
+        bucket = server.bucket("weights")
+        bucket.put({"model/config.json": b"{}"})
+        # read from server.url with server.account's keys
+
+moto keeps one account per process, so two servers of one process share their buckets; choose other names.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Self
+from urllib.parse import unquote_to_bytes
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.s3.models import s3_backends
+from werkzeug.test import run_wsgi_app
+
+from tests.doubles.faults import Fault, Script
+from tests.doubles.http_origin import Answer, Origin, Request
+from tests.doubles.request_log import RequestLog
+from tests.doubles.sigv4 import Account, refusal_of
+
+# Access is decided here; moto gets a signature of the right shape, which is all that it looks at.
+_ADMITTED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
+
+
+class S3Bucket:
+    """A bucket that a test fills behind the server's back, so that filling is neither logged nor slow."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        """Any key is taken as it is, also those that HTTP clients would normalise."""
+        for key, content in objects.items():
+            s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(self.name, key, content)
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            s3_backends[DEFAULT_ACCOUNT_ID]["aws"].delete_object(self.name, key)
+
+
+class S3Server:
+    """Path-style S3 on a free port of the loopback, from ``with`` until its end, which drops its buckets."""
+
+    def __init__(self) -> None:
+        self.log = RequestLog()
+        self.script = Script()
+        self.account = Account("AKIADOUBLE", "double/secret+key")
+        self.accounts = {self.account.access_key_id: self.account}
+        self._application = DomainDispatcherApplication(create_backend_app)
+        self._public: dict[str, bool] = {}
+        self._origin = Origin("s3", self._respond, log=self.log, script=self.script)
+
+    def __enter__(self) -> Self:
+        self._origin.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._origin.__exit__()
+        backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        for name in self._public.keys() & backend.buckets.keys():
+            del backend.buckets[name]
+
+    @property
+    def url(self) -> str:
+        return self._origin.url
+
+    def bucket(self, name: str, *, public: bool = False) -> S3Bucket:
+        """A new, empty bucket that anybody may read (``public``) or only the account."""
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(name, "us-east-1")
+        self._public[name] = public
+        return S3Bucket(name)
+
+    def fail(self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0) -> None:
+        """Order a failure; see :class:`tests.doubles.faults.Script`."""
+        self.script.add(fault, path, times=times, skip=skip)
+
+    def _respond(self, request: Request) -> Answer:
+        refusal = refusal_of(request, self.accounts)
+        if refusal is None and not self._open_to_all(request):
+            refusal = "AccessDenied"
+        if refusal:
+            return s3_error(403, refusal)
+        chunks, status, headers = run_wsgi_app(self._application, _environ(request), buffered=True)
+        kept = {name: value for name, value in headers.items() if name.lower() not in _HOP}
+        size = int(headers["Content-Length"]) if request.method == "HEAD" and "Content-Length" in headers else None
+        return Answer(int(status.split()[0]), kept, b"".join(chunks), size=size)
+
+    def _open_to_all(self, request: Request) -> bool:
+        name = request.url.path.split("/")[1]
+        # Like S3, the double tells everybody that a bucket does not exist.
+        return request.method in ("GET", "HEAD") and self._public.get(name, True)
+
+
+_HOP = ("connection", "content-length", "date", "server", "transfer-encoding")
+
+
+def s3_error(status: int, code: str) -> Answer:
+    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>double</Message></Error>'
+    return Answer(status, {"Content-Type": "application/xml"}, body.encode())
+
+
+def _environ(request: Request) -> dict[str, object]:
+    """WSGI (PEP 3333), with the raw target as werkzeug's own server passes it: moto reads keys from there."""
+    headers = {**request.headers, "authorization": _ADMITTED}
+    return {
+        "REQUEST_METHOD": request.method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(request.url.path).decode("latin-1"),
+        "QUERY_STRING": request.url.query,
+        "REQUEST_URI": request.target,
+        "RAW_URI": request.target,
+        "SERVER_NAME": "127.0.0.1",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "CONTENT_TYPE": headers.get("content-type", ""),
+        "CONTENT_LENGTH": str(len(request.body)),
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(request.body),
+        "wsgi.errors": io.StringIO(),
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+        **{f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()},
+    }

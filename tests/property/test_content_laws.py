@@ -1,0 +1,172 @@
+"""Chunks tile files, manifests survive a round trip, and names never collide."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
+from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.grant import GrantedMount, stage_id_of
+from bdn.core.layout import FileLayout
+from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
+from bdn.core.paths import UnsafePathError, check_tree
+from bdn.core.sizes import parse_size
+from bdn.core.upstream import Identity
+from tests.support.names import named
+
+near_chunk_borders = st.builds(
+    lambda chunks, off: max(0, chunks * CHUNK_SIZE + off), st.integers(0, 40), st.integers(-2, 2)
+)
+words = st.sampled_from(["a", "b", "ab", "é", "😀", "\uffff", "a b", '"', "\n", ".x"])
+paths = st.lists(words, min_size=1, max_size=3).map("/".join)
+contents = st.binary(max_size=3)
+
+
+def is_tree(listing: list[str]) -> bool:
+    try:
+        check_tree(listing)
+    except UnsafePathError:
+        return False
+    return True
+
+
+def entry_of(path: str, content: bytes) -> FileEntry:
+    return FileEntry(path, len(content), digest_of(content))
+
+
+trees = st.dictionaries(paths, contents, min_size=1, max_size=6).filter(lambda tree: is_tree(list(tree)))
+
+
+@given(st.one_of(near_chunk_borders, st.integers(0, 100 * CHUNK_SIZE)))
+def test_chunks_tile_a_file_without_gap_or_overlap(size: int) -> None:
+    ranges = [chunk_range(size, index) for index in range(chunk_count(size))]
+    assert [piece.start for piece in ranges] == [0, *(piece.stop for piece in ranges)][: len(ranges)]
+    assert sum(piece.size for piece in ranges) == size
+    assert {piece.size for piece in ranges[:-1]} <= {CHUNK_SIZE}
+    assert all(0 < piece.size <= CHUNK_SIZE for piece in ranges)
+
+
+@given(st.integers(1, 2**62), st.data())
+def test_neighbouring_chunks_touch_in_files_of_any_size(size: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, chunk_count(size) - 1))
+    here = chunk_range(size, index)
+    last = index == chunk_count(size) - 1
+    assert here == ByteRange(index * CHUNK_SIZE, size if last else chunk_range(size, index + 1).start)
+
+
+few_chunks = st.lists(st.sampled_from([named("one"), named("two"), EMPTY]), max_size=4).map(tuple)
+
+
+@given(few_chunks, few_chunks, st.integers(1, CHUNK_SIZE))
+def test_a_layout_fits_one_file_alone(one: tuple[Digest, ...], other: tuple[Digest, ...], last: int) -> None:
+    size = (len(one) - 1) * CHUNK_SIZE + last if one else 0
+    layout = FileLayout.of(size, one)
+    assert tuple(placed.digest for placed in layout.placed()) == one
+    try:
+        FileLayout(layout.digest, size, other)
+    except ValueError:
+        assert other != one
+    else:
+        assert other == one
+
+
+@given(trees, st.randoms(use_true_random=False))
+def test_a_manifest_survives_a_round_trip_and_does_not_depend_on_order(tree: dict[str, bytes], random: object) -> None:
+    entries = [entry_of(path, content) for path, content in tree.items()]
+    manifest = Manifest.of(entries)
+    random.shuffle(entries)  # type: ignore[attr-defined]
+    assert Manifest.of(entries).canonical == manifest.canonical
+    assert Manifest.parse(manifest.canonical) == manifest
+    assert manifest.bytes_total == sum(map(len, tree.values()))
+    assert manifest.contents == {digest_of(content): len(content) for content in tree.values()}
+
+
+@given(trees, trees)
+def test_different_trees_have_different_names(one: dict[str, bytes], other: dict[str, bytes]) -> None:
+    names = [Manifest.of(entry_of(path, content) for path, content in tree.items()).digest for tree in (one, other)]
+    assert (names[0] == names[1]) == (one == other)
+
+
+@given(trees, st.data())
+def test_a_changed_byte_of_canonical_bytes_never_reads_as_the_same_manifest(
+    tree: dict[str, bytes], data: st.DataObject
+) -> None:
+    manifest = Manifest.of(entry_of(path, content) for path, content in tree.items())
+    document = bytearray(manifest.canonical)
+    document[data.draw(st.integers(0, len(document) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        other = Manifest.parse(bytes(document))
+    except MalformedDocumentError:
+        return
+    assert other.digest != manifest.digest
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_manifest_or_refused_with_our_error(document: bytes) -> None:
+    try:
+        manifest = Manifest.parse(document)
+    except MalformedDocumentError:
+        return
+    assert manifest.canonical == document
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_digest_survives_both_of_its_forms(raw: bytes) -> None:
+    digest = Digest.from_bytes(raw)
+    assert Digest.parse(str(digest)) == digest
+    assert digest.to_bytes() == raw
+    assert (digest == EMPTY) == (raw == EMPTY.to_bytes())
+
+
+# Digits and colons are what a careless encoding of lists would confuse.
+parts = st.lists(st.text("a1:\0", max_size=4), max_size=4).map(tuple)
+scopes = st.text("a1:\0", max_size=2)
+
+
+@given(scopes, parts, scopes, parts)
+def test_no_two_identities_share_a_key(
+    scope: str, one: tuple[str, ...], other_scope: str, other: tuple[str, ...]
+) -> None:
+    same = (scope, one) == (other_scope, other)
+    assert (Identity(scope, one).key == Identity(other_scope, other).key) == same
+
+
+@given(parts, st.integers(0, 8), st.integers(0, 8))
+def test_cutting_one_text_differently_gives_another_key(text: tuple[str, ...], first: int, second: int) -> None:
+    whole = "".join(text)
+    one, other = (whole[:first], whole[first:]), (whole[:second], whole[second:])
+    assert (Identity("", one).key == Identity("", other).key) == (one == other)
+
+
+mounts = st.dictionaries(st.sampled_from(["/a", "/b", "/c"]), st.integers(0, 2), min_size=1)
+requests = st.tuples(scopes, scopes, mounts)
+
+
+@given(requests, requests)
+def test_no_two_requests_share_a_stage(
+    one: tuple[str, str, dict[str, int]], other: tuple[str, str, dict[str, int]]
+) -> None:
+    def stage_of(job_id: str, organisation: str, places: dict[str, int]) -> str:
+        return stage_id_of(job_id, organisation, [GrantedMount(at, named(str(m)), "") for at, m in places.items()])
+
+    assert (stage_of(*one) == stage_of(*other)) == (one == other)
+
+
+digits = st.builds("{}{}".format, st.integers(0, 10**6), st.integers(0, 400).map("0".__mul__))
+sizes_like = st.builds(
+    "{}{}{}".format,
+    digits,
+    st.one_of(st.just(""), digits.map(".{}".format)),
+    st.sampled_from(["", "B", "GB", "KiB", "P", "xB"]),
+)
+
+
+@given(st.one_of(st.text(max_size=30), sizes_like))
+def test_any_text_is_a_size_or_refused_with_a_value_error(text: str) -> None:
+    try:
+        size = parse_size(text)
+    except ValueError:
+        return
+    assert size >= 0
+    assert size >= 10**30 or parse_size(str(size)) == size

@@ -1,0 +1,21 @@
+"""Digests by a word, so that a test can speak of content without making any."""
+
+from __future__ import annotations
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.leases import Holder
+
+
+def named(word: str) -> Digest:
+    """The digest of the word itself: equal words, equal digests."""
+    return digest_of(word.encode())
+
+
+def sizes(**size_by_word: int) -> dict[Digest, int]:
+    """``sizes(a=3)``: content ``a`` has 3 bytes."""
+    return {named(word): size for word, size in size_by_word.items()}
+
+
+def stage(name: str, *, until: float | None = None) -> Holder:
+    """The holder that stages for job ``job-<name>``."""
+    return Holder(name, f"job-{name}", until)

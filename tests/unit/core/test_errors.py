@@ -1,0 +1,126 @@
+"""The tree of errors against the contract: codes, facts, messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import is_dataclass
+
+import pytest
+
+from bdn.core import errors
+from bdn.core.errors import BdnError
+
+# CONTRACT section 6, written out again.
+CODES = [
+    "INVALID_REQUEST", "INVALID_SOURCE", "INVALID_MOUNT", "AUTH_REQUIRED", "SECRET_NOT_FOUND", "SECRET_MALFORMED", "SOURCE_NOT_FOUND",
+    "REVISION_NOT_FOUND", "GATED_SOURCE", "NO_FILES_MATCHED", "SOURCE_CHANGED", "UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED",
+    "CHECKSUM_MISMATCH", "STORE_UNAVAILABLE", "LIMIT_EXCEEDED", "EGRESS_REFUSED", "NOT_FOUND", "UNAUTHENTICATED", "GRANT_INVALID", "GRANT_EXPIRED",
+    "CACHE_TOO_SMALL", "CACHE_FULL", "IN_USE", "DISK_FAILED", "MOUNT_FAILED", "CANCELED", "INTERNAL",
+]  # fmt: skip
+TRANSIENT = {"UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED", "STORE_UNAVAILABLE", "CACHE_FULL"}
+GROUPS = {"CallerError", "UpstreamError", "ServiceError"}  # between the root and the leaves; never raised themselves
+
+EXAMPLES: list[tuple[BdnError, list[str]]] = [
+    (errors.InvalidRequestError("weights is empty"), ["weights is empty"]),
+    (errors.InvalidSourceError("s3://", "needs a bucket"), ["s3://", "needs a bucket"]),
+    (errors.InvalidMountError("m", "must be absolute"), ["'m'", "must be absolute"]),
+    (errors.AuthRequiredError("hf://o/r", "401"), ["hf://o/r", "401", "CUSTOM_SECRET", "--secret"]),
+    (errors.SecretNotFoundError("hf_token"), ["'hf_token'", "BDN_SECRET_hf_token", "BDN_SECRETS_DIR"]),
+    (errors.SecretMalformedError("aws", "lacks aws_access_key_id"), ["'aws'", "lacks aws_access_key_id"]),
+    (errors.NoFilesMatchedError("hf://o/r", 3, ("*.x",), ("y",), "try **/*.x"), ["3 files", "*.x", "['y']", "try **/*.x"]),
+    (errors.LimitExceededError("files in a manifest", 11, 10), ["files in a manifest", "11", "10"]),
+    (errors.EgressRefusedError("169.254.169.254", "it is link-local"), ["169.254.169.254", "BDN_EGRESS_ALLOW"]),
+    (errors.NotFoundError("mirror mir_1"), ["mirror mir_1"]),
+    (errors.UnauthenticatedError(), ["Authorization: Bearer", "BDN_TOKEN"]),
+    (errors.GrantInvalidError("bad signature"), ["bad signature"]),
+    (errors.GrantExpiredError("2026-01-01T00:00:00Z"), ["2026-01-01T00:00:00Z", "again"]),
+    (errors.InUseError("manifest b3:0", ("job a", "job b")), ["manifest b3:0", "job a, job b"]),
+    (errors.CanceledError("mirror mir_1"), ["mirror mir_1"]),
+    (errors.SourceNotFoundError("hf://o/r", "404"), ["hf://o/r", "404"]),
+    (errors.RevisionNotFoundError("hf://o/r", "v9"), ["hf://o/r", "'v9'"]),
+    (errors.GatedSourceError("hf://o/r"), ["hf://o/r", "accept its terms"]),
+    (errors.SourceChangedError("s3://b", "a/x", "another ETag"), ["s3://b", "'a/x'", "another ETag", "mirror it again"]),
+    (errors.UpstreamUnavailableError("hf://o/r", "503"), ["hf://o/r", "503"]),
+    (errors.UpstreamRateLimitedError("hf://o/r", 2.5), ["hf://o/r", "429", "2.5 s"]),
+    (errors.ChecksumMismatchError("a.bin", "aa", "bb"), ["a.bin", "expected aa", "got bb"]),
+    (errors.StoreUnavailableError("timeout"), ["timeout"]),
+    (errors.CacheTooSmallError(2_000_000_000, 1_500_000_000), ["2 GB", "1.5 GB", "BDN_AGENT_CACHE_BYTES"]),
+    (errors.CacheFullError(4000, 1000, 3000, 5000), ["4 KB", "1 KB", "3 KB", "5 KB"]),
+    (errors.DiskFailedError("/cache/x", "EIO"), ["/cache/x", "EIO"]),
+    (errors.MountFailedError("/mnt/x", "EPERM"), ["/mnt/x", "EPERM"]),
+    (errors.InternalError("impossible"), ["impossible"]),
+]  # fmt: skip
+EACH_EXAMPLE = pytest.mark.parametrize(
+    ("error", "facts"), EXAMPLES, ids=[type(error).__name__ for error, _ in EXAMPLES]
+)
+
+
+def descendants(of: type[BdnError]) -> list[type[BdnError]]:
+    direct = [cls for cls in of.__subclasses__() if cls.__module__ == errors.__name__]
+    return [*direct, *(deeper for cls in direct for deeper in descendants(cls))]
+
+
+LEAVES = [cls for cls in descendants(BdnError) if cls.__name__ not in GROUPS]
+
+
+def test_every_code_of_the_contract_has_exactly_one_class() -> None:
+    assert sorted(cls.code for cls in LEAVES) == sorted(CODES)
+
+
+def test_every_class_states_its_own_code() -> None:
+    assert [cls.__name__ for cls in LEAVES if "code" not in vars(cls)] == []
+
+
+def test_only_the_unspecific_classes_share_the_code_of_internal_errors() -> None:
+    tree: list[type[BdnError]] = [BdnError, *descendants(BdnError)]
+    assert {cls.__name__ for cls in tree if cls.code == "INTERNAL"} == {"BdnError", "InternalError"} | GROUPS
+
+
+def test_only_what_may_heal_by_itself_is_transient() -> None:
+    assert {cls.code for cls in LEAVES if cls.transient} == TRANSIENT
+
+
+def test_every_class_has_an_example_below() -> None:
+    assert {type(error) for error, _ in EXAMPLES} == set(LEAVES)
+
+
+@EACH_EXAMPLE
+def test_the_message_is_one_line_built_from_the_facts(error: BdnError, facts: list[str]) -> None:
+    message = str(error)
+    assert [fact for fact in facts if fact not in message] == []
+    assert "\n" not in message
+
+
+@EACH_EXAMPLE
+def test_the_details_are_plain_json(error: BdnError, facts: list[str]) -> None:
+    details = error.details()
+    assert is_dataclass(error)
+    assert json.loads(json.dumps(details, allow_nan=False)) == details
+    assert list(details) == list(vars(error))
+
+
+@EACH_EXAMPLE
+def test_an_error_is_caught_as_the_root_and_equals_only_itself(error: BdnError, facts: list[str]) -> None:
+    with pytest.raises(BdnError) as caught:
+        raise error
+    assert caught.value is error
+    assert hash(error) == hash(error)
+    assert error != type(error)(**vars(error))
+
+
+def test_a_source_that_the_problem_names_already_is_not_named_twice() -> None:
+    assert str(errors.InvalidSourceError("s3://", "Source 's3://' is empty")) == "Source 's3://' is empty"
+
+
+def test_an_empty_source_is_told_apart_from_patterns_that_select_nothing() -> None:
+    assert str(errors.NoFilesMatchedError("s3://b", 0, ("*",), ())) == "s3://b holds no files"
+
+
+def test_a_selection_of_nothing_without_a_hint_ends_with_the_patterns() -> None:
+    message = str(errors.NoFilesMatchedError("s3://b", 2, ("a",), ()))
+    assert message == "none of the 2 files of s3://b is selected by allow_patterns=['a'], ignore_patterns=[]"
+
+
+def test_a_rate_limit_without_a_time_names_none_and_an_immediate_one_names_zero() -> None:
+    assert "wait" not in str(errors.UpstreamRateLimitedError("hf://o/r"))
+    assert "wait 0 s" in str(errors.UpstreamRateLimitedError("hf://o/r", 0.0))

@@ -1,0 +1,105 @@
+"""Where files of a request may stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from bdn.core.errors import InvalidMountError
+from bdn.core.source_uri import parse_source
+from bdn.core.weights import WeightsSource, check_mounts, normalise_mount
+
+SOURCE = parse_source("s3://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("location", "normal"),
+    [
+        ("/models", "/models"),
+        ("/models/", "/models"),
+        ("//models///a", "/models/a"),
+        ("/./models/./a/.", "/models/a"),
+        ("/a b/тест", "/a b/тест"),
+        ("/..a/b..", "/..a/b.."),
+        ("/...", "/..."),
+        (f"/{'x' * 255}", f"/{'x' * 255}"),
+    ],
+)
+def test_a_mount_is_absolute_without_empty_or_dot_segments(location: str, normal: str) -> None:
+    assert normalise_mount(location) == normal
+    assert normalise_mount(normal) == normal
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("", "absolute path"),
+        ("models", "absolute path"),
+        ("./models", "absolute path"),
+        (" /models", "absolute path"),
+        ("~/models", "absolute path"),
+        ("/", "root directory"),
+        ("//", "root directory"),
+        ("/.", "root directory"),
+        ("/./", "root directory"),
+        ("/..", "'..'"),
+        ("/a/../b", "'..'"),
+        ("/a/..", "'..'"),
+        ("/a\0b", "NUL"),
+        (f"/{'x' * 256}", "255 bytes"),
+        (f"/{'é' * 128}", "255 bytes"),
+    ],
+)
+def test_any_other_mount_is_refused_with_the_reason(location: str, reason: str) -> None:
+    with pytest.raises(InvalidMountError, match=reason) as caught:
+        normalise_mount(location)
+    assert caught.value.details()["mount_location"] == location
+
+
+def test_a_source_holds_a_normalised_mount() -> None:
+    assert WeightsSource(SOURCE, "/m").mount_location == "/m"
+    with pytest.raises(InvalidMountError, match="not normalised"):
+        WeightsSource(SOURCE, "/m/")
+    with pytest.raises(InvalidMountError, match="absolute"):
+        WeightsSource(SOURCE, "m")
+
+
+@pytest.mark.parametrize(
+    "locations",
+    [
+        [],
+        ["/a"],
+        ["/a", "/b"],
+        ["/a", "/ab", "/a-b", "/a.b", "/a b"],
+        ["/models/a", "/models/b", "/models/ab", "/data"],
+        ["/a/b", "/b/a", "/c/a/b"],
+    ],
+)
+def test_mounts_beside_each_other_are_accepted(locations: list[str]) -> None:
+    check_mounts(locations)
+    check_mounts(locations[::-1])
+
+
+@pytest.mark.parametrize(
+    ("locations", "named"),
+    [
+        (["/a", "/a"], "/a"),
+        (["/x", "/a", "/b", "/a"], "/a"),
+        (["/a", "/a/b"], "/a/b"),
+        (["/a", "/a-b", "/a/b"], "/a/b"),
+        (["/a", "/a b", "/a!", "/a/b/c"], "/a/b/c"),
+        (["/a/b", "/a/c", "/a"], "/a/b"),
+    ],
+)
+def test_equal_or_nested_mounts_are_refused_in_any_order(locations: list[str], named: str) -> None:
+    for given in (locations, locations[::-1]):
+        with pytest.raises(InvalidMountError) as caught:
+            check_mounts(given)
+        assert caught.value.mount_location == named
+
+
+@pytest.mark.parametrize(
+    "pair", [("/m", "/m/"), ("/m", "//m"), ("/m", "/./m"), ("/m/", "/m/sub/"), ("/m//", "/m/./sub")]
+)
+def test_mounts_are_compared_after_normalising(pair: tuple[str, str]) -> None:
+    with pytest.raises(InvalidMountError, match=r"stands twice|lies inside"):
+        check_mounts([normalise_mount(location) for location in pair])

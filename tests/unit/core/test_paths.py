@@ -1,0 +1,90 @@
+"""Which listed paths may become files, and which trees may exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from bdn.core.paths import PATH_LIMIT, SEGMENT_LIMIT, UnsafePathError, check_tree, normalise_path
+
+
+@pytest.mark.parametrize(
+    ("path", "normal"),
+    [
+        ("config.json", "config.json"),
+        ("a/b/c", "a/b/c"),
+        ("a//b", "a/b"),
+        ("./a/./b", "a/b"),
+        (".gitattributes", ".gitattributes"),
+        ("...", "..."),
+        ("a/..b/c..", "a/..b/c.."),
+        ("with space/тест/模型", "with space/тест/模型"),
+        ("line\nbreak", "line\nbreak"),
+        ("C:/x", "C:/x"),
+        ("é" * 127, "é" * 127),
+    ],
+)
+def test_a_safe_path_is_relative_without_empty_or_dot_segments(path: str, normal: str) -> None:
+    assert normalise_path(path) == normal
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("", "names no file"),
+        (".", "names no file"),
+        ("./.", "names no file"),
+        ("a/", "names no file"),
+        ("/", "absolute"),
+        ("/etc/passwd", "absolute"),
+        ("//a", "absolute"),
+        ("..", "leaves its folder"),
+        ("../a", "leaves its folder"),
+        ("a/../b", "leaves its folder"),
+        ("a/..", "leaves its folder"),
+        ("./../a", "leaves its folder"),
+        ("a\0b", "NUL or a backslash"),
+        ("a\\b", "NUL or a backslash"),
+        ("..\\a", "NUL or a backslash"),
+        ("a\ud800", "not valid Unicode"),
+    ],
+)
+def test_an_unsafe_path_is_refused_with_the_reason(path: str, reason: str) -> None:
+    with pytest.raises(UnsafePathError, match=reason):
+        normalise_path(path)
+
+
+def test_limits_count_bytes_and_include_the_limit_itself() -> None:
+    assert normalise_path("x" * SEGMENT_LIMIT)
+    assert normalise_path("/".join(["x" * 255] * 12))  # 3071 bytes
+    for path in ("x" * (SEGMENT_LIMIT + 1), "é" * 128, "/".join(["x" * 255] * 12 + ["xx"])):
+        with pytest.raises(UnsafePathError, match="too long"):
+            normalise_path(path)
+
+
+def test_the_limit_of_a_path_is_counted_after_normalising() -> None:
+    longest = "/".join(["x" * 255] * 12) + "/"
+    assert len(longest) == PATH_LIMIT
+    assert normalise_path("./" * 100 + longest.removesuffix("/")) == longest.removesuffix("/")
+
+
+def test_a_refused_path_is_shown_shortened_and_printable() -> None:
+    with pytest.raises(UnsafePathError) as caught:
+        normalise_path("/\x1b[31m" + "x" * 5000)
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+def test_distinct_files_in_shared_folders_make_a_tree() -> None:
+    check_tree(["a", "b/c", "b/d", "b/e/f", "ab", "b.c", "b-c"])
+    check_tree([])
+
+
+def test_a_path_that_stands_twice_makes_no_tree() -> None:
+    with pytest.raises(UnsafePathError, match="'a/b' stands twice"):
+        check_tree(["a/b", "c", "a/b"])
+
+
+@pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["a/b/c/d", "x", "a/b"], ["a/b/c", "a/b/d", "a"]])
+def test_a_file_that_is_also_a_folder_makes_no_tree(paths: list[str]) -> None:
+    with pytest.raises(UnsafePathError, match="both a file and a folder"):
+        check_tree(paths)

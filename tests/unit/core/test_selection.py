@@ -1,0 +1,106 @@
+"""Which files patterns select together, and which warnings a user gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from bdn.core.patterns import EVERYTHING, Patterns, Selection, select
+
+REPO = (
+    ".gitattributes",
+    "README.md",
+    "config.json",
+    "model.safetensors",
+    "original/consolidated.00.pth",
+    "text_encoder/config.json",
+    "text_encoder/model.safetensors",
+)
+
+
+def chosen(*, allow: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> Selection:
+    return select(REPO, Patterns(allow, ignore))
+
+
+def test_no_patterns_select_everything_in_the_order_given() -> None:
+    assert select(REPO, EVERYTHING) == Selection(REPO, ())
+    assert select(REPO[::-1], EVERYTHING).paths == REPO[::-1]
+
+
+def test_allow_patterns_select_what_any_of_them_matches() -> None:
+    assert chosen(allow=("*.json", "original/*")).paths == ("config.json", "original/consolidated.00.pth")
+
+
+def test_ignore_patterns_remove_what_any_of_them_matches() -> None:
+    assert chosen(ignore=("*.md", ".*", "original/")).paths == (
+        "config.json",
+        "model.safetensors",
+        "text_encoder/config.json",
+        "text_encoder/model.safetensors",
+    )
+
+
+def test_ignore_wins_over_allow() -> None:
+    selection = chosen(allow=("**/*.json", "config.json"), ignore=("config.json",))
+    assert selection == Selection(("text_encoder/config.json",), ())
+
+
+def test_dotfiles_are_ordinary_files() -> None:
+    assert ".gitattributes" in chosen(allow=("*",)).paths
+
+
+def test_selecting_nothing_is_no_error_here() -> None:
+    assert chosen(ignore=("**",)) == Selection((), ())
+
+
+def test_a_pattern_that_matched_nothing_is_named_with_its_field() -> None:
+    selection = chosen(allow=("config.json", "*.gguf"), ignore=("*.onnx",))
+    assert selection.paths == ("config.json",)
+    assert selection.warnings == (
+        "allow_patterns '*.gguf' matched no file",
+        "ignore_patterns '*.onnx' matched no file",
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("*.pth", "**/*.pth"),
+        ("consolidated.00.pth", "**/consolidated.00.pth"),
+        ("./*.pth", "**/*.pth"),
+        ("consolidated*", "**/consolidated*"),
+    ],
+)
+def test_the_deeper_form_is_a_hint_when_it_would_have_matched(pattern: str, hint: str) -> None:
+    assert chosen(allow=(pattern,)).warnings == (
+        f"allow_patterns {pattern!r} matched no file; {hint!r} would have matched: '*' does not cross '/' here",
+    )
+
+
+def test_a_folder_that_lies_deeper_gets_the_hint_too() -> None:
+    (warning,) = select(["a/b/c"], Patterns(ignore=("b/",))).warnings
+    assert "'**/b/' would have matched" in warning
+
+
+def test_there_is_no_hint_when_the_deeper_form_would_not_have_matched() -> None:
+    (warning,) = chosen(allow=("**/*.gguf",)).warnings
+    assert "would have matched" not in warning
+
+
+def test_a_pattern_whose_files_were_all_ignored_has_matched() -> None:
+    assert chosen(allow=("*.md", "*.json"), ignore=("README.*",)).warnings == ()
+
+
+def test_an_ignore_pattern_that_matches_only_what_was_not_allowed_has_matched() -> None:
+    assert chosen(allow=("*.json",), ignore=("*.md",)).warnings == ()
+
+
+def test_a_pattern_given_twice_is_named_once_per_field() -> None:
+    selection = chosen(allow=("*.a", "*.a", "*"), ignore=("*.a",))
+    assert selection.warnings == (
+        "allow_patterns '*.a' matched no file",
+        "ignore_patterns '*.a' matched no file",
+    )
+
+
+def test_an_empty_listing_warns_about_every_pattern() -> None:
+    assert len(select((), Patterns(("*",), ("x",))).warnings) == 2

@@ -1,0 +1,57 @@
+"""What a listing tells without reading a byte."""
+
+from __future__ import annotations
+
+from bdn.core.upstream import Identity, UpstreamFile, diff
+from tests.support.names import named
+
+
+def listed(path: str, *parts: str, scope: str = "public") -> UpstreamFile:
+    return UpstreamFile(path, 1, Identity(scope, parts), handle=path, version="v")
+
+
+def test_the_key_of_an_identity_is_64_hexadecimal_digits_and_stable() -> None:
+    key = Identity("public", ("hf", "o/r", "sha")).key
+    assert key == Identity("public", ("hf", "o/r", "sha")).key
+    assert len(key) == 64
+    assert set(key) <= set("0123456789abcdef")
+
+
+def test_how_text_is_cut_into_parts_changes_the_key() -> None:
+    keys = {
+        Identity("", ("ab", "c")).key,
+        Identity("", ("a", "bc")).key,
+        Identity("", ("abc",)).key,
+        Identity("", ("abc", "")).key,
+        Identity("", ("", "abc")).key,
+        Identity("abc", ()).key,
+        Identity("", ("2:ab", "1:c")).key,
+    }
+    assert len(keys) == 7
+
+
+def test_another_scope_never_finds_the_same_content() -> None:
+    assert Identity("public", ("x",)).key != Identity("org-1", ("x",)).key != Identity("org-2", ("x",)).key
+
+
+def test_held_files_are_known_by_path_and_the_others_are_missing_in_order() -> None:
+    held, first, second = listed("a", "1"), listed("b", "2"), listed("c", "3")
+    result = diff([held, first, second], {held.identity.key: named("content")})
+    assert result.held == {"a": named("content")}
+    assert result.missing == (first, second)
+
+
+def test_an_identity_listed_at_two_paths_is_copied_once_and_held_twice() -> None:
+    one, two = listed("a", "1"), listed("b", "1")
+    assert diff([one, two], {}).missing == (one,)
+    assert diff([one, two], {one.identity.key: named("x")}).held == {"a": named("x"), "b": named("x")}
+
+
+def test_what_another_organisation_holds_is_missing() -> None:
+    mine, theirs = listed("a", "1", scope="org-1"), listed("a", "1", scope="org-2")
+    assert diff([mine], {theirs.identity.key: named("x")}).missing == (mine,)
+
+
+def test_nothing_listed_is_nothing_to_do() -> None:
+    result = diff([], {})
+    assert (result.held, result.missing) == ({}, ())

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from bdn.core.errors import InvalidSourceError
+from bdn.core.source_uri import parse_source
+from bdn.sources.credentials import Secret
+from bdn.sources.huggingface import HuggingFaceSource
+from bdn.sources.opener import open_source
+from bdn.sources.s3 import S3Source
+from bdn.sources.settings import UpstreamSettings
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [("hf://o/r", HuggingFaceSource), ("hf://datasets/o/r@main", HuggingFaceSource), ("s3://bucket/p", S3Source)],
+)
+async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, expected: type) -> None:
+    nowhere = UpstreamSettings(hf_endpoint="http://nowhere.invalid", s3_endpoint_url="http://nowhere.invalid")
+    async with open_source(
+        parse_source(uri), secret=None, organisation="acme", ambient_credentials=False, settings=nowhere
+    ) as source:
+        assert isinstance(source, expected)
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/p", "r2://account.bucket/p"])
+async def test_a_scheme_that_cannot_be_opened_yet_says_so(uri: str) -> None:
+    with pytest.raises(InvalidSourceError, match="cannot open"):
+        async with open_source(
+            parse_source(uri),
+            secret=Secret("any", "thing"),
+            organisation="acme",
+            ambient_credentials=False,
+            settings=UpstreamSettings(),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(("bucket", "start"), [("plain", "https://plain.s3."), ("dot.ted", "https://s3.")])
+async def test_aws_is_addressed_by_virtual_host_unless_the_name_has_dots(bucket: str, start: str) -> None:
+    from bdn.core.upstream import Identity, UpstreamFile
+
+    file = UpstreamFile("a", 1, Identity("organisation:acme", ("s3",)), "a b/ü", '"etag"')
+    async with open_source(
+        parse_source(f"s3://{bucket}"),
+        secret=Secret("keys", '{"aws_access_key_id": "A", "aws_secret_access_key": "S", "aws_region": "eu-west-1"}'),
+        organisation="acme",
+        ambient_credentials=False,
+        settings=UpstreamSettings(),
+    ) as source:
+        location = await source.locate(file)
+    assert location.url.startswith(start)
+    assert "/a%20b/%C3%BC?" in location.url
+    assert "%2Feu-west-1%2Fs3%2F" in location.url
