@@ -133,7 +133,8 @@ async def test_a_failing_request_is_made_once_and_mapped(
     async with opened(server, keys_of(server.account)) as source:
         with pytest.raises(expected, match=said):
             await listed(source)
-    assert server.log.count() == 1
+    # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
+    assert server.log.count() <= (2 if fault == drop() else 1)
 
 
 @pytest.mark.parametrize("fault", [error_answer(500, "InternalError"), drop(), truncate(10)])
@@ -147,8 +148,7 @@ async def test_a_listing_that_fails_at_its_second_page_is_mapped_around_the_iter
             assert (await anext(files)).path == f"{number:04}.txt"
         with pytest.raises(UpstreamUnavailableError):
             await anext(files)
-    # aiohttp repeats a request, at once and once, whose kept-alive connection closed without an answer.
-    assert server.log.count("continuation-token") <= 2
+    assert server.log.count("continuation-token") <= (2 if fault == drop() else 1)
 
 
 async def test_a_listing_that_goes_on_without_telling_where_is_not_taken_for_complete(server: S3Server) -> None:

@@ -1,0 +1,60 @@
+"""Whose signatures this agent believes. The keys come with heartbeats and are kept, because the mirror may be down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from bdn.core.errors import GrantExpiredError
+from bdn.core.grant import Grant
+from bdn.wire.grants import GrantVerifier
+from node_agent.disk import disk_errors, write_durably
+from node_agent.stage import moment
+
+_REMEMBERED: Final = 1024
+
+
+class Trust:
+    """Verifies grants without asking anybody. ``verify`` may be called from any thread."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._verifier = GrantVerifier(())
+        self._verified: dict[str, Grant] = {}
+
+    def load(self) -> None:
+        """The keys of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the keys."""
+        try:
+            self._verifier = GrantVerifier(json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError):
+            self._verifier = GrantVerifier(())
+
+    def update(self, public_keys: list[dict[str, Any]]) -> None:
+        """Believe these keys from now on, and only these. Blocking when they are new."""
+        if not public_keys or public_keys == self._verifier.public_keys:
+            return
+        with disk_errors(self._path):
+            write_durably(self._path, json.dumps(public_keys).encode())
+        self._verifier = GrantVerifier(public_keys)
+        self._verified = {}
+
+    def verify(self, token: str) -> Grant:
+        """The grant. A token is checked once and remembered, because every chunk request of a peer brings one.
+
+        Raises:
+            GrantInvalidError, GrantExpiredError: as ``GrantVerifier.verify``.
+        """
+        now = self._clock()
+        remembered = self._verified
+        grant = remembered.get(token)
+        if grant is None:
+            grant = self._verifier.verify(token, now=now)
+            if len(remembered) >= _REMEMBERED:
+                remembered.clear()
+            remembered[token] = grant
+        if grant.expires_at <= now:
+            raise GrantExpiredError(moment(grant.expires_at).isoformat())
+        return grant

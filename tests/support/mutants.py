@@ -1,0 +1,89 @@
+"""Breaks a copy of ``bdn/core`` in many small ways and asks the tests of core to notice each of them.
+
+``python -m tests.support.mutants [WORD]`` tries all, or those whose file or breakage holds WORD, prints what survived, and,
+when it tried all, writes ``docs/mutants.md``. It never touches the working tree's package.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.mutants_of_cache import CACHE
+from tests.support.mutants_of_names import NAMES
+from tests.support.mutants_of_requests import REQUESTS
+
+MUTANTS = [*CACHE, *NAMES, *REQUESTS]
+EXAMPLES = "tests/unit/core"
+LAWS = {
+    "cache_index.py": "tests/property/test_cache_machine.py",
+    "ledger.py": "tests/property/test_ledger_machine.py",
+    "leases.py": "tests/property/test_lease_machine.py",
+    "recency.py": "tests/property/test_recency_machine.py",
+    "patterns.py": "tests/property/test_pattern_laws.py",
+    "source_uri.py": "tests/property/test_source_laws.py",
+    "paths.py": "tests/property/test_path_laws.py",
+    "weights.py": "tests/property/test_path_laws.py",
+}
+HEADER = """# Breakages that the tests of core catch
+
+Each row is one small change to a file of `bdn/core` that makes it wrong, and the first example and the first law (or state
+machine) that fails because of it. Made by `python -m tests.support.mutants`, which applies every breakage to a copy.
+
+| file | breakage | caught by |
+|---|---|---|
+"""
+
+
+def first_failure(copy: Path, tests: str) -> str:
+    """The name of the first failing test, or nothing when all pass."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
+    result = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+    if result.returncode == 0:
+        return ""
+    found = re.search(r"^(?:FAILED|ERROR) \S*/(test_\w+)\.py(?:::(\w+))?", result.stdout, re.MULTILINE)
+    return (found[2] or found[1]) if found else f"exit status {result.returncode}"
+
+
+def caught_by(root: Path, file: str, old: str, new: str) -> list[str]:
+    """The first example and the first law that notice, if any do."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("bdn/core", "tests/support", "tests/property", EXAMPLES):
+            shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(root / "pyproject.toml", copy)
+        (copy / "bdn/__init__.py").touch()
+        broken = copy / "bdn/core" / file
+        source = broken.read_text()
+        if source.count(old) != 1:
+            msg = f"{file}: {old!r} stands there {source.count(old)} times; the list of mutants is stale"
+            raise ValueError(msg)
+        broken.write_text(source.replace(old, new))
+        laws = LAWS.get(file, "tests/property/test_content_laws.py")
+        return [name for name in (first_failure(copy, EXAMPLES), first_failure(copy, laws)) if name]
+
+
+def main() -> int:
+    """Exit status 1 when a breakage was not noticed."""
+    root = Path(__file__).parents[2]
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    rows, survivors = [], 0
+    for file, breakage, old, new in MUTANTS:
+        if word not in f"{file} {breakage}":
+            continue
+        caught = caught_by(root, file, old, new)
+        survivors += not caught
+        rows.append(f"| `{file}` | {breakage} | {', '.join(f'`{name}`' for name in caught) or '**nothing**'} |")
+        print(rows[-1], flush=True)
+    if not word:
+        (root / "docs/mutants.md").write_text(HEADER + "\n".join(rows) + "\n")
+    print(f"{len(rows)} breakages, {survivors} not caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
