@@ -28,7 +28,7 @@ def bind_read_only(view: Path, place: Path) -> None:
     Two calls are needed (mount(2): flags other than MS_REC are ignored on MS_BIND), so for a moment the mount is writable;
     nobody was told of the path by then.
     """
-    if os.path.samefile(view, place) and os.statvfs(place).f_flag & os.ST_RDONLY:
+    if view.samefile(place) and os.statvfs(place).f_flag & os.ST_RDONLY:
         return
     unbind(place)
     mount(view, place, MS_BIND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from bdn.core.cache_index import CacheIndex, EvictionPlan, Victim
@@ -14,8 +14,8 @@ from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.leases import Holder
 from bdn.wire.stage_schema import TierUse
 from node_agent.crew import in_thread, to_the_end
-from node_agent.removal import Removal
 from node_agent.records import Held, ManifestRecords
+from node_agent.removal import Removal
 from node_agent.shelf import NodeShelf
 from node_agent.space import Space
 
@@ -41,6 +41,7 @@ class _Before:
         self.absent = [content for content in contents if index.ledger.size_of(content) is None]
 
 
+@dataclass(frozen=True)
 class NodeCache:
     """What the node holds. Decisions are the index's; here they are done, evictions before the room is given away.
 
@@ -49,24 +50,14 @@ class NodeCache:
     half-way, the index is corrected from the disk.
     """
 
-    def __init__(
-        self,
-        index: CacheIndex,
-        records: ManifestRecords,
-        removal: Removal,
-        shelf: NodeShelf,
-        space: Space,
-        clock: Clock,
-        events: CacheEvents,
-    ) -> None:
-        self.index = index
-        self._records = records
-        self._removal = removal
-        self._shelf = shelf
-        self._space = space
-        self._clock = clock
-        self._events = events
-        self._lock = asyncio.Lock()
+    index: CacheIndex
+    records: ManifestRecords
+    removal: Removal
+    shelf: NodeShelf
+    space: Space
+    clock: Clock
+    events: CacheEvents
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
         """Lease all these manifests for ``holder``, or none; returns the contents that are still to be filled.
@@ -81,7 +72,7 @@ class NodeCache:
     async def _admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
         budget = await self.budget()
         self._check_together(held, budget)
-        now = self._clock()
+        now = self.clock()
         before = _Before(self.index, held)
         victims: list[Victim] = []
         missing: set[Digest] = set()
@@ -91,10 +82,10 @@ class NodeCache:
                 admission = self.index.admit(digest, contents, holder, now=now, budget=budget)
                 victims.extend(admission.victims)
                 missing.update(admission.missing)
-            await in_thread(self._removal.remove, victims)
+            await in_thread(self.removal.remove, victims)
             for one in held:
-                await in_thread(self._records.save, one, now)
-                await in_thread(self._shelf.add, one)
+                await in_thread(self.records.save, one, now)
+                await in_thread(self.shelf.add, one)
         except BdnError:
             await self._undo(before, victims, holder)
             raise
@@ -103,7 +94,7 @@ class NodeCache:
 
     async def _undo(self, before: _Before, victims: Sequence[Victim], holder: Holder) -> None:
         """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
-        survivors = await in_thread(self._removal.survivors, victims)
+        survivors = await in_thread(self.removal.survivors, victims)
         self.index.leases.end(holder.stage_id)
         for content in before.absent:
             self.index.lose(content)
@@ -122,7 +113,7 @@ class NodeCache:
         """A fill finished: the file is whole and durable."""
         self.index.ledger.commit(content)
         if any(map(self.index.is_complete, self.index.named_by(content))):
-            self._events.changed()
+            self.events.changed()
 
     async def leave(self, stage_id: str) -> None:
         """End a stage's leases. Its fills have ended. Space that was promised to files never begun is free again."""
@@ -131,12 +122,12 @@ class NodeCache:
 
     async def _leave(self, stage_id: str) -> None:
         left = [digest for digest in self.index.leases.end(stage_id) if not self.index.leases.is_leased(digest)]
-        now = self._clock()
+        now = self.clock()
         for manifest in left:
             self.index.recency.touch(manifest, now)
             with suppress(BdnError):  # the order of eviction after the next restart is all that is lost
-                await in_thread(self._records.touch, manifest, now)
-            for content in await in_thread(self._removal.unbegun, self._unleased_reservations(manifest)):
+                await in_thread(self.records.touch, manifest, now)
+            for content in await in_thread(self.removal.unbegun, self._unleased_reservations(manifest)):
                 self.index.lose(content)
         await self._forget([digest for digest in left if not self._counted(digest)])
 
@@ -163,9 +154,9 @@ class NodeCache:
         decided = plan(self.index)
         self.index.evict(decided)
         try:
-            await in_thread(self._removal.remove, decided.victims)
+            await in_thread(self.removal.remove, decided.victims)
         except BdnError:
-            for found in await in_thread(self._removal.survivors, decided.victims):
+            for found in await in_thread(self.removal.survivors, decided.victims):
                 found.restore(self.index)
             raise
         finally:
@@ -181,28 +172,26 @@ class NodeCache:
 
     async def budget(self) -> int:
         """What may be held now, in bytes."""
-        return await in_thread(self._space.budget, self.index.ledger.committed_bytes)
+        return await in_thread(self.space.budget, self.index.ledger.committed_bytes)
 
     async def use(self) -> TierUse:
         """The figures, for people and the mirror."""
         ledger, leased = self.index.ledger, self.index.leased_bytes()
         budget = await self.budget()
-        return TierUse(
-            budget=budget, committed=ledger.committed_bytes, reserved=ledger.reserved_bytes, leased=leased
-        )
+        return TierUse(budget=budget, committed=ledger.committed_bytes, reserved=ledger.reserved_bytes, leased=leased)
 
     async def _forget(self, manifests: Iterable[Digest]) -> None:
         """Drop manifests of which nothing is left to keep."""
         plan = self.index.plan(manifests)
         self.index.evict(plan)
         for victim in plan.victims:
-            self._shelf.remove(victim.manifest)
+            self.shelf.remove(victim.manifest)
         with suppress(BdnError):  # a record without content is rubbish, which the next start finds
-            await in_thread(self._removal.remove, plan.victims)
+            await in_thread(self.removal.remove, plan.victims)
 
     def _gone(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
         for victim in victims:
-            self._shelf.remove(victim.manifest)
+            self.shelf.remove(victim.manifest)
         if victims:
-            self._events.evicted(reason, len(victims))
-        self._events.changed()
+            self.events.evicted(reason, len(victims))
+        self.events.changed()

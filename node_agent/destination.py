@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.core.manifest import Manifest
@@ -76,9 +76,10 @@ class Destination:
         with _errors_at(self.path):
             if not any(self.path.iterdir()):
                 return
-            if earlier is None or earlier.manifest is None or self.inode() != earlier.inode:
+            manifest = earlier.manifest if earlier and self.inode() == earlier.inode else None
+            if manifest is None:
                 self._refuse("it is not empty; name a new directory")
-            foreign = compare_view(earlier.manifest, self.path, self.places).foreign
+            foreign = compare_view(manifest, self.path, self.places).foreign
         if foreign is not None:
             self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
 
@@ -128,7 +129,7 @@ class Destination:
             self.aside.rename(self.path)
             remove_tree(old)
 
-    def _refuse(self, problem: str) -> None:
+    def _refuse(self, problem: str) -> NoReturn:
         raise InvalidRequestError(f"cannot put files at {self.path}: {problem}")
 
 

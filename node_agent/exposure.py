@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -93,7 +92,7 @@ class NoExposure:
 
     def expose(self, view: Path, place: Path) -> None:
         """Only check that it is so."""
-        if not (view.is_dir() and os.path.samefile(view, place)):
+        if not (view.is_dir() and view.samefile(place)):
             raise MountFailedError(str(place), "the view does not stand there")
 
     def conceal(self, place: Path) -> str | None:

@@ -108,5 +108,3 @@ def _obtain(part: Part, supply: Supply, chunk: PlacedChunk, buffer: memoryview) 
     tier = supply.fetch(chunk.digest, buffer)
     part.write(chunk, buffer)
     return tier
-
-

@@ -73,6 +73,11 @@ class Flights:
             # A led with a grant that expired, or left as the last one just before we came; B has a right of its own.
             restart()
 
+    def stop_trying(self) -> None:
+        """The agent ends: no fill shall go through its retries any more."""
+        for flight in self._flights.values():
+            flight.stop.set()
+
     def _take_off(self, digest: Digest, start: Start, report: Report) -> Flight:
         flight = Flight(leader=report)
         self._flights[digest] = flight

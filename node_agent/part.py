@@ -99,7 +99,9 @@ class Part:
     def close(self) -> None:
         """Let go of the files. What was written and not committed is recorded first, as far as the disk still works."""
         if self._descriptor >= 0 and not self.is_committed:
-            with suppress(OSError):  # only the chunks of this batch are lost, and whoever closes a broken part knows why
+            with suppress(
+                OSError
+            ):  # only the chunks of this batch are lost, and whoever closes a broken part knows why
                 self._record(self._unsynced)
         for descriptor in (self._descriptor, self._bitmap_descriptor):
             if descriptor >= 0:

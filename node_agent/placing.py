@@ -119,4 +119,4 @@ def _copy(source: int, target: int, stop: threading.Event) -> None:
 
 
 def _read_and_write(source: int, target: int, size: int) -> int:
-    return os.sendfile(target, source, None, size)  # type: ignore[arg-type] # None: from the current position
+    return os.sendfile(target, source, None, size)  # from the current position

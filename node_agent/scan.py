@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bdn.core.digest import Digest
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from node_agent.disk import disk_errors
 from node_agent.places import Places
-from node_agent.records import ManifestRecords
+from node_agent.records import Held, ManifestRecords
 from node_agent.removal import Found
+from node_agent.shelf import NodeShelf
 
-
-@dataclass
-class Scan:
-    """What was found. ``removed`` and ``quarantined`` are for the log."""
-
-    manifests: list[Found] = field(default_factory=list)
-    removed: list[Path] = field(default_factory=list)
-    quarantined: list[Path] = field(default_factory=list)
+logger = logging.getLogger(__name__)
 
 
 class Scanner:
@@ -31,26 +25,27 @@ class Scanner:
     Costs one look at every file's size. Content is not hashed: a file under its name was verified before it got there.
     """
 
-    def __init__(self, places: Places, records: ManifestRecords) -> None:
+    def __init__(self, places: Places, records: ManifestRecords, shelf: NodeShelf) -> None:
         self._places = places
         self._records = records
-        self._scan = Scan()
+        self._shelf = shelf
 
-    def run(self) -> Scan:
-        """Find out, and tidy up."""
+    def run(self) -> list[Found]:
+        """Find out, tidy up, and put what is held on the shelf; the least recently used manifest is the first."""
         with disk_errors(self._places.root):
             manifests = dict(self._manifests())
             sizes = {digest: size for manifest in manifests.values() for digest, size in manifest.contents.items()}
             whole = self._whole_files(sizes)
             begun = self._parts(sizes, whole)
             self._stray_layouts(manifests)
+            found: list[Found] = []
             for digest, manifest in manifests.items():
-                here = {content: content in whole for content in manifest.contents if content in whole | begun}
-                self._scan.manifests.append(
-                    Found(digest, manifest.contents, here, self._records.last_used(digest))
-                )
-        self._scan.manifests.sort(key=lambda found: found.last_used)
-        return self._scan
+                here = {
+                    content: content in whole for content in manifest.contents if content in whole or content in begun
+                }
+                found.append(Found(digest, manifest.contents, here, self._records.last_used(digest)))
+                self._shelf.add(Held(manifest, self._records.load_layout(digest)))
+        return sorted(found, key=lambda one: one.last_used)
 
     def _manifests(self) -> Iterator[tuple[Digest, Manifest]]:
         for path in sorted(self._places.manifests.glob("*.json")):
@@ -100,13 +95,14 @@ class Scanner:
 
     def _remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        self._scan.removed.append(path)
+        logger.info("removed %s: no manifest names it", path)
 
     def _quarantine(self, path: Path) -> None:
         """Keep it as evidence, where nothing is served from."""
         taken = (self._places.quarantine / f"{path.name}.{number}" for number in itertools.count())
-        path.rename(next(place for place in taken if not place.exists()))
-        self._scan.quarantined.append(path)
+        place = next(place for place in taken if not place.exists())
+        path.rename(place)
+        logger.warning("moved %s to %s: it is not what its name says", path, place)
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:

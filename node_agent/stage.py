@@ -16,7 +16,7 @@ from node_agent.stage_record import MountRecord, StageRecord
 
 
 class Stage:
-    """State in memory. Transitions are made by ``Stages``, one at a time under ``lock``."""
+    """State in memory. Transitions are asked for one at a time under ``lock``; records are written under ``saving``."""
 
     def __init__(self, record: StageRecord) -> None:
         self.record = record
@@ -24,6 +24,7 @@ class Stage:
         self.rate = Rate()
         self.earlier: Earlier | None = None
         self.lock = asyncio.Lock()
+        self.saving = asyncio.Lock()
         self.stop = threading.Event()
         self.task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()

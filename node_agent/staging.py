@@ -50,6 +50,7 @@ class Staging:
     views: Views
     places: Places
     mirror_url: str
+    on_bytes: Report  # for the metrics: every byte once, whoever waits for it
 
     async def run(self, stage: Stage) -> None:
         """Obtain the manifests, make room, fill what is missing, and let the view appear."""
@@ -95,9 +96,7 @@ class Staging:
                 progress.report(digest, tier, size)
                 stage.rate.add(size, time.monotonic())
 
-            def start(
-                tell: Report, stop: threading.Event, want: Wanted = want
-            ) -> Coroutine[object, object, None]:
+            def start(tell: Report, stop: threading.Event, want: Wanted = want) -> Coroutine[object, object, None]:
                 return self._fill_one(want, stage, tell, stop)
 
             def restart(digest: Digest = digest) -> None:
@@ -109,8 +108,13 @@ class Staging:
     async def _fill_one(self, want: Wanted, stage: Stage, tell: Report, stop: threading.Event) -> None:
         if self.cache.index.ledger.is_committed(want.layout.digest):
             return  # another stage finished it between our admission and now
+
+        def report(tier: Tier, size: int) -> None:
+            self.on_bytes(tier, size)
+            tell(tier, size)
+
         supply = self.supplier.open(want.base_url, stage.record.grant, stop)
-        await self.filler.fill(Order(want.layout, supply, tell, stop))
+        await self.filler.fill(Order(want.layout, supply, report, stop))
 
     async def _show(self, stage: Stage, mounts: list[Held]) -> None:
         record = stage.record

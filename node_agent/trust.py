@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bdn.core.errors import GrantExpiredError
+import jwt
+
+from bdn.core.errors import GrantExpiredError, InternalError
 from bdn.core.grant import Grant
 from bdn.wire.grants import GrantVerifier
 from node_agent.disk import disk_errors, write_durably
@@ -24,22 +27,31 @@ class Trust:
         self._clock = clock
         self._verifier = GrantVerifier(())
         self._verified: dict[str, Grant] = {}
+        self._lock = threading.Lock()
 
     def load(self) -> None:
         """The keys of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the keys."""
         try:
             self._verifier = GrantVerifier(json.loads(self._path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, jwt.PyJWTError, ValueError, KeyError, TypeError):
             self._verifier = GrantVerifier(())
 
     def update(self, public_keys: list[dict[str, Any]]) -> None:
-        """Believe these keys from now on, and only these. Blocking when they are new."""
+        """Believe these keys from now on, and only these. Blocking when they are new.
+
+        Raises:
+            InternalError: they are no keys; the old ones stay.
+            DiskFailedError: they could not be kept; the old ones stay.
+        """
         if not public_keys or public_keys == self._verifier.public_keys:
             return
-        with disk_errors(self._path):
+        try:
+            verifier = GrantVerifier(public_keys)
+        except (jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
+            raise InternalError(f"the mirror sent public keys that cannot be used ({error})") from error
+        with self._lock, disk_errors(self._path):
             write_durably(self._path, json.dumps(public_keys).encode())
-        self._verifier = GrantVerifier(public_keys)
-        self._verified = {}
+        self._verifier, self._verified = verifier, {}
 
     def verify(self, token: str) -> Grant:
         """The grant. A token is checked once and remembered, because every chunk request of a peer brings one.

@@ -41,7 +41,7 @@ def build_view(manifest: Manifest, root: Path, files: Path, stop: threading.Even
         source = os.open(files, _FOLDER)
         try:
             placer = Placer(source, stop)
-            os.mkdir(root)
+            root.mkdir()
             top = os.open(root, _FOLDER)
             try:
                 os.fchmod(top, 0o755)

@@ -33,9 +33,7 @@ class Views:
         """Where a mount's files are for its job."""
         return self.places.mounts / stage_id / mount_location.lstrip("/")
 
-    def publish(
-        self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event
-    ) -> dict[str, Built]:
+    def publish(self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event) -> dict[str, Built]:
         """Build all mounts of a stage aside, and let them appear, in place of an earlier view if there is one.
 
         Raises:
@@ -76,7 +74,7 @@ class Views:
 
     def drop(self, stage_id: str, mount_locations: Iterable[str]) -> str | None:
         """Conceal and remove, whichever way it was exposed; can be repeated. Returns what people should know, if anything."""
-        notes = [way.conceal(self.place(stage_id, location)) for location in mount_locations for way in self._ways(stage_id, location)]
+        notes = [self._conceal(self.place(stage_id, location)) for location in mount_locations]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
             with disk_errors(root):
                 remove_tree(root)
@@ -99,10 +97,9 @@ class Views:
     def _root(self, stage_id: str, kind: ExposureKind) -> Path:
         return (self.places.mounts if kind == "none" else self.places.views) / stage_id
 
-    def _ways(self, stage_id: str, location: str) -> list[Exposure]:
-        """What stands at a place says how it was exposed; settings may have changed since."""
-        place = self.place(stage_id, location)
-        return [self.ways["symlink"] if place.is_symlink() else self.ways["bind"]]
+    def _conceal(self, place: Path) -> str | None:
+        """What stands there says how it was exposed; settings may have changed since."""
+        return self.ways["symlink" if place.is_symlink() else "bind"].conceal(place)
 
 
 def _appear(aside: Path, root: Path) -> None:
@@ -112,5 +109,3 @@ def _appear(aside: Path, root: Path) -> None:
         if not root.is_dir():
             raise
         exchange(aside, root)  # the earlier view is now aside, and is removed there
-
-

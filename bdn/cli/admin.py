@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 import bdn
+from bdn.cli.embedding import reachable_mirror
 from bdn.cli.exit_codes import DONE, FAILED, IN_USE
 from bdn.cli.output import Output, command_line
-from bdn.cli.services import mirror_client
 from bdn.core.errors import InvalidRequestError
 from bdn.core.sizes import format_size, parse_size
 from bdn.wire.client import LONGEST_WAIT_SECONDS
@@ -18,7 +18,11 @@ from bdn.wire.mirror_schema import HeldManifest
 @click.group()
 @click.version_option(bdn.__version__, prog_name="bdn-admin")
 def main() -> None:
-    """Look into a BDN and take things out of it. The mirror is found by BDN_URL and BDN_TOKEN."""
+    """Look into a BDN and take things out of it.
+
+    The mirror is found by BDN_URL and BDN_TOKEN. Where BDN_URL is not set and no service runs, the commands work on what
+    'bdn pull' has left on this machine.
+    """
 
 
 @main.command()
@@ -68,7 +72,7 @@ async def evict(
         force=force,
     )
     request.check()
-    async with mirror_client() as client:
+    async with reachable_mirror(output) as client:
         eviction = await client.evict(request, LONGEST_WAIT_SECONDS)
         while eviction.status == "RUNNING":
             eviction = await client.eviction(eviction.id, LONGEST_WAIT_SECONDS)
@@ -110,7 +114,7 @@ async def ls(output: Output) -> None:
     \b
     Example: bdn-admin ls --json
     """
-    async with mirror_client() as client:
+    async with reachable_mirror(output) as client:
         held = await client.held()
     output.result(held, [line for item in held.items for line in _held_lines(item)] or ["nothing is held"])
 
@@ -133,7 +137,7 @@ async def agents(output: Output) -> None:
     \b
     Example: bdn-admin agents
     """
-    async with mirror_client() as client:
+    async with reachable_mirror(output) as client:
         found = await client.agents()
     lines = []
     for agent in found.items:

@@ -55,7 +55,11 @@ def fill_bucket(url: str, folder: Path) -> None:
     _put(netloc, f"/{BUCKET}", None)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda path: _put(netloc, f"/{BUCKET}/model/{quote(str(path.relative_to(folder)))}", path), files))
+        list(
+            threads.map(
+                lambda path: _put(netloc, f"/{BUCKET}/model/{quote(str(path.relative_to(folder)))}", path), files
+            )
+        )
 
 
 def _put(netloc: str, target: str, path: Path | None) -> None:

@@ -27,7 +27,9 @@ def make_model(folder: Path) -> None:
         weight_map[tensor] = name
     _write(folder / "config.json", {"architectures": ["DemoForCausalLM"], "num_hidden_layers": SHARDS})
     _write(folder / "model.safetensors.index.json", {"weight_map": weight_map})
-    _write(folder / "tokenizer" / "tokenizer.json", {"model": {"type": "BPE", "vocab": {f"t{n}": n for n in range(5000)}}})
+    _write(
+        folder / "tokenizer" / "tokenizer.json", {"model": {"type": "BPE", "vocab": {f"t{n}": n for n in range(5000)}}}
+    )
     (folder / "README.md").write_text("# A model that was made for the demo of BDN\n")
     (folder / "tokenizer" / "added_tokens.json").touch()
     for number in range(_SMALL_FILES):

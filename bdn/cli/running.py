@@ -22,13 +22,16 @@ class RunningMirror:
 
 
 @asynccontextmanager
-async def running_mirror(settings: MirrorSettings) -> AsyncIterator[RunningMirror]:
+async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -> AsyncIterator[RunningMirror]:
     """API, worker and data plane of a mirror, answering until the block ends."""
-    async with open_mirror(settings) as service:
+    async with open_mirror(settings, program=program) as service:
         listener = bind_tcp(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         async with serving(service.api, listener):
-            yield RunningMirror(service, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            try:
+                yield RunningMirror(service, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            finally:
+                service.watch.stop()  # open requests are answered now, not when their time is over
 
 
 @contextmanager

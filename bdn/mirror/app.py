@@ -27,6 +27,7 @@ from bdn.mirror.ingest import Ingest
 from bdn.mirror.keys import load_signer
 from bdn.mirror.membership import Membership
 from bdn.mirror.metrics import Metrics
+from bdn.mirror.patience import Patience, Pause
 from bdn.mirror.repository import mirrors
 from bdn.mirror.requests import MirrorRequests
 from bdn.mirror.secrets import Secrets
@@ -42,7 +43,6 @@ from bdn.sources.settings import UpstreamSettings
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import RangedReader
-from bdn.transfer.retrying import Retrier
 from bdn.wire.chunk_server import ChunkServer
 from bdn.wire.grants import GrantVerifier
 from bdn.wire.service import new_service
@@ -57,19 +57,28 @@ class MirrorService:
     api: FastAPI
     requests: MirrorRequests
     data_port: int | None
+    watch: Watch
 
 
 @asynccontextmanager
 async def open_mirror(
-    settings: MirrorSettings, *, serve: bool = True, work: bool = True
+    settings: MirrorSettings,
+    *,
+    serve: bool = True,
+    work: bool = True,
+    program: str = "bdn serve",
+    pause: Pause = asyncio.sleep,
 ) -> AsyncIterator[MirrorService]:
-    """Everything the mirror is made of, in the order of the picture in ARCHITECTURE, until the block ends."""
+    """Everything the mirror is made of, in the order of the picture in ARCHITECTURE, until the block ends.
+
+    ``pause`` waits before an upstream is asked again.
+    """
     check_binding(settings)
     async with AsyncExitStack() as stack:
         # what it remembers
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         if settings.is_embedded:
-            stack.enter_context(single_process(settings.data_dir))
+            stack.enter_context(single_process(settings.data_dir, program))
         database = Database(settings.effective_database_url)
         stack.push_async_callback(database.close)
         if settings.is_embedded:
@@ -85,9 +94,7 @@ async def open_mirror(
         # upstream → store
         connections = stack.enter_context(closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS)))
         threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
-        retrier = Retrier()
-        stack.callback(retrier.stop.set)
-        copier = Copier(store, RangedReader(connections), threads, retrier)
+        copier = Copier(store, RangedReader(connections), threads)
         surveyor = Surveyor(
             database,
             Secrets(settings.secrets_dir),
@@ -96,13 +103,14 @@ async def open_mirror(
             limit_files=settings.limit_files,
             limit_bytes=settings.limit_bytes,
         )
-        ingest = Ingest(database, surveyor, copier, Flights[FileLayout]())
+        ingest = Ingest(database, surveyor, copier, Flights[FileLayout](), Patience(pause))
         store_eviction = StoreEviction(database, store, watch)
         if work:
             await store_eviction.sweep()
             await stack.enter_async_context(
                 Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc).running()
             )
+            stack.callback(connections.close)  # first at the end: a worker's last look is not at a silent upstream
 
         # store → agents
         signer = load_signer(settings.data_dir)
@@ -127,7 +135,7 @@ async def open_mirror(
         )
         api.include_router(build_control_router(evictions, membership, access))
         api.include_router(Probes(database, store, metrics).router())
-        yield MirrorService(api, requests, data_port)
+        yield MirrorService(api, requests, data_port, watch)
 
 
 def check_binding(settings: MirrorSettings) -> None:
@@ -139,15 +147,16 @@ def check_binding(settings: MirrorSettings) -> None:
 
 
 @contextmanager
-def single_process(data_dir: Path) -> Iterator[None]:
+def single_process(data_dir: Path, program: str) -> Iterator[None]:
     """The embedded database is one process's: a second one is told so. The kernel drops the lock with the process."""
     with (data_dir / "mirror.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
-            raise InUseError(str(data_dir), (f"another mirror (process {lock.read().strip() or 'unknown'})",)) from None
+            holder = lock.read().strip() or "another process"
+            raise InUseError(f"the data directory {data_dir}", (holder,)) from None
         lock.truncate(0)
-        lock.write(str(os.getpid()))
+        lock.write(f"{program} (process {os.getpid()})")
         lock.flush()
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of
@@ -12,11 +13,11 @@ from bdn.core.errors import AuthRequiredError
 from bdn.core.groups import single_error
 from bdn.core.layout import FileLayout
 from bdn.core.ports import ChunkStore, Location, Source
-from bdn.core.upstream import UpstreamFile
+from bdn.core.upstream import Checksum, UpstreamFile
+from bdn.mirror.patience import Patience
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.checksums import RunningChecksum
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
-from bdn.transfer.retrying import Retrier
 
 _REREAD_BYTES = 1024 * 1024
 
@@ -30,6 +31,7 @@ class LocatedFile:
     name: str  # the source, for messages
     source: Source
     file: UpstreamFile
+    patience: Patience
     _location: Location | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -37,7 +39,7 @@ class LocatedFile:
         """Where to read; a fresh one when ``refused`` is still the current one."""
         async with self._lock:
             if self._location is None or self._location is refused:
-                self._location = await self.source.locate(self.file)
+                self._location = await self.patience.run(lambda: self.source.locate(self.file))
             return self._location
 
 
@@ -48,7 +50,6 @@ class Copier:
     store: ChunkStore
     ranges: RangedReader
     threads: ByteThreads
-    retrier: Retrier
 
     async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
         """Make every chunk of the file durable in the store.
@@ -76,7 +77,7 @@ class Copier:
                     group.create_task(work(missing))
         layout = FileLayout.of(file.size, tuple(chunks[index] for index in range(len(chunks))))
         if file.checksum is not None and len(chunks) != 1:
-            await self.threads.run(_REREAD_BYTES, lambda buffer: self._check_whole(located, layout, buffer))
+            await self._check_whole(located.name, file, file.checksum, layout)
         return layout
 
     async def _copy_chunk(self, located: LocatedFile, index: int) -> Digest:
@@ -84,18 +85,18 @@ class Copier:
         request = RangeRequest(located.name, file.path, chunk_range(file.size, index), file.size)
         location = await located.location()
         try:
-            return await self._run(located, location, request)
+            return await self._fetch(located, location, request)
         except LocationRefusedError:
             # Signed URLs expire in the middle of a long file. A fresh one that is refused as well is a refusal.
             location = await located.location(refused=location)
         try:
-            return await self._run(located, location, request)
+            return await self._fetch(located, location, request)
         except LocationRefusedError as error:
             raise AuthRequiredError(error.source, error.reason) from None
 
-    async def _run(self, located: LocatedFile, location: Location, request: RangeRequest) -> Digest:
+    async def _fetch(self, located: LocatedFile, location: Location, request: RangeRequest) -> Digest:
         def fetch(buffer: memoryview) -> Digest:
-            self.retrier.run(lambda: self.ranges.read_into(location, request, buffer))
+            self.ranges.read_into(location, request, buffer)
             if located.file.checksum is not None and request.range.size == located.file.size:
                 checksum = RunningChecksum(located.file.checksum, located.file.size)
                 checksum.update(buffer)
@@ -104,15 +105,20 @@ class Copier:
             self.store.put(digest, buffer)
             return digest
 
-        return await self.threads.run(request.range.size, fetch)
+        return await located.patience.run(lambda: self.threads.run(request.range.size, fetch))
 
-    def _check_whole(self, located: LocatedFile, layout: FileLayout, buffer: memoryview) -> None:
-        """Read a file of several chunks back in order and compare its checksum. Empty files come here, too."""
-        if located.file.checksum is None:
-            return
-        checksum = RunningChecksum(located.file.checksum, located.file.size)
-        for digest in layout.chunks:
+    async def _check_whole(self, name: str, file: UpstreamFile, expected: Checksum, layout: FileLayout) -> None:
+        """Read a file of several chunks back in order and compare its checksum. Empty files come here, too.
+
+        Chunk by chunk, so that others get their turn in between and canceling does not wait for a whole file.
+        """
+        checksum = RunningChecksum(expected, file.size)
+
+        def take(digest: Digest, buffer: memoryview) -> None:
             with self.store.open(digest) as chunk:
                 while count := chunk.readinto(buffer):  # type: ignore[attr-defined] # every raw and memory file has it
                     checksum.update(buffer[:count])
-        checksum.check(f"{located.file.path!r} of {located.name}")
+
+        for digest in layout.chunks:
+            await self.threads.run(_REREAD_BYTES, partial(take, digest))
+        checksum.check(f"{file.path!r} of {name}")

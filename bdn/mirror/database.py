@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NewType
 
-from sqlalchemy import event, text
+from sqlalchemy import event, func, inspect, select, text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from bdn.core.errors import StoreUnavailableError
@@ -20,6 +22,10 @@ MIGRATIONS: Final = Path(__file__).parents[2] / "migrations"
 
 ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", ReadSession)
+
+
+class DatabaseUnavailableError(StoreUnavailableError):
+    """The database does not answer, or not now."""
 
 
 class DatabaseNotMigratedError(StoreUnavailableError):
@@ -35,6 +41,7 @@ class Database:
         self._writing = self._engine.execution_options(bdn_write=True)
         # SQLite has one writer. Waiting for it here is fair and cheap; waiting in SQLite is polling.
         self._sqlite_writer = asyncio.Lock()
+        self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         if self._is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
@@ -61,13 +68,27 @@ class Database:
                 async with AsyncSession(self._writing, expire_on_commit=False) as session, session.begin():
                     yield WriteSession(ReadSession(session))
 
+    @asynccontextmanager
+    async def alone(self, name: str) -> AsyncIterator[None]:
+        """Nobody else is in a block of this name, in whatever process, until this one ends. Holds no transaction's locks."""
+        async with self._alone[name]:
+            if self._is_sqlite:
+                yield
+                return
+            # The lock is the connection's, so that it ends with this process however that ends.
+            async with AsyncExitStack() as stack:
+                with _mapped_errors():
+                    connection = await stack.enter_async_context(self._engine.connect())
+                    await connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"bdn {name}"))))
+                yield
+
     async def version(self) -> str | None:
         """The migration that the schema is at; None for an empty database."""
-        async with self._engine.connect() as connection:
-            try:
+        with _mapped_errors():
+            async with self._engine.connect() as connection:
+                if not await connection.run_sync(lambda sync: inspect(sync).has_table("alembic_version")):
+                    return None
                 return (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
-            except DBAPIError:
-                return None
 
     async def check_version(self) -> None:
         """Refuse to work on a schema of another version."""
@@ -81,8 +102,9 @@ class Database:
         """Bring the schema to this version with the real migrations. Cheap when it is there already."""
         if await self.version() == HEAD:
             return
-        async with self._engine.begin() as connection:
-            await connection.run_sync(_upgrade)
+        with _mapped_errors():
+            async with self._engine.begin() as connection:
+                await connection.run_sync(_upgrade)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -97,10 +119,16 @@ class _mapped_errors:  # noqa: N801 - reads like a function where it is used
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # IntegrityError is the callers' own: two requests made the same row.
-        if isinstance(error, SQLAlchemyError) and not isinstance(error, IntegrityError):
-            raise StoreUnavailableError(
-                f"database: {type(error).__name__}: {error.args[0] if error.args else ''}"
-            ) from error
+        if isinstance(error, IntegrityError) or not isinstance(error, (SQLAlchemyError, OSError)):
+            return
+        reason = f"database: {type(error).__name__}: {error.args[0] if error.args else ''}"
+        raise (DatabaseUnavailableError if _is_away(error) else StoreUnavailableError)(reason) from error
+
+
+def _is_away(error: SQLAlchemyError | OSError) -> bool:
+    """Whether the same statement may succeed later. An OSError is how a driver fails that finds no server."""
+    away = (OSError, OperationalError, InterfaceError, PoolTimeoutError)
+    return isinstance(error, away) or (isinstance(error, DBAPIError) and error.connection_invalidated)
 
 
 def _upgrade(connection: Connection) -> None:

@@ -112,7 +112,7 @@ class Evictions:
         """The eviction, once it is settled or when the time is over."""
         deadline = time.monotonic() + wait_seconds
         eviction = await self._settle(eviction_id)
-        while eviction.status == "RUNNING" and (left := deadline - time.monotonic()) > 0:
+        while eviction.status == "RUNNING" and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
             await self.watch.changed(eviction_id, min(left, _LOOK_AGAIN_SECONDS))
             eviction = await self._settle(eviction_id)
         return eviction

@@ -6,7 +6,8 @@ When the leader fails or is canceled, its failure is its own; a waiter takes ove
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
@@ -17,13 +18,14 @@ class Flights(Generic[_Result]):
 
     def __init__(self) -> None:
         self._flights: dict[str, asyncio.Future[_Result]] = {}
+        self._followers: list[set[str]] = []
 
-    async def run(self, key: str, work: Callable[[], Awaitable[_Result]]) -> tuple[_Result, bool]:
-        """The result, and whether this call did the work itself."""
+    async def run(self, key: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """The result of this call's work, or of somebody else's that was under way."""
         while (flight := self._flights.get(key)) is not None:
             await asyncio.wait([flight])
             if not flight.cancelled():
-                return flight.result(), False
+                return flight.result()
         # A looks and sees nothing; B looks and sees nothing; but between the look above and the entry below there is no
         # await, so one of them enters first and the other sees it.
         flight = asyncio.get_running_loop().create_future()
@@ -35,8 +37,28 @@ class Flights(Generic[_Result]):
             del self._flights[key]
             raise
         flight.set_result(result)
-        return result, True
+        return result
 
-    def forget(self, key: str) -> None:
-        """The result can be found elsewhere now."""
-        self._flights.pop(key, None)
+    def forget(self, keys: Collection[str]) -> None:
+        """These results can be found elsewhere now, or nowhere any more. Work that is under way stays.
+
+        A leads, B waits, both have the result, A forgets it; C finds nothing and leads again; B forgets what A did, and
+        must not take C's entry away.
+        """
+        for key in keys:
+            flight = self._flights.get(key)
+            if flight is not None and flight.done():
+                del self._flights[key]
+        if len(self._followers) > 1:  # who is alone knows what it brought itself
+            for landed in self._followers:
+                landed.update(keys)
+
+    @contextmanager
+    def following(self) -> Iterator[set[str]]:
+        """The keys that are forgotten during the block: what a look elsewhere, made inside it, may have missed."""
+        landed: set[str] = set()
+        self._followers.append(landed)
+        try:
+            yield landed
+        finally:
+            self._followers = [other for other in self._followers if other is not landed]

@@ -37,7 +37,7 @@ class Membership:
             await self.evictions.take_report(heartbeat.cluster, heartbeat.node, report)
         deadline = time.monotonic() + heartbeat.wait_seconds
         commands = await self.evictions.commands_for(heartbeat.cluster, heartbeat.node)
-        while not commands and (left := deadline - time.monotonic()) > 0:
+        while not commands and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
             topic = agent_topic(heartbeat.cluster, heartbeat.node)
             await self.watch.changed(topic, min(left, _LOOK_AGAIN_SECONDS))
             commands = await self.evictions.commands_for(heartbeat.cluster, heartbeat.node)

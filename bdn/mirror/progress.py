@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from bdn.core.digest import Digest
 from bdn.core.layout import FileLayout
-from bdn.mirror.database import Database
+from bdn.mirror.database import Database, WriteSession
 from bdn.mirror.repository import contents, mirrors
+
+
+class ClaimLostError(Exception):
+    """Somebody canceled the mirror, or another worker took it over: nothing more is written in its name."""
 
 
 @dataclass
@@ -24,16 +31,19 @@ class SourceCounters:
 class Progress:
     """Collects on the event loop and writes in batches: a killed worker loses the last batch and nothing else.
 
-    Everything reported here is durable in the store already, so the database never knows more than the store holds.
+    Everything reported here is durable in the store already, so the database never knows more than the store holds. That
+    stays true only while the worker has its claim: without it an eviction may have deleted the chunks meanwhile.
     """
 
     database: Database
     mirror_id: str
+    worker: str
     on_flushed: Callable[[list[str]], None]
     on_transferred: Callable[[int], None]
     counters: dict[int, SourceCounters] = field(default_factory=dict)
     _chunks: list[tuple[str, int, Digest]] = field(default_factory=list)
     _complete: dict[str, FileLayout] = field(default_factory=dict)
+    _flushing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def chunk_stored(self, position: int, identity_key: str, index: int, digest: Digest, size: int) -> None:
         """A chunk came from the upstream and is durable."""
@@ -44,36 +54,68 @@ class Progress:
         self.on_transferred(size)
 
     def reused(self, position: int, size: int) -> None:
-        """Count bytes that somebody else copied meanwhile."""
-        counters = self.counters[position]
-        counters.reused += size
-        counters.changed = True
+        """Count bytes that somebody else copied meanwhile; negative for what was thought to be held and was not."""
+        if size:
+            counters = self.counters[position]
+            counters.reused += size
+            counters.changed = True
 
     def file_complete(self, identity_key: str, layout: FileLayout) -> None:
         """All chunks of a file are durable and its checksum is right."""
         self._complete[identity_key] = layout
 
-    def drop(self, identity_key: str) -> None:
-        """What was recorded of a file is wrong."""
-        self._chunks = [chunk for chunk in self._chunks if chunk[0] != identity_key]
+    @asynccontextmanager
+    async def writing(self, *, canceled_too: bool = False) -> AsyncIterator[WriteSession]:
+        """A transaction in the name of this mirror.
+
+        Args:
+            canceled_too: allow it also while a canceled mirror comes to its end, for the record of what was stored.
+
+        Raises:
+            ClaimLostError: nothing was written.
+        """
+        async with self.database.write() as session:
+            status = await mirrors.claimed_status(session, self.mirror_id, self.worker, time.time())
+            if status != "SYNCING" and not (canceled_too and status is not None):
+                raise ClaimLostError
+            yield session
 
     async def flush(self) -> None:
-        """Tell the database, in one transaction."""
-        chunks, self._chunks = self._chunks, []
-        complete, self._complete = self._complete, {}
-        changed = {position: counters for position, counters in self.counters.items() if counters.changed}
-        if not (chunks or complete or changed):
-            return
-        async with self.database.write() as session:
-            await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete])
-            await contents.record_contents(session, complete)
-            for position, counters in changed.items():
-                counters.changed = False
-                await mirrors.update_source(
-                    session,
-                    self.mirror_id,
-                    position,
-                    bytes_transferred=counters.transferred,
-                    bytes_reused=counters.reused,
-                )
-        self.on_flushed(list(complete))
+        """Tell the database, in one transaction. What could not be told is kept for the next time."""
+        async with self._flushing:
+            chunks, self._chunks = self._chunks, []
+            complete, self._complete = self._complete, {}
+            changed = {position: counters for position, counters in self.counters.items() if counters.changed}
+            if not (chunks or complete or changed):
+                return
+            try:
+                async with self.writing(canceled_too=True) as session:
+                    await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete])
+                    await contents.record_contents(session, complete)
+                    for position, counters in changed.items():
+                        counters.changed = False
+                        await mirrors.update_source(
+                            session,
+                            self.mirror_id,
+                            position,
+                            bytes_transferred=counters.transferred,
+                            bytes_reused=counters.reused,
+                        )
+            except BaseException:
+                self._chunks = chunks + self._chunks
+                self._complete = complete | self._complete
+                for counters in changed.values():
+                    counters.changed = True
+                raise
+            self.on_flushed(list(complete))
+
+    async def drop(self, identity_key: str) -> None:
+        """What was recorded of a file is wrong: nothing of it may be taken for a part of the right one."""
+        async with self._flushing:
+            self._chunks = [chunk for chunk in self._chunks if chunk[0] != identity_key]
+            async with self.writing(canceled_too=True) as session:
+                await contents.forget_chunks(session, [identity_key])
+
+    def abandon(self) -> None:
+        """The end: what could not be told never will be, and nobody may build on it."""
+        self.on_flushed(list(self._complete))

@@ -120,7 +120,7 @@ class MirrorRequests:
         """The mirror once it is in a terminal state, or when the time is over."""
         deadline = time.monotonic() + seconds
         mirror = await self.get(mirror_id, organisation)
-        while mirror.status not in TERMINAL and (left := deadline - time.monotonic()) > 0:
+        while mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
             await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
             mirror = await self.get(mirror_id, organisation)
         return mirror
@@ -128,7 +128,7 @@ class MirrorRequests:
     async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncIterator[Mirror]:
         """The mirror at least once per interval, the last time in a terminal state."""
         mirror = await self.get(mirror_id, organisation)
-        while mirror.status not in TERMINAL:
+        while mirror.status not in TERMINAL and not self.watch.stopping:
             yield mirror
             await self.watch.changed(mirror_id, interval_seconds)
             mirror = await self.get(mirror_id, organisation)

@@ -7,7 +7,8 @@ could find a doomed chunk in the store, count on it, and lose it. While ``doomed
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 
 from bdn.core.digest import Digest
 from bdn.core.ports import ChunkStore
@@ -19,33 +20,48 @@ from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 
 
 @dataclass(frozen=True)
+class _Plan:
+    """What an eviction reports, and the contents that go with its victims because nothing else names them."""
+
+    items: list[EvictedItem]
+    contents: list[str]
+
+    @property
+    def victims(self) -> list[str]:
+        return [item.manifest.removeprefix("b3:") for item in self.items if not item.refused]
+
+
+@dataclass(frozen=True)
 class StoreEviction:
     """Evicts manifests from the store, one eviction at a time."""
 
     database: Database
     store: ChunkStore
     watch: Watch
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, command: EvictCommand, organisation: str) -> None:
         """Plan, record and, unless it is a dry run, carry out."""
-        async with self._one, self.database.write() as session:
-            row = await evictions.get(session, command.id)
-            if row is None:
-                return
-            items = await self._plan(session, command, organisation)
-            row.items = [*row.items, *(item.model_dump() for item in items)]
-            victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
-            if not command.dry_run and victims:
-                gone = await contents.contents_only_named_by(session, victims)
-                await contents.remove(session, victims, list(gone))
-                chunks = {chunk for _, raw in gone.values() for chunk in contents.split_digests(raw)}
-                used = await contents.chunks_in_use(session, chunks)
-                row.doomed = [chunk.hex for chunk in chunks - used]
-        await self.sweep()
+        async with self.database.alone("eviction"):
+            async with self.database.write() as session:
+                row = await evictions.get(session, command.id)
+                if row is None:
+                    return
+                await mirrors.hold_claims(session)
+                plan = await self._plan(session, command, organisation)
+                row.items = [*row.items, *(item.model_dump() for item in plan.items)]
+                if not command.dry_run and plan.victims:
+                    chunks = await contents.chunks_of(session, plan.contents)
+                    await contents.remove(session, plan.victims, plan.contents)
+                    row.doomed = [raw.hex() for raw in chunks - await contents.chunks_in_use(session, chunks)]
+            await self._sweep()
 
     async def sweep(self) -> None:
-        """Delete what recorded evictions have doomed; also at start, for those that a crash interrupted."""
+        """Delete what recorded evictions have doomed; at start, for those that a crash interrupted."""
+        async with self.database.alone("eviction"):
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        """One at a time: A and B delete the same chunks, A is done, a copy begins and counts on a chunk that B deletes."""
         async with self.database.read() as session:
             unswept = await evictions.unswept(session)
         for row in unswept:
@@ -58,32 +74,34 @@ class StoreEviction:
         if unswept:
             self.watch.notify(NEW_WORK)
 
-    async def _plan(self, session: ReadSession, command: EvictCommand, organisation: str) -> list[EvictedItem]:
+    async def _plan(self, session: ReadSession, command: EvictCommand, organisation: str) -> _Plan:
         """What goes, and what is refused because a node leases it.
 
         A running mirror is never robbed, forced or not: it would publish what is not there.
         """
-        busy = await mirrors.any_running(session)
+        busy = await mirrors.any_running(session, time.time())
         holders = await _holders(session)
         items: list[EvictedItem] = []
-        chosen: list[str] = []
+        names: dict[str, int] = {}  # of each content of a victim, how many manifests that stay name it
         freed = 0
         for digest in await self._candidates(session, command, organisation):
             held_by = [f"mirror {mirror_id}" for mirror_id in busy] or holders.get(digest, [])
             refused = bool(busy) or (bool(held_by) and not command.force)
             if refused and command.lru_bytes is not None:
                 continue  # LRU passes over what is in use
-            only = await contents.contents_only_named_by(session, [*chosen, digest])
-            size = sum(content_size for content_size, _ in only.values()) - freed
+            size = 0
+            for content, content_size, manifests in await contents.contents_of(session, digest):
+                left = names.get(content, manifests) - 1
+                size += content_size if left == 0 else 0
+                if not refused:
+                    names[content] = left
             items.append(
                 EvictedItem(tier="mirror", manifest=f"b3:{digest}", bytes=size, refused=refused, holders=held_by)
             )
-            if not refused:
-                chosen.append(digest)
-                freed += size
+            freed += 0 if refused else size
             if command.lru_bytes is not None and freed >= command.lru_bytes:
                 break
-        return items
+        return _Plan(items, [content for content, left in names.items() if left == 0])
 
     @staticmethod
     async def _candidates(session: ReadSession, command: EvictCommand, organisation: str) -> list[str]:

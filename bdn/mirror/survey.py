@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
 from bdn.core.paths import UnsafePathError, check_tree
 from bdn.core.patterns import hint_for, select
@@ -28,6 +29,7 @@ class Survey:
     resolution: Resolution
     files: tuple[UpstreamFile, ...]
     diff: Diff
+    stored: dict[str, int]  # bytes of half-copied files by identity key
     warnings: tuple[str, ...]
 
     @property
@@ -38,7 +40,11 @@ class Survey:
     @property
     def bytes_missing(self) -> int:
         """What has to be read from the upstream; equal identities are read once."""
-        return sum(file.size for file in self.diff.missing)
+        return sum(map(self.bytes_missing_of, self.diff.missing))
+
+    def bytes_missing_of(self, file: UpstreamFile) -> int:
+        """What of a missing file has to be read, when an earlier attempt stored a part of it."""
+        return file.size - self.stored.get(file.identity.key, 0)
 
 
 @dataclass(frozen=True)
@@ -83,22 +89,38 @@ class Surveyor:
             listed.append(file)
             if len(listed) > self.limit_files:
                 raise LimitExceededError(f"files of {wanted.source}", len(listed), self.limit_files)
-        selection = select([file.path for file in listed], wanted.patterns)
+        files, warnings = await asyncio.to_thread(self._select, wanted, listed)
+        found, stored = await self._look_up(files)
+        return Survey(resolution, files, found, stored, warnings)
+
+    def _select(
+        self, wanted: WeightsSource, listed: list[UpstreamFile]
+    ) -> tuple[tuple[UpstreamFile, ...], tuple[str, ...]]:
+        """The wanted files, and warnings; in a thread, because a million files take seconds."""
+        paths = [file.path for file in listed]
+        selection = select(paths, wanted.patterns)
         if not selection.paths:
-            raise self._nothing_matched(wanted, [file.path for file in listed])
+            raise self._nothing_matched(wanted, paths)
         chosen = set(selection.paths)
         files = tuple(file for file in listed if file.path in chosen)
         try:
-            check_tree([file.path for file in files])
+            check_tree(file.path for file in files)
         except UnsafePathError as error:
             raise InvalidSourceError(str(wanted.source), str(error)) from error
         if (total := sum(file.size for file in files)) > self.limit_bytes:
             raise LimitExceededError(f"bytes of {wanted.source}", total, self.limit_bytes)
-        return Survey(resolution, files, diff(files, await self._known(files)), selection.warnings)
+        return files, selection.warnings
 
-    async def _known(self, files: tuple[UpstreamFile, ...]) -> dict[str, Digest]:
+    async def _look_up(self, files: tuple[UpstreamFile, ...]) -> tuple[Diff, dict[str, int]]:
+        """What of the files the store holds, whole or in part."""
         async with self.database.read() as session:
-            return await contents.known(session, list({file.identity.key for file in files}))
+            known = await contents.known(session, list({file.identity.key for file in files}))
+            found = diff(files, known)
+            sizes = {file.identity.key: file.size for file in found.missing}
+            half = await contents.half_copied(session, list(sizes))
+        return found, {
+            key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()
+        }
 
     @staticmethod
     def _nothing_matched(wanted: WeightsSource, paths: list[str]) -> NoFilesMatchedError:

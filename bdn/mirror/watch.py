@@ -15,6 +15,13 @@ class Watch:
 
     def __init__(self) -> None:
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self.stopping = False
+
+    def stop(self) -> None:
+        """Wake everybody, now and from now on: the service ends, and open requests shall be answered with what is known."""
+        self.stopping = True
+        for topic in tuple(self._waiters):
+            self.notify(topic)
 
     def notify(self, topic: str) -> None:
         """Wake everybody who waits for this topic now."""

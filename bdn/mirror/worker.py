@@ -8,16 +8,17 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, InternalError
 from bdn.core.groups import single_error
-from bdn.mirror.database import Database
+from bdn.mirror.database import Database, DatabaseUnavailableError
 from bdn.mirror.ingest import Ingest
-from bdn.mirror.progress import Progress
+from bdn.mirror.progress import ClaimLostError, Progress
 from bdn.mirror.repository import mirrors
+from bdn.mirror.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.watch import Watch
 from bdn.wire.errors import body_of
 
@@ -28,10 +29,6 @@ RENEW_SECONDS: Final = 3.0
 FLUSH_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 1.0
 NEW_WORK: Final = "new work"
-
-
-class _ClaimLostError(Exception):
-    """Somebody canceled the mirror, or another worker took it over."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Worker:
                 await mirrors.release_claims(session, self.name)
 
     async def _loop(self) -> None:
-        while True:
+        while not _is_stopping():
             try:
                 mirror_id = await self._claim()
                 if mirror_id is not None:
@@ -76,6 +73,7 @@ class Worker:
             return await mirrors.claim(session, self.name, now=now, until=now + CLAIM_SECONDS)
 
     async def _work(self, mirror_id: str) -> None:
+        """Bring a claimed mirror to its end, unless the database goes away: then the claim runs out, and it goes on later."""
         async with self.database.read() as session:
             found = await mirrors.get_any(session, mirror_id)
         if found is None:
@@ -84,42 +82,70 @@ class Worker:
         self.watch.notify(mirror_id)
         logger.info("mirroring", extra={"mirror": mirror_id, "sources": len(sources)})
 
-        def forget(keys: list[str]) -> None:
-            for key in keys:
-                self.ingest.flights.forget(key)
+        def flushed(keys: list[str]) -> None:
+            self.ingest.flights.forget(keys)
             self.watch.notify(mirror_id)
 
-        progress = Progress(self.database, mirror_id, forget, self.on_transferred)
-        status, error = "READY", None
+        progress = Progress(self.database, mirror_id, self.name, flushed, self.on_transferred)
+        try:
+            await self._run(row, sources, progress)
+        except ClaimLostError:
+            logger.info("mirror was taken away", extra={"mirror": mirror_id})
+            async with self.database.write() as writing:
+                await mirrors.release_claims(writing, self.name, mirror_id)
+        finally:
+            progress.abandon()
+            self.watch.notify(mirror_id)
+
+    async def _run(self, row: MirrorRow, sources: list[MirrorSourceRow], progress: Progress) -> None:
+        failure: BdnError | None = None
         try:
             with single_error():
                 async with asyncio.TaskGroup() as group:
-                    keeper = group.create_task(self._keep_claim(mirror_id))
+                    keeper = group.create_task(self._keep_claim(row.id))
                     flusher = group.create_task(self._flush(progress))
-                    await self.ingest.run(mirror_id, row.organisation, sources, progress)
+                    await self.ingest.run(row.id, row.organisation, sources, progress)
                     keeper.cancel()
                     flusher.cancel()
-        except _ClaimLostError:
-            logger.info("mirror was taken away", extra={"mirror": mirror_id})
-            return
-        except BdnError as failure:
-            status, error = "FAILED", body_of(failure).model_dump()
-            logger.info("mirror failed", extra={"mirror": mirror_id, "code": failure.code})
-        finally:
-            await asyncio.shield(progress.flush())
-        async with self.database.write() as writing:
-            await mirrors.finish(writing, mirror_id, status, now=time.time(), error=error)
-        self.watch.notify(mirror_id)
+        except asyncio.CancelledError:
+            with suppress(BdnError, ClaimLostError):
+                await progress.flush()
+            raise
+        except ClaimLostError:
+            await progress.flush()  # of a canceled mirror; for one that another worker took over it raises again
+            raise
+        except DatabaseUnavailableError:
+            raise
+        except BdnError as error:
+            failure = error
+        except Exception as error:  # a bug must not end the worker, and with it everybody's mirrors
+            logger.exception("mirroring failed", extra={"mirror": row.id})
+            failure = InternalError(f"{type(error).__name__} while mirroring")
+        await progress.flush()
+        if _is_stopping():
+            raise asyncio.CancelledError
+        if failure:
+            logger.info("mirror failed", extra={"mirror": row.id, "code": failure.code})
+        async with progress.writing() as session:
+            error_body = body_of(failure).model_dump() if failure else None
+            status = "FAILED" if failure else "READY"
+            await mirrors.finish(session, row.id, status, now=time.time(), error=error_body)
 
     async def _keep_claim(self, mirror_id: str) -> None:
         while True:
             await self.watch.changed(f"{mirror_id} canceled", RENEW_SECONDS)
             async with self.database.write() as session:
                 if not await mirrors.renew_claim(session, mirror_id, self.name, time.time() + CLAIM_SECONDS):
-                    raise _ClaimLostError
+                    raise ClaimLostError
 
     @staticmethod
     async def _flush(progress: Progress) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             await progress.flush()
+
+
+def _is_stopping() -> bool:
+    """Whether this task was canceled, also when a task group that failed at the same moment lost it (Python 3.11)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,50 +20,61 @@ from bdn.core.ports import Buffer
 
 
 class DirectoryStore:
-    """A ``ChunkStore`` in ``root``, which is made if it is absent. Safe for several processes at once."""
+    """A ``ChunkStore`` in ``root``, which is made if it is absent. Safe for several threads and processes at once."""
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._chunks = root / "chunks"
         self._incoming = root / "incoming"
-        self._names = (f"{os.getpid()}-{os.urandom(4).hex()}-{number}" for number in itertools.count())
-        try:
-            self._chunks.mkdir(parents=True, exist_ok=True)
+        self._nonce = os.urandom(4).hex()
+        self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
+        with self._failures_mapped():
+            _make_folder(self._chunks)
             self._incoming.mkdir(exist_ok=True)
-        except OSError as error:
-            raise StoreUnavailableError(f"{root}: {error.strerror}") from error
 
     def clear_incoming(self) -> None:
         """Remove what a crash left half-written. Only while no other process writes here."""
-        for path in self._incoming.iterdir():
-            path.unlink(missing_ok=True)
+        with self._failures_mapped():
+            for path in self._incoming.iterdir():
+                path.unlink(missing_ok=True)
 
     def put(self, digest: Digest, content: Buffer) -> None:
         """Write, sync, rename, sync the folder."""
         target = self._chunks / digest.fanout
-        if target.exists():
-            return
-        partial = self._incoming / next(self._names)
-        try:
-            _write_synced(partial, content)
-            _make_folder(target.parent)
-            partial.rename(target)
+        with self._failures_mapped():
+            if target.exists():
+                _sync_folder(target.parent)  # whoever renamed it may not have come to this, or have failed in it
+                return
+            partial = self._incoming / f"{os.getpid()}-{self._nonce}-{next(self._numbers)}"
+            try:
+                _write_synced(partial, content)
+                _make_folder(target.parent)
+                partial.rename(target)
+            except OSError:
+                with suppress(OSError):  # the first failure says more
+                    partial.unlink()
+                raise
             _sync_folder(target.parent)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise StoreUnavailableError(f"{self._chunks.parent}: {error.strerror or error}") from error
 
     def open(self, digest: Digest) -> BinaryIO:
         """The chunk's file."""
-        try:
-            return (self._chunks / digest.fanout).open("rb", buffering=0)
-        except FileNotFoundError:
-            raise NotFoundError(f"chunk {digest}") from None
-        except OSError as error:
-            raise StoreUnavailableError(f"{self._chunks.parent}: {error.strerror}") from error
+        with self._failures_mapped():
+            try:
+                return (self._chunks / digest.fanout).open("rb", buffering=0)
+            except FileNotFoundError:
+                raise NotFoundError(f"chunk {digest}") from None
 
     def delete(self, digest: Digest) -> None:
         """Unlink the chunk's file."""
-        (self._chunks / digest.fanout).unlink(missing_ok=True)
+        with self._failures_mapped():
+            (self._chunks / digest.fanout).unlink(missing_ok=True)
+
+    @contextmanager
+    def _failures_mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailableError(f"{self._root}: {error.strerror or error}") from error
 
 
 def _write_synced(path: Path, content: Buffer) -> None:

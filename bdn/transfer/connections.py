@@ -7,10 +7,11 @@ asyncio client carries bytes.
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -32,6 +33,8 @@ class ConnectionPool:
         self._timeout_seconds = timeout_seconds
         self._idle_limit = idle_limit
         self._idle: dict[Origin, list[http.client.HTTPConnection]] = {}
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._is_closed = False
         self._lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
 
@@ -54,9 +57,9 @@ class ConnectionPool:
             try:
                 response = _ask(connection, target, headers)
             except (http.client.RemoteDisconnected, ConnectionError):
-                if not reused:
+                if not reused or self._is_closed:
                     raise
-                connection.close()
+                self._give_back(origin, connection, keep=False)
                 connection = self._connect(origin)
                 response = _ask(connection, target, headers)
             yield response
@@ -65,9 +68,14 @@ class ConnectionPool:
             self._give_back(origin, connection, keep=keep)
 
     def close(self) -> None:
-        """Close every idle connection."""
+        """Close every idle connection, and break those in use: their readers fail now, not when their time is over."""
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, {}
+            for connection in self._busy:
+                if connection.sock is not None:
+                    with suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
         for connections in idle.values():
             for connection in connections:
                 connection.close()
@@ -76,11 +84,14 @@ class ConnectionPool:
         with self._lock:
             idle = self._idle.get(origin)
             if idle:
-                return idle.pop(), True
+                connection = idle.pop()
+                self._busy.add(connection)
+                return connection, True
         return self._connect(origin), False
 
     def _give_back(self, origin: Origin, connection: http.client.HTTPConnection, *, keep: bool) -> None:
         with self._lock:
+            self._busy.discard(connection)
             idle = self._idle.setdefault(origin, [])
             if keep and len(idle) < self._idle_limit:
                 idle.append(connection)
@@ -88,6 +99,12 @@ class ConnectionPool:
         connection.close()
 
     def _connect(self, origin: Origin) -> http.client.HTTPConnection:
+        connection = self._new(origin)
+        with self._lock:
+            self._busy.add(connection)
+        return connection
+
+    def _new(self, origin: Origin) -> http.client.HTTPConnection:
         scheme, host, port = origin
         if scheme == "http":
             return http.client.HTTPConnection(host, port, timeout=self._timeout_seconds)

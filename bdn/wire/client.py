@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import BdnError, ChecksumMismatchError, InternalError
+from bdn.core.errors import BdnError, ChecksumMismatchError, InternalError, ServiceError
 from bdn.core.layout import FileLayout
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
@@ -26,15 +27,14 @@ LONGEST_WAIT_SECONDS = 60.0
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
-class ServiceUnreachableError(BdnError):
+@dataclass(eq=False)
+class ServiceUnreachableError(ServiceError):
     """No answer at all from one of our services."""
 
     code = "STORE_UNAVAILABLE"
     transient = True
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(address, reason)
-        self.address, self.reason = address, reason
+    address: str
+    reason: str
 
     def __str__(self) -> str:
         return f"no answer from {self.address} ({self.reason}); is the service running there?"

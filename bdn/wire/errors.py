@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -43,14 +44,15 @@ class ErrorDocument(BaseModel):
     error: ErrorBody
 
 
+@dataclass(eq=False)
 class ReportedError(BdnError):
     """An error that another of our programs reported; it keeps the code, the message and the facts."""
 
-    def __init__(self, body: ErrorBody) -> None:
-        super().__init__(body.message)
-        self.body = body
-        self.code = body.code  # type: ignore[misc] # the class attribute is a default; here every instance has its own
-        self.transient = body.retryable  # type: ignore[misc]
+    body: ErrorBody
+
+    def __post_init__(self) -> None:
+        self.code = self.body.code  # type: ignore[misc] # the class attribute is a default; here every instance has its own
+        self.transient = self.body.retryable  # type: ignore[misc]
 
     def __str__(self) -> str:
         return self.body.message

@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session
+from huggingface_hub import close_session, constants
+from huggingface_hub.utils import _detect_agent
 
 from bdn.core.errors import (
     AuthRequiredError,
@@ -197,8 +199,55 @@ async def test_a_hub_that_goes_silent_in_a_listing_is_given_up(hub: Hub, monkeyp
     monkeypatch.setitem(PATIENCE, "read", 0.05)
     hub.fail(stall(at=1), "/tree/")
     async with opened(hub) as source:
-        with pytest.raises(UpstreamUnavailableError, match="ReadTimeout"):
-            await asyncio.wait_for(listed(source), 10)
+        try:
+            with pytest.raises(UpstreamUnavailableError, match="ReadTimeout"):
+                await asyncio.wait_for(listed(source), 10)
+        finally:
+            hub.release_stalled()
+
+
+async def test_a_listing_that_is_cancelled_ends_at_once_and_harms_no_other(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.sources.huggingface.BATCH", 2)
+    hub.fail(stall(at=1), "cursor=")
+    async with opened(hub) as source:
+        files = source.list(await source.resolve())
+        assert [(await anext(files)).path for _ in range(2)] == ["0.txt", "1.txt"]
+        waiting = asyncio.ensure_future(anext(files))
+        try:
+            await asyncio.to_thread(hub.log.wait_for, "cursor=")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert len(await listed(source)) == 6
+        finally:
+            hub.release_stalled()
+
+
+async def test_sources_can_be_opened_and_listed_at_the_same_time(hub: Hub) -> None:
+    async def count_files(uri: str, token: str | None) -> int:
+        async with opened(hub, uri, token) as source:
+            return len(await listed(source))
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(count_files(uri, "owner"))
+            for uri in ("hf://org/open", "hf://org/private", "hf://org/gated")
+            for _ in range(5)
+        ]
+    assert [task.result() for task in tasks] == [6] * 15
+
+
+async def test_the_telemetry_of_the_sdk_is_answered_here_and_reaches_no_server(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_detect_agent, "_registry", None)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses.json"))
+    async with opened(hub) as source:
+        await source.resolve()
+    assert hub.log.count() == 1
 
 
 async def test_a_file_that_vanished_from_its_commit_is_a_change_of_the_source(hub: Hub) -> None:

@@ -102,8 +102,11 @@ async def test_a_prefix_may_be_exactly_one_object(server: S3Server, bucket: S3Bu
     assert server.log.count("list-type=2") == 2
 
 
-async def test_a_prefix_that_is_both_object_and_folder_asks_for_a_slash(server: S3Server, bucket: S3Bucket) -> None:
-    bucket.put({"model": b"object", "model/a.bin": b"x"})
+@pytest.mark.parametrize("marker", [{}, {"model/": b""}])
+async def test_a_prefix_that_is_both_object_and_folder_asks_for_a_slash(
+    server: S3Server, bucket: S3Bucket, marker: dict[str, bytes]
+) -> None:
+    bucket.put({"model": b"object", "model/a.bin": b"x", **marker})
     async with opened(server, f"s3://{bucket.name}/model") as source:
         with pytest.raises(InvalidSourceError, match=f"add a slash for the folder: s3://{bucket.name}/model/"):
             await listed(source)

@@ -154,8 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
         if request.method == "HEAD" or answer.status == 304:
             return
         for piece in self._spoil(pieces_of(answer.content, start, stop), fault):
+            record.bytes_served += len(piece)  # first: the client may look as soon as it has the bytes
             self.connection.sendall(piece)
-            record.bytes_served += len(piece)
 
     def _spoil(self, pieces: Iterator[memoryview], fault: Fault | None) -> Iterator[memoryview]:
         if fault is None or fault.kind not in (FaultKind.TRUNCATE, FaultKind.STALL, FaultKind.FLIP):

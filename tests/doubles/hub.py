@@ -80,7 +80,9 @@ class Hub:
         self.script.add(fault, path, times=times, skip=skip, origin=origin)
 
     def clear(self) -> None:
-        """Forget repositories, requests and ordered failures; addresses stay."""
+        """Forget repositories, requests and ordered failures; addresses stay. Stalls stall again."""
+        self._hub_origin.go_on.clear()
+        self._cdn_origin.go_on.clear()
         self._api.repositories.clear()
         self.log.clear()
         self.script.clear()
@@ -90,6 +92,6 @@ class Hub:
         self._cdn.expire_links()
 
     def release_stalled(self) -> None:
-        """Stalled answers go on, and no later one stalls."""
+        """Stalled answers go on, and no later one stalls before :meth:`clear`."""
         self._hub_origin.go_on.set()
         self._cdn_origin.go_on.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Condition
 
 NOTED_HEADERS = ("authorization", "range", "if-match", "accept-encoding", "user-agent", "x-hf-download-counter")
 
@@ -26,20 +26,21 @@ class RequestLog:
 
     def __init__(self) -> None:
         self._requests: list[LoggedRequest] = []
-        self._lock = Lock()
+        self._changed = Condition()
 
     def add(self, request: LoggedRequest) -> None:
-        with self._lock:
+        with self._changed:
             self._requests.append(request)
+            self._changed.notify_all()
 
     def clear(self) -> None:
-        with self._lock:
+        with self._changed:
             self._requests.clear()
 
     def find(self, target: str = "", *, method: str | None = None, origin: str | None = None) -> list[LoggedRequest]:
         """The requests whose target contains the regular expression."""
         pattern = re.compile(target)
-        with self._lock:
+        with self._changed:
             return [
                 request
                 for request in self._requests
@@ -47,6 +48,13 @@ class RequestLog:
                 and method in (None, request.method)
                 and origin in (None, request.origin)
             ]
+
+    def wait_for(self, target: str, timeout_seconds: float = 10) -> None:
+        """Return once such a request has arrived; blocking."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.count(target), timeout_seconds):
+                msg = f"no request for {target!r} in {timeout_seconds} s"
+                raise TimeoutError(msg)
 
     def count(self, target: str = "", *, method: str | None = None, origin: str | None = None) -> int:
         return len(self.find(target, method=method, origin=origin))

@@ -6,6 +6,7 @@ when it tried all, writes ``docs/mutants.md``. It never touches the working tree
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -42,7 +43,10 @@ machine) that fails because of it. Made by `python -m tests.support.mutants`, wh
 def first_failure(copy: Path, tests: str) -> str:
     """The name of the first failing test, or nothing when all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
-    result = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {"HYPOTHESIS_PROFILE": "breakage"}
+    result = subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     if result.returncode == 0:
         return ""
     found = re.search(r"^(?:FAILED|ERROR) \S*/(test_\w+)\.py(?:::(\w+))?", result.stdout, re.MULTILINE)

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import aliased
 
 from bdn.core.digest import Digest
 from bdn.core.layout import FileLayout
@@ -25,6 +26,27 @@ async def known(session: ReadSession, identity_keys: Sequence[str]) -> dict[str,
     for keys in _batches(identity_keys):
         query = select(IdentityRow.key, IdentityRow.content).where(IdentityRow.key.in_(keys))
         found |= {key: Digest(content) for key, content in (await session.execute(query)).all()}
+    return found
+
+
+async def layout_by_identity(session: ReadSession, identity_key: str) -> FileLayout | None:
+    """The content that an identity maps to, when the store holds it completely."""
+    query = (
+        select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
+        .join(IdentityRow, IdentityRow.content == ContentRow.digest)
+        .where(IdentityRow.key == identity_key)
+    )
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else _layout(*row)
+
+
+async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, list[int]]:
+    """Which chunks of half-copied files are durable in the store, by identity key."""
+    found: dict[str, list[int]] = {}
+    for keys in _batches(identity_keys):
+        query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index).where(CopiedChunkRow.identity.in_(keys))
+        for key, index in (await session.execute(query)).all():
+            found.setdefault(key, []).append(index)
     return found
 
 
@@ -80,6 +102,7 @@ async def publish(session: WriteSession, manifest: Manifest, now: float) -> list
     await _insert_new(session, ManifestRow, [row])
     names = [{"manifest": manifest.digest.hex, "content": digest} for digest in wanted]
     await _insert_new(session, ManifestContentRow, names)
+    await touch(session, [manifest.digest.hex], now)  # it may have been there, unused for long
     return []
 
 
@@ -114,29 +137,39 @@ async def layouts(session: ReadSession, manifest_digest: str) -> list[FileLayout
         .where(ManifestContentRow.manifest == manifest_digest)
         .order_by(ContentRow.digest)
     )
-    rows = (await session.execute(query)).all()
-    return [FileLayout(Digest(digest), size, split_digests(chunks)) for digest, size, chunks in rows]
+    return [_layout(*row) for row in (await session.execute(query)).all()]
 
 
-async def contents_only_named_by(session: ReadSession, manifest_digests: Sequence[str]) -> dict[str, tuple[int, bytes]]:
-    """Size and raw chunk digests of the contents that no manifest outside the given ones names."""
-    inside = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(manifest_digests))
-    outside = select(ManifestContentRow.content).where(ManifestContentRow.manifest.not_in(manifest_digests))
-    query = select(ContentRow.digest, ContentRow.size, ContentRow.chunks).where(
-        ContentRow.digest.in_(inside), ContentRow.digest.not_in(outside)
+async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, int]]:
+    """Digest and size of each distinct content of a manifest, and how many manifests name it."""
+    other = aliased(ManifestContentRow)
+    names = select(func.count()).where(other.content == ManifestContentRow.content).scalar_subquery()
+    query = (
+        select(ContentRow.digest, ContentRow.size, names)
+        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
+        .where(ManifestContentRow.manifest == manifest_digest)
     )
-    return {digest: (size, chunks) for digest, size, chunks in (await session.execute(query)).all()}
+    return [(row[0], row[1], row[2]) for row in (await session.execute(query)).all()]
 
 
-async def chunks_in_use(session: ReadSession, chunks: Iterable[Digest]) -> set[Digest]:
+async def chunks_of(session: ReadSession, content_digests: Sequence[str]) -> set[bytes]:
+    """The raw digests of these contents' chunks."""
+    chunks: set[bytes] = set()
+    for digests in _batches(content_digests):
+        query = select(ContentRow.chunks).where(ContentRow.digest.in_(digests))
+        for raw in (await session.execute(query)).scalars():
+            chunks.update(_split(raw))
+    return chunks
+
+
+async def chunks_in_use(session: ReadSession, chunks: set[bytes]) -> set[bytes]:
     """Which of these chunks some content, complete or half-copied, still needs. Reads every row: for evictions only."""
-    wanted = set(chunks)
-    used: set[Digest] = set()
+    used: set[bytes] = set()
     async for (raw,) in await session.stream(select(ContentRow.chunks)):
-        used.update(wanted.intersection(split_digests(raw)))
-    for digests in _batches([digest.hex for digest in wanted]):
+        used.update(chunks.intersection(_split(raw)))
+    for digests in _batches([raw.hex() for raw in chunks]):
         query = select(CopiedChunkRow.digest).where(CopiedChunkRow.digest.in_(digests))
-        used.update(Digest(digest) for digest in (await session.execute(query)).scalars())
+        used.update(bytes.fromhex(digest) for digest in (await session.execute(query)).scalars())
     return used
 
 
@@ -157,16 +190,20 @@ async def totals(session: ReadSession) -> tuple[int, int]:
     return int(count), int(size)
 
 
-def split_digests(raw: bytes) -> tuple[Digest, ...]:
-    """The chunk digests of a ``ContentRow``."""
-    return tuple(Digest.from_bytes(raw[start : start + _RAW]) for start in range(0, len(raw), _RAW))
+def _split(raw: bytes) -> list[bytes]:
+    """The raw chunk digests of a ``ContentRow``."""
+    return [raw[start : start + _RAW] for start in range(0, len(raw), _RAW)]
+
+
+def _layout(digest: str, size: int, chunks: bytes) -> FileLayout:
+    return FileLayout(Digest(digest), size, tuple(map(Digest.from_bytes, _split(chunks))))
 
 
 async def _insert_new(session: WriteSession, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
     """Insert the rows that are not there yet."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    for batch in _batches(rows, max(1, _BATCH // len(rows[0])) if rows else 1):
-        await session.execute(dialect.insert(table).values(list(batch)).on_conflict_do_nothing())
+    if rows:
+        dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+        await session.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
 
 
 def _batches(items: Sequence[_Item], size: int = _BATCH) -> Iterator[Sequence[_Item]]:

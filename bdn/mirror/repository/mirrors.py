@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, and_, exists, func, or_, select, update
+from sqlalchemy import CursorResult, and_, exists, func, or_, select, text, update
 
 from bdn.mirror.database import ReadSession, WriteSession
 from bdn.mirror.tables import EvictionRow, Json, MirrorRow, MirrorSourceRow
@@ -112,29 +112,58 @@ async def renew_claim(session: WriteSession, mirror_id: str, worker: str, until:
     return _count(await session.execute(statement)) == 1
 
 
-async def release_claims(session: WriteSession, worker: str | None = None) -> None:
+async def claimed_status(session: WriteSession, mirror_id: str, worker: str, now: float) -> str | None:
+    """The status of a mirror that this worker may still write for; None when it may not.
+
+    A claim on a canceled mirror counts until it has run out: so long, evictions wait for its worker to come to an end. One
+    on a running mirror counts until another worker takes it over.
+    """
+    query = (
+        select(MirrorRow.status)
+        .where(
+            MirrorRow.id == mirror_id,
+            MirrorRow.claimed_by == worker,
+            or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now),
+        )
+        .with_for_update()
+    )
+    return (await session.execute(query)).scalar()
+
+
+async def release_claims(session: WriteSession, worker: str | None = None, mirror_id: str | None = None) -> None:
     """Give claims back so that they can be taken at once: a worker's own, or all of them when only one process can be."""
-    statement = update(MirrorRow).where(MirrorRow.status == "SYNCING")
-    if worker:
+    statement = update(MirrorRow).where(MirrorRow.claimed_by.is_not(None))
+    if worker is not None:
         statement = statement.where(MirrorRow.claimed_by == worker)
+    if mirror_id is not None:
+        statement = statement.where(MirrorRow.id == mirror_id)
     await session.execute(statement.values(claimed_by=None, claim_expires_at=None))
 
 
 async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
-    """Bring a running mirror to a terminal state; False when it is in one already, which then stays."""
-    statement = (
-        update(MirrorRow)
-        .where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING))
-        .values(status=status, completed_at=now, error=error, claimed_by=None, claim_expires_at=None)
-    )
+    """Bring a running mirror to a terminal state; False when it is in one already, which then stays.
+
+    A canceled mirror keeps its claim until its worker has come to an end.
+    """
+    values: dict[str, Any] = {"status": status, "completed_at": now, "error": error}
+    if status != "CANCELED":
+        values |= {"claimed_by": None, "claim_expires_at": None}
+    statement = update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING)).values(**values)
     if _count(await session.execute(statement)) == 0:
         return False
-    if status == "CANCELED":
-        sources = update(MirrorSourceRow).where(
-            MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING)
-        )
-        await session.execute(sources.values(status="CANCELED"))
+    sources = update(MirrorSourceRow).where(MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING))
+    await session.execute(sources.values(status=status, error=error))
     return True
+
+
+async def hold_claims(session: WriteSession) -> None:
+    """Nobody claims, and nobody writes in a claim's name, until this transaction ends.
+
+    SQLite has one writer anyway. In PostgreSQL a claim could otherwise be made between an eviction's look at the running
+    mirrors and its commit; the new worker would count on chunks that are about to go.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        await session.execute(text("LOCK TABLE mirrors IN EXCLUSIVE MODE"))
 
 
 async def update_source(session: WriteSession, mirror_id: str, position: int, **values: Any) -> None:  # noqa: ANN401
@@ -145,9 +174,10 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
     await session.execute(statement.values(**values))
 
 
-async def any_running(session: ReadSession) -> list[str]:
-    """The mirrors that are being worked on."""
-    return list((await session.execute(select(MirrorRow.id).where(MirrorRow.status == "SYNCING"))).scalars())
+async def any_running(session: ReadSession, now: float) -> list[str]:
+    """The mirrors that are being worked on, canceled ones included whose worker has not come to an end."""
+    busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
+    return list((await session.execute(select(MirrorRow.id).where(busy))).scalars())
 
 
 async def count_by_status(session: ReadSession) -> dict[str, int]:

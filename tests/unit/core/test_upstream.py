@@ -26,8 +26,10 @@ def test_how_text_is_cut_into_parts_changes_the_key() -> None:
         Identity("", ("", "abc")).key,
         Identity("abc", ()).key,
         Identity("", ("2:ab", "1:c")).key,
+        Identity("", ("a:", "b")).key,
+        Identity("", ("a", ":b")).key,
     }
-    assert len(keys) == 7
+    assert len(keys) == 9
 
 
 def test_another_scope_never_finds_the_same_content() -> None:

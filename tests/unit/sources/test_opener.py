@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.errors import InvalidSourceError
+from bdn.core.ports import Location
 from bdn.core.source_uri import parse_source
+from bdn.core.upstream import Identity, UpstreamFile
 from bdn.sources.credentials import Secret
 from bdn.sources.huggingface import HuggingFaceSource
 from bdn.sources.opener import open_source
@@ -36,19 +38,29 @@ async def test_a_scheme_that_cannot_be_opened_yet_says_so(uri: str) -> None:
             pass
 
 
-@pytest.mark.parametrize(("bucket", "start"), [("plain", "https://plain.s3."), ("dot.ted", "https://s3.")])
-async def test_aws_is_addressed_by_virtual_host_unless_the_name_has_dots(bucket: str, start: str) -> None:
-    from bdn.core.upstream import Identity, UpstreamFile
-
-    file = UpstreamFile("a", 1, Identity("organisation:acme", ("s3",)), "a b/ü", '"etag"')
+async def location_of(uri: str, settings: UpstreamSettings) -> Location:
     async with open_source(
-        parse_source(f"s3://{bucket}"),
+        parse_source(uri),
         secret=Secret("keys", '{"aws_access_key_id": "A", "aws_secret_access_key": "S", "aws_region": "eu-west-1"}'),
         organisation="acme",
         ambient_credentials=False,
-        settings=UpstreamSettings(),
+        settings=settings,
     ) as source:
-        location = await source.locate(file)
-    assert location.url.startswith(start)
-    assert "/a%20b/%C3%BC?" in location.url
+        return await source.locate(UpstreamFile("a", 1, Identity("organisation:acme", ("s3",)), "a b/ü", '"etag"'))
+
+
+@pytest.mark.parametrize(
+    ("bucket", "endpoint", "start"),
+    [
+        ("plain", None, "https://plain.s3.eu-west-1.amazonaws.com/"),
+        ("dot.ted", None, "https://s3.eu-west-1.amazonaws.com/dot.ted/"),
+        ("plain", "https://minio.example:9000", "https://minio.example:9000/plain/"),
+    ],
+)
+async def test_only_aws_is_addressed_by_virtual_host_and_only_where_the_name_has_no_dots(
+    bucket: str, endpoint: str | None, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://192.0.2.1")  # counts only through the settings
+    location = await location_of(f"s3://{bucket}", UpstreamSettings(s3_endpoint_url=endpoint))
+    assert location.url.startswith(f"{start}a%20b/%C3%BC?")
     assert "%2Feu-west-1%2Fs3%2F" in location.url

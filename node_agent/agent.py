@@ -1,0 +1,45 @@
+"""A running agent, as its API and embedding commands see it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from bdn.core.errors import DiskFailedError
+from node_agent.cache import NodeCache
+from node_agent.evictions import Evictions
+from node_agent.heartbeat import Heartbeats
+from node_agent.holdings import Holdings
+from node_agent.housekeeping import Housekeeping
+from node_agent.metrics import Metrics
+from node_agent.places import Places
+from node_agent.settings import AgentSettings
+from node_agent.stages import Stages
+from node_agent.trust import Trust
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The parts that others talk to; ``open_agent`` makes them and takes them down."""
+
+    settings: AgentSettings
+    places: Places
+    cache: NodeCache
+    stages: Stages
+    evictions: Evictions
+    holdings: Holdings
+    housekeeping: Housekeeping
+    heartbeats: Heartbeats
+    trust: Trust
+    metrics: Metrics
+    data_port: int
+
+    def check_ready(self) -> None:
+        """Whether new stages have a chance. Blocking. Raises ``DiskFailedError``."""
+        root = self.places.root
+        try:
+            is_read_only = bool(os.statvfs(root).f_flag & os.ST_RDONLY)
+        except OSError as error:
+            raise DiskFailedError(str(root), error.strerror or str(error)) from error
+        if is_read_only:
+            raise DiskFailedError(str(root), "it is mounted read-only")

@@ -1,0 +1,157 @@
+"""The control API (CONTRACT section 3): paths and documents, and not a rule of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from bdn import __version__
+from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError
+from bdn.wire.client import LONGEST_WAIT_SECONDS
+from bdn.wire.errors import ErrorDocument, document_of, status_of
+from bdn.wire.stage_schema import Cache, RenewRequest, StageRequest, Stages
+from bdn.wire.stage_schema import Stage as StageDocument
+from node_agent.agent import Agent
+from node_agent.crew import in_thread
+from node_agent.stage import Stage
+
+logger = logging.getLogger(__name__)
+Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
+
+
+def build_app(agent: Agent) -> FastAPI:
+    """The whole API of one agent."""
+    app = FastAPI(
+        title="BDN node agent",
+        version=__version__,
+        responses={"default": {"model": ErrorDocument, "description": "What went wrong"}},
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.include_router(_stages_router(agent))
+    app.include_router(_service_router(agent))
+    app.add_exception_handler(BdnError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_unknown)
+    return app
+
+
+def _stages_router(agent: Agent) -> APIRouter:
+    router = APIRouter(tags=["stages"])
+    stages = agent.stages
+
+    def find(stage_id: str) -> Stage:
+        return stages.book.find(stage_id)
+
+    Found = Annotated[Stage, Depends(find)]  # noqa: N806 - a type; found before the answer begins
+
+    @router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
+    async def stage(request: StageRequest, response: Response) -> StageDocument:
+        """Make a grant's files appear on this node for a job. Asking again is asking once."""
+        begun = await stages.start(request.job_id, request.grant, request.ttl_seconds)
+        if not request.wait:
+            return stages.document(begun)
+        response.status_code = 201
+        return await stages.finish(begun.record.id)
+
+    @router.get("/stages")
+    async def all_stages() -> Stages:
+        """Every stage that the agent knows, newest first; released ones are known for a week."""
+        return Stages(items=[stages.document(known) for known in stages.book.all()])
+
+    @router.get("/stages/{stage_id}")
+    async def one_stage(stage_id: str, wait: Wait = 0) -> StageDocument:
+        """A stage; with ``wait`` the answer comes when it is terminal, or when the time is over."""
+        found = stages.book.find(stage_id)
+        await found.wait(wait)
+        return stages.document(found)
+
+    @router.get("/stages/{stage_id}/events", response_class=EventSourceResponse)  # noqa: FAST003 - it is find's
+    async def events(found: Found) -> AsyncIterable[ServerSentEvent]:
+        """``progress`` at least every second while the stage is worked on, then ``done``; the data is the stage."""
+        while not found.is_terminal:
+            yield ServerSentEvent(event="progress", data=stages.document(found))
+            await found.wait(1.0)
+        yield ServerSentEvent(event="done", data=stages.document(found))
+
+    @router.post("/stages/{stage_id}/renew")
+    async def renew(stage_id: str, request: RenewRequest) -> StageDocument:
+        """A new time to live, from now on."""
+        return stages.document(await stages.renew(stage_id, request.ttl_seconds))
+
+    @router.delete("/stages/{stage_id}")
+    async def release(stage_id: str) -> StageDocument:
+        """Unmount, drop the view, end the lease. Idempotent. The files stay in the cache."""
+        return stages.document(await stages.release(stage_id))
+
+    return router
+
+
+def _service_router(agent: Agent) -> APIRouter:
+    router = APIRouter(tags=["service"])
+
+    @router.get("/cache")
+    async def cache() -> Cache:
+        """What the cache holds, least recently used first."""
+        return await agent.holdings.document()
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    @router.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        """New stages have a chance."""
+        await in_thread(agent.check_ready)
+        return {"status": "ok"}
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(agent.metrics.render(await agent.cache.use()), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+# --- errors ---
+
+
+async def _answer_error(_: Request, error: Exception) -> JSONResponse:
+    known = error if isinstance(error, BdnError) else InternalError(type(error).__name__)
+    return JSONResponse(document_of(known), status_of(known))
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    problems = error.errors() if isinstance(error, RequestValidationError) else []
+    return await _answer_error(
+        request, InvalidRequestError("; ".join(map(_problem, problems)) or "not a valid request")
+    )
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: unknown paths and methods."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 404:
+        return await _answer_error(request, NotFoundError(f"path {request.url.path}"))
+    return JSONResponse(
+        document_of(InvalidRequestError(f"{request.method} {request.url.path}: status {status}")), status
+    )
+
+
+async def _answer_unknown(request: Request, error: Exception) -> JSONResponse:
+    """A bug: the server logs it with its traceback, once; the caller learns its kind."""
+    return await _answer_error(request, InternalError(f"{type(error).__name__} in {request.method} {request.url.path}"))
+
+
+def _problem(problem: Any) -> str:  # noqa: ANN401 - pydantic's own shape
+    where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
+    return f"{where or 'body'}: {problem['msg']}"

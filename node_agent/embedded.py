@@ -1,0 +1,64 @@
+"""The agent inside another program: what the entry point ``bdn.embedded`` names, for ``bdn pull``, ``bdn up`` and the demo."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bdn.wire.http_server import serving
+from bdn.wire.stage_schema import BytesFrom, Stage
+from node_agent.agent import Agent
+from node_agent.api import build_app
+from node_agent.app import open_agent
+from node_agent.crew import in_thread
+from node_agent.destination import Destination
+from node_agent.settings import load_settings
+from node_agent.sockets import unix_socket
+
+
+@dataclass(frozen=True)
+class EmbeddedAgent:
+    """A running agent, and the address of its control API if it serves one."""
+
+    agent: Agent
+    address: str
+
+    async def check_destination(self, destination: Path) -> None:
+        """Refuse a directory where no view could be published; raises ``InvalidRequestError``."""
+        await in_thread(self._check, destination)
+
+    def _check(self, destination: Path) -> None:
+        path = destination.resolve()
+        Destination(path, "check", self.agent.places).check(self.agent.stages.pulls.earlier(path))
+
+    async def pull(self, grant: str, destination: Path) -> AsyncIterator[Stage]:
+        """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
+        stages = self.agent.stages
+        asked_at = datetime.now(UTC)
+        begun = await stages.pull(grant, destination)
+        async for document in stages.follow(begun.record.id, 0.2):
+            if document.ready_at and document.ready_at < asked_at:  # it stood there: nothing came from anywhere
+                for mount in document.mounts:
+                    mount.bytes_from = BytesFrom(node=mount.bytes_total or 0)
+            yield document
+
+
+@asynccontextmanager
+async def open_embedded_agent(
+    *, mirror_url: str, token: str | None, data_dir: Path, serve: bool
+) -> AsyncIterator[EmbeddedAgent]:
+    """An agent with the settings of the environment, on this data directory, that the mirror has heard of."""
+    given = {} if serve else {"data_port": 0, "port": None}
+    settings = load_settings(url=mirror_url, token=token, data_dir=data_dir, **given)
+    async with AsyncExitStack() as stack:
+        agent = await stack.enter_async_context(open_agent(settings))
+        await agent.heartbeats.beat()
+        address = ""
+        if serve:
+            listener = stack.enter_context(unix_socket(settings.effective_socket))
+            await stack.enter_async_context(serving(build_app(agent), listener))
+            address = f"unix:{settings.effective_socket}"
+        yield EmbeddedAgent(agent, address)

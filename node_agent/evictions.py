@@ -1,0 +1,117 @@
+"""Evictions on request: by manifest, by job, by age or everything; leased content is refused, or its stages are broken."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bdn.core.cache_index import CacheIndex, EvictionPlan
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
+from bdn.wire.errors import body_of
+from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport
+from node_agent.cache import NodeCache
+from node_agent.lifecycle import Lifecycle
+from node_agent.stage_book import StageBook
+
+logger = logging.getLogger(__name__)
+Plan = Callable[[CacheIndex], EvictionPlan]
+
+
+@dataclass(frozen=True)
+class Evictions:
+    """Carries out commands. All or nothing per manifest; what was evicted before a failure stays evicted."""
+
+    cluster: str
+    node: str
+    book: StageBook
+    lifecycle: Lifecycle
+    cache: NodeCache
+
+    async def carry_out(self, command: EvictCommand) -> EvictReport:
+        """The report; errors are in it, because somebody waits for it elsewhere."""
+        try:
+            return EvictReport(id=command.id, items=await self.evict(command))
+        except BdnError as error:
+            return EvictReport(id=command.id, error=body_of(error))
+        except Exception as error:
+            logger.exception("eviction %s failed", command.id)
+            return EvictReport(id=command.id, error=body_of(InternalError(f"{type(error).__name__}: {error}")))
+
+    async def evict(self, command: EvictCommand) -> list[EvictedItem]:
+        """What went, or in a dry run would go, and what was refused because of whom.
+
+        Raises:
+            InvalidRequestError: the command selects nothing, or several things.
+            DiskFailedError, MountFailedError: something could not be removed.
+        """
+        plan = self._plan(command)
+        if command.dry_run:
+            return self._items(plan(self.cache.index))
+        await self.lifecycle.release_abandoned()
+        if command.force:
+            await self._break_leases(plan(self.cache.index))
+            # Between breaking the leases and here somebody may have taken a new one: that one is respected.
+            plan = self._plan(command.model_copy(update={"force": False}))
+        done = await self.cache.evict(plan, "forced" if command.force else "request")
+        for victim in done.victims:
+            logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
+        return self._items(done)
+
+    async def _break_leases(self, plan: EvictionPlan) -> None:
+        for victim in plan.victims:
+            for holder in victim.holders:
+                logger.warning("a forced eviction of manifest %s takes it away from %s", victim.manifest, holder)
+                stage = self.book.find(holder.stage_id)
+                await self.lifecycle.release(stage, CanceledError(f"{holder}, by a forced eviction,"))
+
+    def _plan(self, command: EvictCommand) -> Plan:
+        """What the command selects, as a decision about the index at a later moment."""
+        manifests = self._manifests(command)
+        size, force = command.lru_bytes, command.force
+        if [size is not None, manifests is not None, command.all].count(True) != 1:
+            raise InvalidRequestError("select by exactly one of manifests, job, lru_bytes and all")
+        if size is not None:
+            return lambda index: index.plan_lru(size, force=force)
+        if manifests is not None:
+            return lambda index: index.plan(manifests, force=force)
+        return lambda index: index.plan(index.manifests(), force=force)
+
+    def _manifests(self, command: EvictCommand) -> list[Digest] | None:
+        if command.manifests is not None:
+            try:
+                return [Digest.parse(manifest) for manifest in command.manifests]
+            except ValueError as error:
+                raise InvalidRequestError(str(error)) from error
+        if command.job is None:
+            return None
+        stages = [stage for stage in self.book.all() if stage.record.job_id == command.job]
+        return list(dict.fromkeys(manifest for stage in stages for manifest in stage.record.manifests))
+
+    def _items(self, plan: EvictionPlan) -> list[EvictedItem]:
+        sources: dict[str, list[str]] = {}
+        for stage in self.book.all():
+            for mount in stage.record.mounts:
+                if mount.source not in sources.setdefault(mount.manifest, []):
+                    sources[mount.manifest].append(mount.source)
+
+        def item(manifest: Digest, size: int, holders: list[str], *, refused: bool) -> EvictedItem:
+            return EvictedItem(
+                tier="node",
+                cluster=self.cluster,
+                node=self.node,
+                manifest=str(manifest),
+                sources=sources.get(str(manifest), []),
+                bytes=size,
+                refused=refused,
+                holders=holders,
+            )
+
+        return [
+            *(
+                item(gone.manifest, gone.size, [str(one) for one in gone.holders], refused=False)
+                for gone in plan.victims
+            ),
+            *(item(kept.manifest, 0, [str(one) for one in kept.holders], refused=True) for kept in plan.refused),
+        ]

@@ -1,0 +1,142 @@
+"""The mirror hears how this node is, and says what to evict and whose signatures to believe."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.errors import BdnError
+from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
+from bdn.wire.client import MirrorClient
+from bdn.wire.eviction_schema import EvictCommand, EvictReport
+from node_agent.crew import Crew, in_thread
+from node_agent.holdings import Holdings
+from node_agent.news import News
+from node_agent.trust import Trust
+
+logger = logging.getLogger(__name__)
+_WAIT_SECONDS: Final = 10.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_REMEMBERED: Final = 1000
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this agent is, to the mirror and to its peers."""
+
+    node: str
+    cluster: str
+    boot_id: str
+    roles: list[str]
+    advertise: str | None
+    version: str
+
+
+class Heartbeats:
+    """Two loops on one state: one listens with long requests, one tells at once what has changed.
+
+    The mirror repeats a command until it has the report; a command that is known is not carried out again.
+    """
+
+    def __init__(self, identity: Identity, client: MirrorClient, trust: Trust, holdings: Holdings, news: News) -> None:
+        self._identity = identity
+        self._client = client
+        self._trust = trust
+        self._holdings = holdings
+        self._news = news
+        self._commands: asyncio.Queue[EvictCommand] = asyncio.Queue()
+        self._seen: dict[str, None] = {}
+        self._reports: dict[str, EvictReport] = {}
+        self._told = 0  # the version of the news that the mirror has heard
+        self._is_down = False
+
+    def start(self, crew: Crew, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
+        """Begin; the loops end with the crew."""
+        crew.start(self._listen(), "heartbeat")
+        crew.start(self._tell(), "heartbeat: news")
+        crew.start(self._work(carry_out), "commands")
+
+    async def beat(self, wait_seconds: float = 0) -> HeartbeatReply:
+        """One heartbeat; takes up what the answer brings. Raises ``BdnError`` when there is none."""
+        version, reports = self._news.version, list(self._reports.values())
+        use = await self._holdings.cache.use()
+        who = self._identity
+        reply = await self._client.heartbeat(
+            Heartbeat(
+                node=who.node,
+                cluster=who.cluster,
+                boot_id=who.boot_id,
+                roles=who.roles,
+                advertise=who.advertise,
+                version=who.version,
+                tiers={"node": use},
+                holdings=self._holdings.all() if version != self._told else None,
+                reports=reports,
+                wait_seconds=wait_seconds,
+            )
+        )
+        self._told = max(self._told, version)
+        for report in reports:
+            self._reports.pop(report.id, None)
+        await in_thread(self._trust.update, reply.public_keys)
+        for command in reply.commands:
+            self._take(command)
+        return reply
+
+    async def ask_for_keys(self) -> None:
+        """A grant is signed with a key that we do not know. If the mirror is down, we go on not knowing it."""
+        try:
+            await self.beat()
+        except BdnError as error:
+            self._note_failure(error)
+
+    def _take(self, command: EvictCommand) -> None:
+        if command.id not in self._seen:
+            self._seen[command.id] = None
+            if len(self._seen) > _REMEMBERED:
+                self._seen.pop(next(iter(self._seen)))
+            self._commands.put_nowait(command)
+
+    async def _listen(self) -> None:
+        pause = 1.0
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                reply = await self.beat(_WAIT_SECONDS)
+            except BdnError as error:
+                self._note_failure(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                continue
+            self._note_success()
+            pause = 1.0
+            if loop.time() - began < 1.0:  # it repeats a command that is being carried out, or keeps no request open
+                await asyncio.sleep(1.0 if reply.commands else reply.interval_seconds)
+
+    async def _tell(self) -> None:
+        while True:
+            await self._news.wait()
+            try:
+                await self.beat()
+            except BdnError as error:
+                self._note_failure(error)  # the listening loop brings the news when the mirror is back
+
+    async def _work(self, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
+        while True:
+            command = await self._commands.get()
+            self._reports[command.id] = await carry_out(command)
+            self._news.wake()
+
+    def _note_failure(self, error: BdnError) -> None:
+        if not self._is_down:
+            logger.warning("the mirror does not take heartbeats: %s; what this node holds can still be staged", error)
+        self._is_down = True
+
+    def _note_success(self) -> None:
+        if self._is_down:
+            logger.info("the mirror takes heartbeats again")
+        self._is_down = False

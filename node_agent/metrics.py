@@ -1,0 +1,95 @@
+"""Figures for Prometheus: what the cache holds, what fills bring, what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from bdn.wire.eviction_schema import Tier
+from bdn.wire.stage_schema import StageState, TierUse
+from node_agent.stage_book import StageBook
+
+_STATES: Final[tuple[StageState, ...]] = ("PENDING", "STAGING", "READY", "FAILED", "RELEASED")
+_READY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+class Metrics:
+    """One agent's figures, in a registry of their own."""
+
+    def __init__(self, book: StageBook) -> None:
+        self.registry = CollectorRegistry()
+        self.fill_bytes = Counter(
+            "bdn_agent_fill_bytes",
+            "Bytes that fills brought, by the tier they came from",
+            ["tier"],
+            registry=self.registry,
+        )
+        self.served_bytes = Counter("bdn_agent_served_bytes", "Bytes served to peers", registry=self.registry)
+        self.evictions = Counter(
+            "bdn_agent_evictions", "Manifests evicted, by reason", ["reason"], registry=self.registry
+        )
+        self.mismatches = Counter(
+            "bdn_agent_verification_failures", "Chunks that arrived with the wrong content", registry=self.registry
+        )
+        self.ready_seconds = Histogram(
+            "bdn_agent_ready_seconds",
+            "Seconds from the request of a stage to READY",
+            buckets=_READY_BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(_StageCollector(book))
+
+    def filled(self, tier: Tier, size: int) -> None:
+        """Bytes are here."""
+        self.fill_bytes.labels(tier).inc(size)
+
+    def served(self, size: int) -> None:
+        """A peer got bytes."""
+        self.served_bytes.inc(size)
+
+    def mismatched(self) -> None:
+        """A chunk arrived with the wrong content."""
+        self.mismatches.inc()
+
+    def ready(self, seconds: float) -> None:
+        """A stage is READY."""
+        self.ready_seconds.observe(seconds)
+
+    def evicted(self, reason: str, manifests: int) -> None:
+        """Manifests are gone."""
+        self.evictions.labels(reason).inc(manifests)
+
+    def render(self, use: TierUse) -> bytes:
+        """The text that Prometheus reads; the cache's figures are those of now."""
+        registry = CollectorRegistry()
+        registry.register(_UseCollector(use))
+        return generate_latest(self.registry) + generate_latest(registry)
+
+
+class _StageCollector:
+    def __init__(self, book: StageBook) -> None:
+        self._book = book
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily("bdn_agent_stages", "Stages, by state", labels=["state"])
+        counts = self._book.count_by_state()
+        for state in _STATES:
+            family.add_metric([state], counts[state])
+        yield family
+
+
+class _UseCollector:
+    def __init__(self, use: TierUse) -> None:
+        self._use = use
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, what in (
+            ("budget", "Bytes that the cache may hold"),
+            ("committed", "Bytes of whole files"),
+            ("reserved", "Bytes promised to fills"),
+            ("leased", "Bytes that stages need"),
+        ):
+            yield GaugeMetricFamily(f"bdn_agent_cache_{name}_bytes", what, value=getattr(self._use, name))

@@ -1,0 +1,145 @@
+"""The agent's settings: environment variables, or the TOML file named by ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from pathlib import Path
+from socket import gethostname
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from bdn.core.sizes import parse_size
+
+Role = Literal["node", "cluster"]
+Size = Annotated[
+    int, BeforeValidator(lambda value: parse_size(value) if isinstance(value, str) else value), Field(ge=0)
+]
+Port = Annotated[int, Field(ge=0, le=65535)]
+_SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be; the message names its variable."""
+
+
+def default_data_dir() -> Path:
+    """``$XDG_DATA_HOME/bdn``. Source: XDG Base Directory Specification."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "bdn"
+
+
+def _roles(value: object) -> object:
+    return tuple(filter(None, (role.strip() for role in value.split(",")))) if isinstance(value, str) else value
+
+
+class AgentSettings(BaseSettings):
+    """What an operator can set. Prefix ``BDN_AGENT_``, except for what all of BDN's programs share."""
+
+    model_config = SettingsConfigDict(env_prefix="BDN_AGENT_", extra="ignore", populate_by_name=True)
+
+    data_dir: Path = Field(default_factory=default_data_dir, validation_alias=_SHARED["data_dir"])
+    url: str = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
+    token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
+    auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
+    cache_dir: Path | None = None  # None means below the data dir
+    cache_bytes: Size | None = None  # None means 90 % of the disk
+    headroom_bytes: Size | None = None  # None means 5 % of the disk
+    roles: Annotated[tuple[Role, ...], NoDecode, BeforeValidator(_roles), Field(min_length=1)] = ("node", "cluster")
+    cluster: Annotated[str, Field(min_length=1, max_length=256)] = "default"
+    node: Annotated[str, Field(min_length=1, max_length=256)] = Field(default_factory=gethostname)
+    socket: Path | None = None  # None means below the data dir
+    port: Port | None = None  # None means no TCP
+    host: str = "127.0.0.1"  # of the data plane; the control API on TCP is always on loopback
+    data_port: Port = 8471
+    advertise: str | None = None
+    mounts_dir: Path | None = None  # None means below the cache dir
+    exposure: Literal["auto", "bind", "symlink", "none"] = "auto"
+    byte_threads: Annotated[int, Field(ge=1, le=256)] = 8
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What the caller gives, then the environment, then the TOML file."""
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, _from_file()))
+
+    @property
+    def effective_cache_dir(self) -> Path:
+        """The cache directory."""
+        return self.cache_dir or self.data_dir / "cache"
+
+    @property
+    def effective_socket(self) -> Path:
+        """The control API's unix socket."""
+        return self.socket or self.data_dir / "agent.sock"
+
+    def check(self) -> None:
+        """Refuse what cannot work together. Raises ``SettingsError``."""
+        if self.auth == "off" and not is_loopback(self.host):
+            raise SettingsError(
+                f"BDN_AGENT_HOST: {self.host} is not a loopback address, and without authentication the agent serves "
+                "nobody else; set BDN_AUTH=token"
+            )
+
+
+def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of any field
+    """The settings, checked.
+
+    Raises:
+        SettingsError: one line per bad value, each with the name of its variable.
+    """
+    try:
+        settings = AgentSettings(**given)
+    except ValidationError as error:
+        lines = [f"{_variable(str(problem['loc'][0]))}: {_reason(problem)}" for problem in error.errors()]
+        raise SettingsError("\n".join(dict.fromkeys(lines))) from None
+    settings.check()
+    return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _variable(name: str) -> str:
+    return name if name.startswith("BDN_") else _SHARED.get(name, f"BDN_AGENT_{name.upper()}")
+
+
+def _reason(problem: Any) -> str:  # noqa: ANN401 - pydantic's own shape
+    return f"{problem['msg'].removeprefix('Value error, ')} (it is {problem['input']!r})"
+
+
+def _from_file() -> dict[str, Any]:
+    """Shared settings from the top of the file, the agent's own from its table ``[agent]``."""
+    name = os.environ.get("BDN_CONFIG")
+    if not name:
+        return {}
+    try:
+        content = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"BDN_CONFIG: {name} cannot be read: {error}") from None
+    own = content.get("agent", {})
+    if not isinstance(own, dict):
+        raise SettingsError(f"BDN_CONFIG: in {name}, agent is not a table")
+    if unknown := own.keys() - AgentSettings.model_fields.keys():
+        raise SettingsError(f"BDN_CONFIG: {name} sets unknown names in [agent]: {', '.join(sorted(unknown))}")
+    shared = {field: content[field] for field in _SHARED if field in content}
+    return {_SHARED.get(field, field): value for field, value in (shared | own).items()}

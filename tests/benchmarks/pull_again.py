@@ -1,0 +1,43 @@
+"""How soon a source that is held already is ready again."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.report import Figure
+from tests.doubles.hub import Hub
+from tests.support.commands import Shell
+
+INTRODUCTION = """
+`bdn pull` of a Hugging Face repository that was pulled before, to the same directory and to a new one. *ready* is what the
+command reports: from its first look at the source to the directory being published. *process* is the whole command,
+interpreter and imports included. Allowed: 100 ms plus 1 ms per 50 files.
+"""
+RUNS = 5
+
+
+def measure() -> list[Figure]:
+    """For small, medium and large repositories."""
+    figures: list[Figure] = []
+    for count in (50, 1000, 5000):
+        with Hub() as hub, tempfile.TemporaryDirectory() as folder:
+            hub.repo("org/model").commit({f"d{n % 20}/file-{n}.json": os.urandom(300) for n in range(count)})
+            shell = Shell(Path(folder), {"HF_ENDPOINT": hub.url})
+            first = shell.run("bdn", "pull", "hf://org/model", "out", "--json")
+            assert first.code == 0, first.err
+            allowed = f"< {0.1 + count / 50 / 1000:.2f} s"
+            for title, target in (("the same directory", "out"), ("a new directory", "out-{n}")):
+                ready, process = [], []
+                for n in range(RUNS):
+                    began = time.perf_counter()
+                    done = shell.run("bdn", "pull", "hf://org/model", target.format(n=n), "--json")
+                    process.append(time.perf_counter() - began)
+                    assert done.code == 0, done.err
+                    assert (done.document["bytes_transferred"], done.document["bytes_from"]["mirror"]) == (0, 0)
+                    ready.append(done.document["seconds"])
+                figures.append(Figure(f"{count} files, {title}: ready", "s", tuple(ready), allowed))
+                figures.append(Figure(f"{count} files, {title}: process", "s", tuple(process)))
+    return figures

@@ -1,0 +1,173 @@
+"""What every ChunkStore promises (``core/ports.py``). Suites inherit it and name their store."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.errors import NotFoundError
+from bdn.core.ports import ChunkStore
+from tests.support.names import named
+
+CONTENT = b"the bytes of a chunk"
+CHUNK = digest_of(CONTENT)
+
+
+def content_of(store: ChunkStore, digest: Digest) -> bytes:
+    with store.open(digest) as file:
+        return file.read()
+
+
+def full_chunk(fill: int = 0) -> bytes:
+    """8 MiB of pages that all differ."""
+    return b"".join((number + fill * CHUNK_SIZE).to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
+
+
+class ChunkStoreContract(ABC):
+    @pytest.fixture
+    @abstractmethod
+    def store(self) -> ChunkStore: ...
+
+    def test_what_was_put_can_be_opened(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        assert content_of(store, CHUNK) == CONTENT
+
+    def test_an_open_chunk_can_be_read_from_anywhere_in_it(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        with store.open(CHUNK) as file:
+            assert file.seek(0, io.SEEK_END) == len(CONTENT)
+            file.seek(4)
+            assert file.read(5) == CONTENT[4:9]
+
+    def test_a_chunk_is_opened_anew_by_every_reader(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        with store.open(CHUNK) as first, store.open(CHUNK) as second:
+            first.read()
+            assert second.read() == CONTENT
+
+    def test_an_absent_chunk_is_not_found_and_named(self, store: ChunkStore) -> None:
+        with pytest.raises(NotFoundError, match=str(named("absent"))):
+            store.open(named("absent"))
+
+    def test_chunks_do_not_disturb_each_other(self, store: ChunkStore) -> None:
+        contents = [b"chunk %d" % number for number in range(40)]
+        for content in contents:
+            store.put(digest_of(content), memoryview(content))
+        assert [content_of(store, digest_of(content)) for content in contents] == contents
+
+    def test_putting_a_chunk_again_changes_nothing(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        store.put(CHUNK, memoryview(CONTENT))
+        assert content_of(store, CHUNK) == CONTENT
+
+    def test_an_existing_chunk_is_left_as_it_is(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        store.put(CHUNK, memoryview(b"other bytes, which the caller should not have named so"))
+        assert content_of(store, CHUNK) == CONTENT
+
+    def test_the_caller_may_use_its_buffer_again_at_once(self, store: ChunkStore) -> None:
+        buffer = bytearray(CONTENT)
+        store.put(CHUNK, memoryview(buffer))
+        buffer[:] = bytes(len(buffer))
+        assert content_of(store, CHUNK) == CONTENT
+
+    def test_a_part_of_a_larger_buffer_can_be_put(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(b"<<<" + CONTENT + b">>>")[3:-3])
+        assert content_of(store, CHUNK) == CONTENT
+
+    def test_a_deleted_chunk_is_gone(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        store.delete(CHUNK)
+        with pytest.raises(NotFoundError):
+            store.open(CHUNK)
+
+    def test_a_deleted_chunk_can_be_put_again(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        store.delete(CHUNK)
+        store.put(CHUNK, memoryview(CONTENT))
+        assert content_of(store, CHUNK) == CONTENT
+
+    def test_deleting_an_absent_chunk_changes_nothing(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        store.delete(named("absent"))
+        assert content_of(store, CHUNK) == CONTENT
+
+    def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_deleted(self, store: ChunkStore) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        with store.open(CHUNK) as file:
+            beginning = file.read(3)
+            store.delete(CHUNK)
+            assert beginning + file.read() == CONTENT
+
+    def test_the_empty_chunk_is_a_chunk(self, store: ChunkStore) -> None:
+        store.put(EMPTY, memoryview(b""))
+        assert content_of(store, EMPTY) == b""
+
+    def test_the_largest_chunk_comes_back_whole(self, store: ChunkStore) -> None:
+        content = full_chunk()
+        assert len(content) == CHUNK_SIZE
+        store.put(digest_of(content), memoryview(content))
+        assert content_of(store, digest_of(content)) == content
+
+    def test_threads_that_put_one_chunk_at_once_all_succeed(self, store: ChunkStore) -> None:
+        content, count = full_chunk(), 8
+        start = Barrier(count)
+
+        def put() -> bytes:
+            start.wait()
+            store.put(digest_of(content), memoryview(content))
+            return content_of(store, digest_of(content))  # held, for whoever returned from put
+
+        with ThreadPoolExecutor(count) as threads:
+            assert all(future.result() == content for future in [threads.submit(put) for _ in range(count)])
+
+    def test_threads_that_put_many_chunks_at_once_all_succeed(self, store: ChunkStore) -> None:
+        count, each = 8, 25
+        start = Barrier(count)
+
+        def put(thread: int) -> list[bytes]:
+            contents = [b"chunk %d of thread %d" % (number, thread) for number in range(each)]
+            start.wait()
+            for content in contents:
+                store.put(digest_of(content), memoryview(content))
+            return contents
+
+        with ThreadPoolExecutor(count) as threads:
+            written = [future.result() for future in [threads.submit(put, thread) for thread in range(count)]]
+        assert all(content_of(store, digest_of(content)) == content for contents in written for content in contents)
+
+    def test_a_reader_beside_a_writer_sees_all_of_a_chunk_or_nothing(self, store: ChunkStore) -> None:
+        contents = [full_chunk(fill) for fill in range(3)]
+        digests = [digest_of(content) for content in contents]
+        done = Event()
+
+        def write() -> None:
+            try:
+                for digest, content in zip(digests, contents, strict=True):
+                    store.put(digest, memoryview(content))
+            finally:
+                done.set()
+
+        def sightings() -> set[int]:
+            sizes = set()
+            for digest in digests:
+                try:
+                    sizes.add(len(content_of(store, digest)))
+                except NotFoundError:
+                    sizes.add(-1)
+            return sizes
+
+        with ThreadPoolExecutor(1) as threads:
+            writing = threads.submit(write)
+            seen = sightings()
+            while not done.is_set():
+                seen |= sightings()
+            writing.result()
+        assert seen <= {-1, CHUNK_SIZE}
+        assert sightings() == {CHUNK_SIZE}

@@ -1,0 +1,82 @@
+"""The readers of chunks keep the contract of a ChunkReader: over HTTP, verifying, retrying, and all three at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from bdn.core.errors import StoreUnavailableError
+from bdn.core.ports import ChunkReader
+from bdn.store.memory import MemoryStore
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.transfer.retrying import Retrier, RetryingReader
+from bdn.transfer.verifying import VerifyingReader
+from tests.contract.chunk_reader_contract import ChunkReaderContract
+from tests.support.bytes_readers import CountedWaits, ScriptedReader, StoreReader
+from tests.support.bytes_shelves import Shelf, serving
+
+
+@pytest.fixture
+def connections() -> Iterator[ConnectionPool]:
+    with closing(ConnectionPool(timeout_seconds=20)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def address(store: MemoryStore) -> Iterator[str]:
+    with serving(Shelf(store)) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """An address where nobody listens."""
+    with serving(Shelf()) as server:
+        return f"http://127.0.0.1:{server.port}"
+
+
+def retrying(inner: ChunkReader) -> RetryingReader:
+    return RetryingReader(inner, Retrier(stop=CountedWaits()))
+
+
+class TestHttpChunkReader(ChunkReaderContract):
+    @pytest.fixture
+    def reader(self, connections: ConnectionPool, address: str) -> ChunkReader:
+        return HttpChunkReader(connections, address)
+
+    @pytest.fixture
+    def unavailable(self, connections: ConnectionPool, nowhere: str) -> ChunkReader:
+        return HttpChunkReader(connections, nowhere)
+
+
+class TestVerifyingReader(ChunkReaderContract):
+    @pytest.fixture
+    def reader(self, store: MemoryStore) -> ChunkReader:
+        return VerifyingReader(StoreReader(store))
+
+    @pytest.fixture
+    def unavailable(self) -> ChunkReader:
+        return VerifyingReader(ScriptedReader([StoreUnavailableError("it restarts")]))
+
+
+class TestRetryingReader(ChunkReaderContract):
+    @pytest.fixture
+    def reader(self, store: MemoryStore) -> ChunkReader:
+        return retrying(StoreReader(store))
+
+    @pytest.fixture
+    def unavailable(self) -> ChunkReader:
+        return retrying(ScriptedReader([StoreUnavailableError("it restarts") for _ in range(100)]))
+
+
+class TestAllReadersTogether(ChunkReaderContract):
+    @pytest.fixture
+    def reader(self, connections: ConnectionPool, address: str) -> ChunkReader:
+        return retrying(VerifyingReader(HttpChunkReader(connections, address)))
+
+    @pytest.fixture
+    def unavailable(self, connections: ConnectionPool, nowhere: str) -> ChunkReader:
+        return retrying(VerifyingReader(HttpChunkReader(connections, nowhere)))

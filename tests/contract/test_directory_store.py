@@ -1,0 +1,41 @@
+"""DirectoryStore keeps the contract of a ChunkStore: for one process, and for two that share a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from bdn.core.digest import Digest
+from bdn.core.ports import Buffer, ChunkStore
+from bdn.store.directory import DirectoryStore
+from tests.contract.chunk_store_contract import ChunkStoreContract
+
+
+class TestDirectoryStore(ChunkStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ChunkStore:
+        return DirectoryStore(tmp_path / "store")
+
+
+class WrittenHereReadThere:
+    """Two stores in one directory, as a worker and a server have them."""
+
+    def __init__(self, root: Path) -> None:
+        self._writer, self._reader = DirectoryStore(root), DirectoryStore(root)
+
+    def put(self, digest: Digest, content: Buffer) -> None:
+        self._writer.put(digest, content)
+
+    def open(self, digest: Digest) -> BinaryIO:
+        return self._reader.open(digest)
+
+    def delete(self, digest: Digest) -> None:
+        self._reader.delete(digest)
+
+
+class TestTwoDirectoryStoresInOnePlace(ChunkStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ChunkStore:
+        return WrittenHereReadThere(tmp_path / "store")

@@ -1,0 +1,30 @@
+"""What the end-to-end tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Server
+from tests.support.commands import Shell
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as double:
+        yield double
+
+
+@pytest.fixture
+def s3() -> Iterator[S3Server]:
+    with S3Server() as double:
+        yield double
+
+
+@pytest.fixture
+def shell(tmp_path: Path, hub: Hub, s3: S3Server) -> Shell:
+    """A user whose upstreams are the doubles."""
+    return Shell(tmp_path, {"HF_ENDPOINT": hub.url, "AWS_ENDPOINT_URL_S3": s3.url})

@@ -1,0 +1,196 @@
+"""``bdn pull`` against the doubles, beside the clients that users would otherwise use."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Server
+from tests.support.commands import Shell
+from tests.support.trees import tree
+
+AWS = Path(__file__).parents[2] / ".venv-aws/bin/aws"
+
+
+def model() -> dict[str, bytes]:
+    import numpy as np
+
+    weights = np.arange(3_000_000, dtype=np.float32).reshape(1000, 3000)
+    return {
+        "config.json": b'{"architectures": ["X"]}',
+        "model.safetensors": save({"layer.weight": weights}),
+        "nested/deeper/tok+en izer%.json": b"{}",
+        "nested/unicode-\u00fc\u4e2d.txt": "\u00fc".encode(),
+        "nested/empty.txt": b"",
+        ".gitattributes": b"*.safetensors filter=lfs\n",
+        "README.md": b"# hello\n",
+    }
+
+
+def test_a_pulled_repository_is_what_snapshot_download_gives(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    sha = hub.repo("org/model").commit(model())
+
+    pulled = shell.run("bdn", "pull", "hf://org/model", "out")
+    snapshot_download("org/model", revision=sha, endpoint=hub.url, token=False, local_dir=tmp_path / "theirs")
+
+    assert pulled.code == 0, pulled.err
+    shutil.rmtree(tmp_path / "theirs/.cache")
+    assert tree(tmp_path / "out") == tree(tmp_path / "theirs") == model()
+
+
+def test_patterns_select_what_the_equivalent_patterns_of_snapshot_download_select(
+    shell: Shell, hub: Hub, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit(model())
+
+    pulled = shell.run(
+        "bdn",
+        "pull",
+        "hf://org/model@main",
+        "out",
+        "--allow",
+        "**/*.json",
+        "--allow",
+        "*.safetensors",
+        "--ignore",
+        "nested/**",
+    )
+    snapshot_download(
+        "org/model",
+        endpoint=hub.url,
+        token=False,
+        allow_patterns=["*.json", "*.safetensors"],  # there, a star crosses slashes
+        ignore_patterns=["nested/*"],
+        local_dir=tmp_path / "theirs",
+    )
+
+    assert pulled.code == 0, pulled.err
+    shutil.rmtree(tmp_path / "theirs/.cache")
+    assert tree(tmp_path / "out") == tree(tmp_path / "theirs")
+    assert set(tree(tmp_path / "out")) == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.skipif(not AWS.exists(), reason="the AWS command line is not installed; make test installs it")
+def test_a_pulled_prefix_is_what_the_aws_command_line_put_there(shell: Shell, s3: S3Server, tmp_path: Path) -> None:
+    s3.bucket("weights")
+    source = tmp_path / "source"
+    for path, content in model().items():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_bytes(content)
+    keys = {"AWS_ACCESS_KEY_ID": s3.account.access_key_id, "AWS_SECRET_ACCESS_KEY": s3.account.secret_access_key}
+    subprocess.run(
+        [AWS, "s3", "cp", "--recursive", "--endpoint-url", s3.url, source, "s3://weights/models/one"],
+        env={**shell.environment, **keys, "AWS_DEFAULT_REGION": "us-east-1"},
+        check=True,
+        capture_output=True,
+    )
+
+    secret = json.dumps({name.lower(): value for name, value in keys.items()})
+    pulled = shell.run("bdn", "pull", "s3://weights/models/one", "out", "--secret", "keys", BDN_SECRET_KEYS=secret)
+
+    assert pulled.code == 0, pulled.err
+    assert tree(tmp_path / "out") == model()
+
+
+def test_readers_of_safetensors_open_the_pulled_files(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit(model())
+    shell.run("bdn", "pull", "hf://org/model", "out")
+
+    with safe_open(tmp_path / "out/model.safetensors", framework="np") as weights:
+        assert list(weights.keys()) == ["layer.weight"]
+        assert weights.get_tensor("layer.weight")[999, 2999] == 2_999_999
+
+
+def test_a_second_pull_moves_no_bytes_at_all(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit(model())
+    first = shell.run("bdn", "pull", "hf://org/model", "out", "--json").document
+    hub.log.clear()
+
+    second = shell.run("bdn", "pull", "hf://org/model", "out", "--json").document
+    elsewhere = shell.run("bdn", "pull", "hf://org/model", "elsewhere", "--json").document
+
+    size = sum(len(content) for content in model().values())
+    assert (first["bytes_transferred"], first["bytes_from"]) == (size, {"node": 0, "cluster": 0, "mirror": size})
+    for document in (second, elsewhere):
+        assert document["bytes_transferred"] == 0
+        assert document["bytes_from"]["mirror"] == 0
+    assert hub.log.bytes_served("/resolve/") == 0
+    assert hub.log.count(origin="cdn") == 0
+    assert tree(tmp_path / "out") == tree(tmp_path / "elsewhere") == model()
+    assert (tmp_path / "out/model.safetensors").samefile(tmp_path / "elsewhere/model.safetensors")
+
+
+def test_a_pull_of_a_changed_source_replaces_its_own_directory(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    repository = hub.repo("org/model")
+    repository.commit(model())
+    shell.run("bdn", "pull", "hf://org/model", "out")
+    repository.commit({"README.md": b"# changed\n", "config.json": None})
+
+    again = shell.run("bdn", "pull", "hf://org/model", "out", "--json")
+
+    assert again.code == 0, again.err
+    assert again.document["bytes_transferred"] == len(b"# changed\n")
+    expected = {path: content for path, content in model().items() if path != "config.json"}
+    assert tree(tmp_path / "out") == {**expected, "README.md": b"# changed\n"}
+
+
+def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit(model())
+    shell.run("bdn", "pull", "hf://org/model", "out")
+
+    refused = shell.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "node")
+    shutil.rmtree(tmp_path / "out")
+    evicted = shell.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "node")
+
+    assert refused.code == 3, refused.out + refused.err
+    assert f"pull:{tmp_path / 'out'}" in refused.out
+    assert evicted.code == 0, evicted.out + evicted.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "exit_code"),
+    [
+        (("ftp://host/path", "out"), "INVALID_SOURCE", 1),
+        (("s3://bucket@v2/prefix", "out"), "INVALID_SOURCE", 1),
+        (("s3://nowhere/prefix", "out"), "SOURCE_NOT_FOUND", 1),
+        (("hf://org/model@nope", "out"), "REVISION_NOT_FOUND", 1),
+        (("hf://org/private", "out"), "AUTH_REQUIRED", 1),
+        (("hf://org/private", "out", "--secret", "absent"), "SECRET_NOT_FOUND", 1),
+        (("s3://weights/x", "out", "--secret", "broken"), "SECRET_MALFORMED", 1),
+        (("hf://org/model", "out", "--allow", "*.nope"), "NO_FILES_MATCHED", 1),
+        (("hf://org/empty", "out"), "NO_FILES_MATCHED", 1),
+        (("hf://org/model", "occupied"), "INVALID_REQUEST", 1),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_bad_input_is_named_and_leaves_nothing_behind(
+    arguments: tuple[str, ...], code: str, exit_code: int, shell: Shell, hub: Hub, s3: S3Server, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit(model())
+    hub.repo("org/private", private=True).commit(model())
+    hub.repo("org/empty").commit({})
+    s3.bucket("weights")
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied/mine.txt").write_text("mine")
+
+    done = shell.run("bdn", "pull", *arguments, "--json", BDN_SECRET_BROKEN='{"aws_access_key_id": "AKIA"}')
+
+    assert (done.code, done.document["error"]["code"]) == (exit_code, code), done.out + done.err
+    assert done.document["error"]["message"]
+    assert not (tmp_path / "out").exists()
+    assert tree(tmp_path / "occupied") == {"mine.txt": b"mine"}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_command_line_that_makes_no_sense_is_a_usage_error(shell: Shell) -> None:
+    assert shell.run("bdn", "pull", "hf://org/model").code == 2
+    assert shell.run("bdn", "nonsense").code == 2
+    assert shell.run("bdn", "pull", "a", "b", BDN_PORT="eighty").code == 2

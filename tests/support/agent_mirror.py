@@ -1,0 +1,259 @@
+"""A mirror for agents: real HTTP, real chunk server, real grants, content in memory, and faults that are scripted."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import BinaryIO
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
+from bdn.core.grant import Grant, GrantedMount
+from bdn.core.layout import FileLayout
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.store.memory import MemoryStore
+from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
+from bdn.wire.chunk_server import ChunkServer, OpenChunk
+from bdn.wire.errors import document_of, status_of
+from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
+
+Fault = Callable[[OpenChunk], OpenChunk]
+
+
+# --- faults: what a request for a chunk may meet instead of the chunk ---
+
+
+def flipped(chunk: OpenChunk) -> OpenChunk:
+    """One bit is wrong."""
+    content = bytearray(chunk.file.read())
+    content[len(content) // 2] ^= 1
+    return OpenChunk(io.BytesIO(bytes(content)), 0, chunk.size)
+
+
+def truncated(chunk: OpenChunk) -> OpenChunk:
+    """The connection ends half-way through the body."""
+    return OpenChunk(_EndingFile(chunk.file.read(), chunk.size // 2), 0, chunk.size)
+
+
+def refused(chunk: OpenChunk) -> OpenChunk:
+    """The connection is closed without an answer."""
+    raise ConnectionAbortedError
+
+
+def missing(chunk: OpenChunk) -> OpenChunk:
+    """The mirror has lost it."""
+    raise NotFoundError("the chunk")
+
+
+def held_by(gate: threading.Event) -> Fault:
+    """The answer waits for a gate."""
+
+    def fault(chunk: OpenChunk) -> OpenChunk:
+        assert gate.wait(60), "the test never opened the gate"
+        return chunk
+
+    return fault
+
+
+class _EndingFile(io.BytesIO):
+    def __init__(self, content: bytes, end: int) -> None:
+        super().__init__(content)
+        self._end = end
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() >= self._end:
+            raise ConnectionAbortedError
+        return super().read(min(size or 0, self._end - self.tell()))
+
+
+# --- the mirror ---
+
+
+@dataclass
+class AgentMirror:
+    """Everything an agent asks a mirror for. ``chunk_requests`` counts requests by chunk since the last ``forget``."""
+
+    signer: GrantSigner = field(default_factory=lambda: GrantSigner(new_signing_key()))
+    chunk_requests: Counter[Digest] = field(default_factory=Counter)
+    documents: Counter[str] = field(default_factory=Counter)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    commands: list[EvictCommand] = field(default_factory=list)
+    faults: defaultdict[Digest, list[Fault]] = field(default_factory=lambda: defaultdict(list))
+    every: Fault | None = None  # met by each request that has no fault of its own
+    on_request: Callable[[Digest], None] = lambda _: None
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore()
+        self.manifests: dict[Digest, Manifest] = {}
+        self.layouts: dict[Digest, LayoutBody] = {}
+        self.chunks_of: dict[Digest, set[Digest]] = {}
+        self.data_port: int | None = None
+        self.lock = threading.Lock()
+
+    # --- what a test does ---
+
+    def publish(self, files: Mapping[str, bytes]) -> Manifest:
+        """Mirror a tree."""
+        layouts: dict[Digest, FileLayout] = {}
+        entries = []
+        for path, content in files.items():
+            layout = self._store(content)
+            layouts[layout.digest] = layout
+            entries.append(FileEntry(path, layout.size, layout.digest))
+        manifest = Manifest.of(entries)
+        bodies = [
+            FileLayoutBody(digest=str(one.digest), size=one.size, chunks=[str(chunk) for chunk in one.chunks])
+            for one in layouts.values()
+        ]
+        self.manifests[manifest.digest] = manifest
+        self.layouts[manifest.digest] = LayoutBody(manifest=str(manifest.digest), data_port=None, files=bodies)
+        self.chunks_of[manifest.digest] = {chunk for one in layouts.values() for chunk in one.chunks}
+        return manifest
+
+    def grant(self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org") -> str:
+        """A token for these manifests at /m0, /m1, …"""
+        mounts = tuple(
+            GrantedMount(f"/m{number}", manifest.digest, f"hf://org/model-{number}")
+            for number, manifest in enumerate(manifests)
+        )
+        return self.signer.sign(Grant(organisation, mounts, time.time() + expires_in))
+
+    def chunks(self, manifest: Manifest, path: str) -> list[Digest]:
+        """The chunks of one file, in order."""
+        digest = next(entry.digest for entry in manifest.files if entry.path == path)
+        body = next(one for one in self.layouts[manifest.digest].files if one.digest == str(digest))
+        return [Digest.parse(chunk) for chunk in body.chunks]
+
+    @property
+    def requests(self) -> int:
+        """Chunk requests since the last ``forget``."""
+        return sum(self.chunk_requests.values())
+
+    def forget(self) -> None:
+        """Start counting anew."""
+        self.chunk_requests.clear()
+        self.documents.clear()
+
+    @contextmanager
+    def running(self) -> Iterator[AgentMirror]:
+        """Answer on free loopback ports until the block ends."""
+        shelf = ChunkServer(_Shelf(self), "127.0.0.1", 0, timeout_seconds=10)
+        documents = _Server(("127.0.0.1", 0), type("_Bound", (_Documents,), {"mirror": self}))
+        thread = threading.Thread(target=documents.serve_forever, args=(0.01,), daemon=True)
+        self.data_port = shelf.port
+        self.url = f"http://127.0.0.1:{documents.server_address[1]}"
+        shelf.start()
+        thread.start()
+        try:
+            yield self
+        finally:
+            documents.shutdown()
+            documents.server_close()
+            thread.join()
+            shelf.close()
+
+    # --- what an agent asks ---
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        with self.lock:
+            self.heartbeats.append(heartbeat)
+            reported = {report.id for report in heartbeat.reports}
+            self.commands = [command for command in self.commands if command.id not in reported]
+            commands = list(self.commands)
+        return HeartbeatReply(
+            members=[], epoch=1, commands=commands, public_keys=[self.signer.public_key], interval_seconds=0.2
+        )
+
+    def document(self, path: str, bearer: str) -> bytes:
+        _, kind, name, *rest = path.split("/")
+        digest = Digest.parse(name)
+        if kind != "manifests" or digest not in self.manifests or not self._verify(bearer).allows(digest):
+            raise NotFoundError(path)
+        self.documents[path] += 1
+        if rest == ["layout"]:
+            return self.layouts[digest].model_copy(update={"data_port": self.data_port}).model_dump_json().encode()
+        return self.manifests[digest].canonical
+
+    def check_chunk(self, bearer: str | None, digest: Digest) -> None:
+        if bearer is None:
+            raise UnauthenticatedError
+        grant = self._verify(bearer)
+        if not any(digest in chunks for manifest, chunks in self.chunks_of.items() if grant.allows(manifest)):
+            raise NotFoundError(f"chunk {digest}")
+
+    def _verify(self, bearer: str) -> Grant:
+        return GrantVerifier([self.signer.public_key]).verify(bearer, now=time.time())
+
+    def _store(self, content: bytes) -> FileLayout:
+        pieces = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+        digests = tuple(digest_of(piece) for piece in pieces)
+        for digest, piece in zip(digests, pieces, strict=True):
+            self.store.put(digest, bytearray(piece))
+        return FileLayout.of(len(content), digests)
+
+
+@dataclass(frozen=True)
+class _Shelf:
+    mirror: AgentMirror
+
+    def authorize(self, bearer: str | None, digest: Digest) -> None:
+        self.mirror.check_chunk(bearer, digest)
+
+    def open_chunk(self, digest: Digest) -> OpenChunk:
+        mirror = self.mirror
+        with mirror.lock:
+            mirror.chunk_requests[digest] += 1
+            script = mirror.faults[digest]
+            fault = script.pop(0) if script else mirror.every
+        mirror.on_request(digest)
+        file: BinaryIO = mirror.store.open(digest)
+        chunk = OpenChunk(file, 0, len(file.read()))
+        file.seek(0)
+        return fault(chunk) if fault else chunk
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is its own business."""
+
+
+class _Documents(BaseHTTPRequestHandler):
+    mirror: AgentMirror
+    protocol_version = "HTTP/1.1"
+    timeout = 10
+
+    def do_GET(self) -> None:
+        self._answer(
+            lambda: self.mirror.document(self.path, (self.headers["Authorization"] or "").removeprefix("Bearer "))
+        )
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(lambda: self.mirror.beat(Heartbeat.model_validate_json(body)).model_dump_json().encode())
+
+    def _answer(self, make: Callable[[], bytes]) -> None:
+        try:
+            status, content = 200, make()
+        except BdnError as error:
+            status, content = status_of(error), json.dumps(document_of(error)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass

@@ -1,0 +1,71 @@
+"""Real file systems for tests, mounted for the time of a block. They need root and the right to mount."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from node_agent.bind_mount import can_bind
+
+
+@cache
+def may_mount() -> bool:
+    """Whether this process may mount at all; asked where the tests run, because only trying tells."""
+    if os.geteuid() != 0:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        return can_bind(Path(folder))
+
+
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="mounting is not permitted here (needs root)")
+needs_xfs = pytest.mark.skipif(
+    not (may_mount() and shutil.which("mkfs.xfs")), reason="needs root and mkfs.xfs (apt install xfsprogs)"
+)
+
+
+@contextmanager
+def mounted_tmpfs(place: Path, size: str) -> Iterator[Path]:
+    """A file system in memory that is soon full."""
+    place.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
+    try:
+        yield place
+    finally:
+        _run("umount", str(place))
+
+
+@contextmanager
+def mounted_xfs(place: Path, image: Path) -> Iterator[Path]:
+    """A file system that can share blocks between files."""
+    place.mkdir(parents=True, exist_ok=True)
+    with image.open("wb") as file:
+        file.truncate(320 * 1024 * 1024)
+    _run("mkfs.xfs", "-q", "-m", "reflink=1", str(image))
+    _run("mount", "-o", "loop", str(image), str(place))
+    try:
+        yield place
+    finally:
+        _run("umount", str(place))
+
+
+@contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    """The directory, bound over itself and read-only."""
+    _run("mount", "--bind", str(place), str(place))
+    try:
+        _run("mount", "-o", "remount,bind,ro", str(place))
+        yield
+    finally:
+        _run("umount", str(place))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,77 @@
+"""A chunk server over any store, for tests."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import BdnError
+from bdn.core.ports import ChunkStore
+from bdn.store.memory import MemoryStore
+from bdn.wire.chunk_server import ChunkServer, OpenChunk
+
+
+@dataclass
+class Shelf:
+    """A ``ChunkShelf`` over ``store``. ``refusal`` is raised by ``authorize``; ``bearers`` is what it was given."""
+
+    store: ChunkStore = field(default_factory=MemoryStore)
+    refusal: Exception | None = None
+    bearers: list[str | None] = field(default_factory=list)
+    opened: list[io.IOBase] = field(default_factory=list)
+
+    def authorize(self, bearer: str | None, digest: Digest) -> None:
+        self.bearers.append(bearer)
+        if self.refusal is not None:
+            raise self.refusal
+
+    def open_chunk(self, digest: Digest) -> OpenChunk:
+        file = self.store.open(digest)
+        self.opened.append(file)  # type: ignore[arg-type] # what stores open are files of io
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        return OpenChunk(file, 0, size)
+
+    def add(self, content: bytes) -> Digest:
+        """The chunk's name, now held."""
+        digest = digest_of(content)
+        self.store.put(digest, memoryview(content))
+        return digest
+
+
+@contextmanager
+def serving(
+    shelf: Shelf, *, on_sent: Callable[[int], None] | None = None, timeout_seconds: float = 60
+) -> Iterator[ChunkServer]:
+    with closing(ChunkServer(shelf, "127.0.0.1", 0, on_sent=on_sent, timeout_seconds=timeout_seconds)) as server:
+        server.start()
+        yield server
+
+
+@dataclass
+class Client:
+    """One keep-alive connection to a chunk server, as plain as possible."""
+
+    connection: HTTPConnection
+
+    def ask(self, path: str, *, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
+        """The answer's head and its body; the connection stays open."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.connection.request(method, path, headers=named)
+        response = self.connection.getresponse()
+        return response, response.read()
+
+
+@contextmanager
+def connected(server: ChunkServer) -> Iterator[Client]:
+    with closing(HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
+        yield Client(connection)
+
+
+def refusing(error: BdnError) -> Shelf:
+    """A shelf whose chunks nobody may have."""
+    return Shelf(refusal=error)

@@ -1,0 +1,10 @@
+"""Directory trees as values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below ``folder`` (links followed), by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

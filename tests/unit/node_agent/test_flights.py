@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from bdn.core.digest import digest_of
+from bdn.core.errors import DiskFailedError, GrantExpiredError
+from bdn.wire.eviction_schema import Tier
+from node_agent.crew import Crew
+from node_agent.fill import Report
+from node_agent.flights import Flights
+
+FILE = digest_of(b"the file")
+
+
+@dataclass
+class Passenger:
+    """Somebody who waits for the file, with a fill of its own that the test controls."""
+
+    flights: Flights
+    error: Exception | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    fills: int = 0
+    was_canceled: bool = False
+    came: dict[Tier, int] = field(default_factory=dict)
+
+    async def fill(self, report: Report, stop: threading.Event) -> None:
+        self.fills += 1
+        report("mirror", 10)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.was_canceled = stop.is_set()
+            raise
+        if self.error:
+            raise self.error
+        report("mirror", 5)
+
+    def report(self, tier: Tier, size: int) -> None:
+        self.came[tier] = self.came.get(tier, 0) + size
+
+    def board(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self.flights.join(FILE, self.fill, self.report, self.came.clear))
+
+
+async def settle() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_file_is_filled_once_for_all_who_wait() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        leader, others = Passenger(flights), [Passenger(flights) for _ in range(3)]
+        tasks = [leader.board()]
+        await settle()
+        tasks += [other.board() for other in others]
+        await settle()
+        leader.gate.set()
+        await asyncio.gather(*tasks)
+
+    assert leader.fills == 1
+    assert [other.fills for other in others] == [0, 0, 0]
+    assert leader.came == {"mirror": 15}
+    assert [other.came for other in others] == [{"node": 15}] * 3  # they share what was fetched for the leader
+
+
+async def test_a_fill_goes_on_when_its_leader_leaves() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        leader, other = Passenger(flights), Passenger(flights)
+        leading = leader.board()
+        await settle()
+        waiting = other.board()
+        await settle()
+        leading.cancel()
+        await settle()
+        assert not waiting.done()
+        leader.gate.set()
+        await waiting
+
+    assert (leader.fills, other.fills) == (1, 0)
+
+
+async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_last_one_is_gone() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        passenger = Passenger(flights)
+        task = passenger.board()
+        await settle()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert passenger.was_canceled
+
+
+async def test_a_waiter_takes_over_when_the_leaders_fill_fails() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        leader, other = Passenger(flights, GrantExpiredError("then")), Passenger(flights)
+        leading = leader.board()
+        await settle()
+        waiting = other.board()
+        await settle()
+        leader.gate.set()
+        with pytest.raises(GrantExpiredError):
+            await leading
+        await settle()
+        other.gate.set()
+        await waiting
+
+    assert (leader.fills, other.fills) == (1, 1)
+    assert other.came == {"mirror": 15}  # what the failed flight reported is void
+
+
+async def test_a_disk_that_failed_for_one_failed_for_all() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        leader, other = Passenger(flights, DiskFailedError("/cache", "no space")), Passenger(flights)
+        tasks = [leader.board()]
+        await settle()
+        tasks.append(other.board())
+        await settle()
+        leader.gate.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [type(result) for result in results] == [DiskFailedError] * 2
+    assert other.fills == 0
+
+
+async def test_who_comes_while_a_fill_is_being_canceled_begins_a_new_one() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        first, second = Passenger(flights), Passenger(flights)
+        leaving = first.board()
+        await settle()
+        leaving.cancel()  # its fill is canceled within its own next step
+        coming = second.board()
+        second.gate.set()
+        await coming
+
+    assert second.fills == 1

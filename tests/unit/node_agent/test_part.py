@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
+from bdn.core.errors import DiskFailedError
+from bdn.core.layout import FileLayout
+from node_agent import part as module
+from node_agent.disk import DurableFolders
+from node_agent.part import SYNC_CHUNKS, Part
+from node_agent.places import Places
+from tests.support.agent_rig import noise
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    places = Places(tmp_path)
+    places.make()
+    return places
+
+
+def layout_of(content: bytes) -> FileLayout:
+    pieces = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+    return FileLayout.of(len(content), tuple(digest_of(piece) for piece in pieces))
+
+
+def write(part: Part, content: bytes, *indices: int) -> None:
+    for chunk in part.layout.placed():
+        if chunk.index in indices:
+            part.write(chunk, memoryview(content)[chunk.range.start : chunk.range.stop])
+
+
+def held(part: Part) -> list[int]:
+    buffer = memoryview(bytearray(CHUNK_SIZE))
+    return [chunk.index for chunk in part.layout.placed() if part.holds(chunk, buffer[: chunk.range.size])]
+
+
+CONTENT = noise(2 * CHUNK_SIZE + 1000)
+
+
+def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(places: Places) -> None:
+    part = Part(places, DurableFolders(), layout_of(CONTENT))
+
+    part.open()
+    write(part, CONTENT, 2, 0, 1)
+    part.commit()
+    part.close()
+
+    file = places.file(part.layout.digest)
+    assert file.read_bytes() == CONTENT
+    assert file.stat().st_mode & 0o777 == 0o444
+    assert list(places.filling.iterdir()) == []
+
+
+def test_an_empty_file_is_a_file(places: Places) -> None:
+    part = Part(places, DurableFolders(), layout_of(b""))
+
+    part.open()
+    part.commit()
+    part.close()
+
+    assert places.file(part.layout.digest).read_bytes() == b""
+
+
+def test_the_next_fill_goes_on_from_the_chunks_that_were_written(places: Places) -> None:
+    first = Part(places, DurableFolders(), layout_of(CONTENT))
+    first.open()
+    write(first, CONTENT, 0, 2)
+    first.close()
+
+    second = Part(places, DurableFolders(), layout_of(CONTENT))
+    second.open()
+
+    assert held(second) == [0, 2]
+    second.close()
+
+
+def test_a_chunk_that_was_damaged_on_disk_is_not_held(places: Places) -> None:
+    first = Part(places, DurableFolders(), layout_of(CONTENT))
+    first.open()
+    write(first, CONTENT, 0, 1)
+    first.close()
+    with places.part(first.layout.digest).open("r+b") as file:
+        file.seek(CHUNK_SIZE + 17)
+        file.write(b"damage")
+
+    second = Part(places, DurableFolders(), layout_of(CONTENT))
+    second.open()
+
+    assert held(second) == [0]
+    second.close()
+
+
+def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = noise(1000) * 1
+    layout = FileLayout.of(
+        (SYNC_CHUNKS + 1) * CHUNK_SIZE, tuple(digest_of(bytes([index])) for index in range(SYNC_CHUNKS + 1))
+    )
+    events: list[str] = []
+    part = Part(places, DurableFolders(), layout)
+    part.open()
+    real_sync, real_write = module.os.fdatasync, module.write_all
+    monkeypatch.setattr(module.os, "fdatasync", lambda descriptor: (events.append("sync"), real_sync(descriptor))[1])
+
+    def note(descriptor: int, buffer: memoryview, offset: int) -> None:
+        events.append("chunk" if len(buffer) == len(content) else "bitmap")
+        real_write(descriptor, buffer, offset)
+
+    monkeypatch.setattr(module, "write_all", note)
+    for chunk in layout.placed():
+        part.write(chunk, memoryview(content))
+    part.close()
+
+    assert events == ["chunk"] * SYNC_CHUNKS + ["sync", "bitmap", "chunk", "sync", "bitmap"]
+
+
+def test_a_part_of_another_length_is_begun_anew(places: Places) -> None:
+    layout = layout_of(CONTENT)
+    places.part(layout.digest).write_bytes(b"x" * (len(CONTENT) + 1))
+
+    part = Part(places, DurableFolders(), layout)
+    part.open()
+
+    assert held(part) == []
+    assert places.part(layout.digest).stat().st_size == len(CONTENT)
+    part.close()
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_disk_without_room_fails_before_the_first_byte(
+    places: Places, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
+) -> None:
+    layout = layout_of(CONTENT)
+    if is_resumed:
+        earlier = Part(places, DurableFolders(), layout)
+        earlier.open()
+        write(earlier, CONTENT, 1)
+        earlier.close()
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "allocate", no_room)
+    part = Part(places, DurableFolders(), layout)
+    with pytest.raises(DiskFailedError, match="No space left on device") as caught:
+        part.open()
+
+    assert caught.value.path == str(places.part(layout.digest))
+    assert places.part(layout.digest).exists() == is_resumed  # what was there stays; what was new is gone
+
+
+def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(module, "allocate", unsupported)
+    part = Part(places, DurableFolders(), layout_of(CONTENT))
+    part.open()
+    write(part, CONTENT, 0, 1, 2)
+    part.commit()
+    part.close()
+
+    assert places.file(part.layout.digest).read_bytes() == CONTENT

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from bdn.core.digest import digest_of
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.wire.stage_schema import BytesFrom
+from node_agent.progress import Rate, StageProgress
+
+A, B = FileEntry("a", 1, digest_of(b"a")), FileEntry("b", 2, digest_of(b"bb"))
+
+
+def test_what_is_held_already_comes_from_the_node() -> None:
+    progress = StageProgress([Manifest.of([A, B])], missing={B.digest})
+
+    assert progress.bytes_from(0) == BytesFrom(node=1)
+
+
+def test_a_content_under_several_paths_is_fetched_once_and_counted_everywhere() -> None:
+    twice = FileEntry("again", 2, B.digest)
+    progress = StageProgress([Manifest.of([B, twice]), Manifest.of([B])], missing={B.digest})
+
+    progress.report(B.digest, "mirror", 2)
+    progress.finish(B.digest, 2)
+
+    assert progress.bytes_from(0) == BytesFrom(node=2, mirror=2)
+    assert progress.bytes_from(1) == BytesFrom(node=2)
+
+
+def test_a_restart_takes_back_what_was_reported() -> None:
+    progress = StageProgress([Manifest.of([B])], missing={B.digest})
+
+    progress.report(B.digest, "mirror", 1)
+    progress.restart(B.digest)
+
+    assert progress.bytes_from(0) == BytesFrom()
+
+
+def test_a_file_that_somebody_else_finished_comes_from_the_node() -> None:
+    progress = StageProgress([Manifest.of([B])], missing={B.digest})
+
+    progress.finish(B.digest, 2)
+
+    assert progress.bytes_from(0) == BytesFrom(node=2)
+
+
+def test_the_rate_is_that_of_the_last_five_seconds() -> None:
+    rate = Rate()
+    assert rate.per_second(0.0) is None
+
+    rate.add(1000, 10.0)
+    rate.add(500, 12.0)
+    assert rate.per_second(12.0) == 750
+    assert rate.per_second(16.0) == 100
+    assert rate.total == 1500

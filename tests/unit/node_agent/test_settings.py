@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node_agent.settings import SettingsError, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith(("BDN_", "XDG_DATA"))]:
+        monkeypatch.delenv(name)
+
+
+def test_the_defaults_are_those_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+
+    settings = load_settings()
+
+    assert settings.effective_cache_dir == Path("/data/bdn/cache")
+    assert settings.effective_socket == Path("/data/bdn/agent.sock")
+    assert settings.roles == ("node", "cluster")
+    assert (settings.cluster, settings.port, settings.data_port) == ("default", None, 8471)
+    assert (settings.exposure, settings.cache_bytes, settings.headroom_bytes) == ("auto", None, None)
+
+
+def test_the_environment_sets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "BDN_DATA_DIR": "/d",
+        "BDN_URL": "http://mirror:8460",
+        "BDN_TOKEN": "t0ken",
+        "BDN_AGENT_CACHE_DIR": "/nvme",
+        "BDN_AGENT_CACHE_BYTES": "500GB",
+        "BDN_AGENT_HEADROOM_BYTES": "64MiB",
+        "BDN_AGENT_ROLES": "node",
+        "BDN_AGENT_NODE": "n1",
+        "BDN_AGENT_PORT": "8470",
+        "BDN_AGENT_EXPOSURE": "symlink",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    settings = load_settings()
+
+    assert settings.effective_cache_dir == Path("/nvme")
+    assert (settings.cache_bytes, settings.headroom_bytes) == (500 * 10**9, 64 * 2**20)
+    assert (settings.roles, settings.node, settings.port) == (("node",), "n1", 8470)
+    assert (settings.url, settings.token, settings.exposure) == ("http://mirror:8460", "t0ken", "symlink")
+    assert "t0ken" not in repr(settings)
+
+
+def test_a_file_sets_what_the_environment_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "bdn.toml"
+    file.write_text('url = "http://from-file"\nport = 1\n[agent]\nport = 8470\ncache_bytes = "1TB"\n')
+    monkeypatch.setenv("BDN_CONFIG", str(file))
+    monkeypatch.setenv("BDN_AGENT_CACHE_BYTES", "2TB")
+
+    settings = load_settings()
+
+    assert (settings.url, settings.port, settings.cache_bytes) == ("http://from-file", 8470, 2 * 10**12)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("BDN_AGENT_CACHE_BYTES", "lots", "not a size: 'lots'"),
+        ("BDN_AGENT_PORT", "tcp://10.0.0.1:8471", "valid integer"),  # what Kubernetes sets for a service bdn-agent
+        ("BDN_AGENT_ROLES", "node,king", "'node' or 'cluster'"),
+        ("BDN_AGENT_ROLES", "", "at least 1 item"),
+        ("BDN_AGENT_EXPOSURE", "fuse", "'auto', 'bind', 'symlink' or 'none'"),
+        ("BDN_AUTH", "maybe", "'off' or 'token'"),
+        ("BDN_AGENT_HOST", "0.0.0.0", "set BDN_AUTH=token"),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_name_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+
+    assert str(caught.value).startswith(f"{name}: ")
+    assert reason in str(caught.value)
+
+
+def test_with_authentication_any_address_may_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BDN_AUTH", "token")
+
+    assert load_settings(host="0.0.0.0").host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("content", ["[agent]\ncach_bytes = 1\n", "agent = 1\n", "not toml", None])
+def test_a_config_file_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "bdn.toml"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("BDN_CONFIG", str(file))
+
+    with pytest.raises(SettingsError, match="BDN_CONFIG: "):
+        load_settings()

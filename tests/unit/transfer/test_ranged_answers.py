@@ -1,0 +1,269 @@
+"""A range of an upstream file: every way an answer can be wrong is an error, never data."""
+
+from __future__ import annotations
+
+import gzip
+from socket import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.core.ports import Location
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.ranged import LocationRefusedError, RangedReader
+from tests.doubles import faults
+from tests.doubles.faults import Fault
+from tests.doubles.http_origin import Answer, Request
+from tests.support.bytes_raw_server import Play, RawServer, answering, message, partial, resetting_after, waiting_after
+from tests.support.bytes_upstream import CONTENT, ETAG, SIZE, SOURCE, Upstream, read_range, upstream
+
+
+@pytest.fixture
+def source() -> Iterator[Upstream]:
+    with upstream() as made:
+        yield made
+
+
+@pytest.fixture
+def reader() -> Iterator[RangedReader]:
+    with closing(ConnectionPool(timeout_seconds=10)) as pool:
+        yield RangedReader(pool)
+
+
+def read_raw(reader: RangedReader, play: Play, start: int = 0, stop: int = 10) -> bytes:
+    """The bytes [start, stop) from a server that plays ``play`` once."""
+    with RawServer(play) as server:
+        return read_range(reader, Location(f"{server.url}/file"), start, stop)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, SIZE), (1, SIZE), (100, 200), (SIZE - 1, SIZE)])
+def test_a_range_arrives_exactly(source: Upstream, start: int, stop: int) -> None:
+    assert source.read(start, stop) == CONTENT[start:stop]
+    assert source.heard[-1].headers["range"] == f"bytes={start}-{stop - 1}"
+
+
+def test_a_request_carries_the_locations_headers_and_accepts_no_encoding(source: Upstream) -> None:
+    source.read(0, 10, headers={"Authorization": "Bearer secret", "If-Match": ETAG})
+    sent = source.heard[-1].headers
+    assert (sent["authorization"], sent["if-match"]) == ("Bearer secret", ETAG)
+    assert sent["accept-encoding"] == "identity"
+
+
+def test_the_query_of_a_signed_address_is_sent_as_it_is(source: Upstream) -> None:
+    source.read(0, 10, path="/a%20b/%E2%82%AC?X-Amz-Signature=a%2Fb&empty=&x")
+    assert source.heard[-1].target == "/a%20b/%E2%82%AC?X-Amz-Signature=a%2Fb&empty=&x"
+
+
+def test_the_first_path_of_a_host_without_one_is_the_root(source: Upstream) -> None:
+    source.read(0, 10, path="")
+    assert source.heard[-1].target == "/"
+
+
+@pytest.mark.parametrize("stated", ['"v1"', "v1", 'W/"v1"'])
+def test_an_etag_is_compared_without_its_quotes(source: Upstream, stated: str) -> None:
+    assert source.read(0, 10, etag=stated) == CONTENT[:10]
+
+
+def test_another_etag_means_that_the_source_changed(source: Upstream) -> None:
+    with pytest.raises(SourceChangedError, match="its ETag is another one") as raised:
+        source.read(0, 10, etag='"v2"')
+    assert (raised.value.source, raised.value.path) == (SOURCE, "file")
+
+
+def test_an_answer_without_an_etag_where_one_is_expected_means_that_the_source_changed(reader: RangedReader) -> None:
+    with RawServer(answering(partial(CONTENT[:10], 0, SIZE))) as server, pytest.raises(SourceChangedError):
+        read_range(reader, Location(server.url, etag=ETAG), 0, 10)
+
+
+def test_the_whole_file_in_answer_to_a_range_is_no_data(source: Upstream) -> None:
+    source.script.add(faults.ignore_range())
+    with pytest.raises(UpstreamUnavailableError, match="the whole file came"):
+        source.read(0, 10)
+
+
+def test_the_whole_file_is_no_data_even_when_the_whole_file_was_asked_for(source: Upstream) -> None:
+    source.script.add(faults.ignore_range())
+    with pytest.raises(UpstreamUnavailableError, match="the whole file came"):
+        source.read(0, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("", UpstreamUnavailableError),
+        ("Content-Range: bytes 1-10/4096", UpstreamUnavailableError),
+        ("Content-Range: bytes 0-8/4096", UpstreamUnavailableError),
+        ("Content-Range: bytes 0-10/4096", UpstreamUnavailableError),
+        ("Content-Range: bytes 0-9/*", UpstreamUnavailableError),
+        ("Content-Range: bytes 9-0/4096", UpstreamUnavailableError),
+        ("Content-Range: items 0-9/4096", UpstreamUnavailableError),
+        (f"Content-Range: bytes 0-9/{'9' * 5000}", UpstreamUnavailableError),
+        ("Content-Range: bytes 0-9/4097", SourceChangedError),
+        ("Content-Range: bytes 0-9/10", SourceChangedError),
+        ("Content-Range: bytes 0-7/8", SourceChangedError),  # the file shrank, and the range was cut to what is left
+    ],
+)
+def test_an_answer_about_other_bytes_is_no_data(
+    reader: RangedReader, stated: str, expected: type[BdnError]
+) -> None:
+    headers = [stated] if stated else []
+    play = answering(message("206 Partial Content", *headers, "Content-Length: 10", body=CONTENT[:10]))
+    with pytest.raises(expected) as raised:
+        read_raw(reader, play)
+    assert type(raised.value) is expected
+
+
+def test_a_compressed_answer_is_no_data(reader: RangedReader) -> None:
+    body = gzip.compress(CONTENT[:10])
+    stated = "Content-Range: bytes 0-9/4096"
+    for length in (f"Content-Length: {len(body)}", "Content-Length: 10"):
+        play = answering(message("206 Partial Content", stated, "Content-Encoding: gzip", length, body=body))
+        with pytest.raises(UpstreamUnavailableError, match="encoded or has the wrong length"):
+            read_raw(reader, play)
+
+
+@pytest.mark.parametrize("length", ["9", "11", "-1", "ten", "10, 10"])
+def test_a_length_that_does_not_fit_the_range_is_no_data(reader: RangedReader, length: str) -> None:
+    stated = "Content-Range: bytes 0-9/4096"
+    play = answering(message("206 Partial Content", stated, f"Content-Length: {length}", body=CONTENT[:11]))
+    with pytest.raises(UpstreamUnavailableError, match="encoded or has the wrong length"):
+        read_raw(reader, play)
+
+
+def chunked(body: bytes, *, end: bytes = b"0\r\n\r\n") -> bytes:
+    """A 206 of unknown length, in pieces of four bytes."""
+    pieces = b"".join(b"4\r\n%s\r\n" % body[at : at + 4] for at in range(0, len(body), 4))
+    headers = ("Content-Range: bytes 0-7/4096", "Transfer-Encoding: chunked")
+    return message("206 Partial Content", *headers, body=pieces + end)
+
+
+def test_an_answer_in_pieces_of_unknown_length_is_read(reader: RangedReader) -> None:
+    assert read_raw(reader, answering(chunked(CONTENT[:8])), 0, 8) == CONTENT[:8]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(chunked(CONTENT[:4]), id="ends early"),
+        pytest.param(chunked(CONTENT[:4], end=b""), id="breaks off between pieces"),
+        pytest.param(chunked(CONTENT[:4], end=b"4\r\nab"), id="breaks off inside a piece"),
+        pytest.param(chunked(CONTENT[:4], end=b"what\r\n"), id="holds nonsense"),
+        pytest.param(chunked(CONTENT[:12]), id="goes on past the range"),
+    ],
+)
+def test_an_answer_in_pieces_that_is_not_as_long_as_the_range_is_no_data(reader: RangedReader, answer: bytes) -> None:
+    with pytest.raises(UpstreamUnavailableError):
+        read_raw(reader, answering(answer), 0, 8)
+
+
+def test_an_answer_that_goes_on_for_ever_is_given_up(reader: RangedReader) -> None:
+    def play_without_end(connection: socket) -> None:
+        connection.sendall(chunked(CONTENT[:8], end=b""))
+        while True:
+            connection.sendall(b"4\r\nmore\r\n")
+
+    with pytest.raises(UpstreamUnavailableError, match="longer"):
+        read_raw(reader, play_without_end, 0, 8)
+
+
+@pytest.mark.parametrize("at", [0, 1, 9])
+def test_a_body_that_ends_early_is_no_data(source: Upstream, at: int) -> None:
+    source.script.add(faults.truncate(at))
+    with pytest.raises(UpstreamUnavailableError, match=f"ended after {at} of 10 bytes") as raised:
+        source.read(0, 10)
+    assert raised.value.transient
+
+
+def test_a_connection_that_is_reset_inside_the_body_is_an_error_that_may_pass(reader: RangedReader) -> None:
+    head = partial(CONTENT[:10], 0, SIZE)
+    with pytest.raises(UpstreamUnavailableError, match="reset by peer"):
+        read_raw(reader, resetting_after(head[:-5]))
+
+
+def test_a_connection_that_ends_before_the_answer_is_an_error_that_may_pass(source: Upstream) -> None:
+    source.script.add(faults.drop(), times=None)
+    with pytest.raises(UpstreamUnavailableError, match="closed connection without response"):
+        source.read(0, 10)
+
+
+def test_an_upstream_that_does_not_listen_is_an_error_that_may_pass(reader: RangedReader) -> None:
+    with RawServer() as server:
+        gone = server.url
+    with pytest.raises(UpstreamUnavailableError, match="refused"):
+        read_range(reader, Location(gone), 0, 10)
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_an_upstream_that_stalls_times_out_as_an_error_that_may_pass(at: int) -> None:
+    with upstream(timeout_seconds=0.05) as source:
+        source.script.add(faults.stall(at))
+        with pytest.raises(UpstreamUnavailableError, match="timed out"):
+            source.read(0, 10)
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 two hundred\r\n\r\n", b"\r\n\r\n"])
+def test_a_server_that_does_not_speak_http_is_an_error_that_may_pass(reader: RangedReader, answer: bytes) -> None:
+    with pytest.raises(UpstreamUnavailableError):
+        read_raw(reader, answering(answer))
+
+
+REFUSALS = [
+    (401, LocationRefusedError), (403, LocationRefusedError),
+    (404, SourceChangedError), (410, SourceChangedError), (412, SourceChangedError), (416, SourceChangedError),
+    (429, UpstreamRateLimitedError),
+    (204, UpstreamUnavailableError), (304, UpstreamUnavailableError), (400, UpstreamUnavailableError),
+    (500, UpstreamUnavailableError), (502, UpstreamUnavailableError), (503, UpstreamUnavailableError),
+    (504, UpstreamUnavailableError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "expected"), REFUSALS)
+def test_a_status_says_who_is_to_blame(reader: RangedReader, status: int, expected: type[BdnError]) -> None:
+    with pytest.raises(expected) as raised:
+        read_raw(reader, answering(message(f"{status} Because", "Content-Length: 0")))
+    assert type(raised.value) is expected
+    assert raised.value.transient == (expected in (UpstreamUnavailableError, UpstreamRateLimitedError))
+    assert raised.value.details()["source"] == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"ratelimit": '"api";r=0;t=55'}, 55.0),
+    ],
+)
+def test_a_limited_request_knows_how_long_to_wait(
+    source: Upstream, headers: dict[str, str], seconds: float | None
+) -> None:
+    source.script.add(faults.answer(429, headers))
+    with pytest.raises(UpstreamRateLimitedError) as raised:
+        source.read(0, 10)
+    assert raised.value.retry_after_seconds == seconds
+
+
+@pytest.mark.parametrize("fault", [faults.answer(403), faults.answer(500), faults.ignore_range(), faults.truncate(3)])
+def test_no_error_holds_a_signed_address_or_a_credential(source: Upstream, fault: Fault) -> None:
+    source.script.add(fault)
+    with pytest.raises(BdnError) as raised:
+        source.read(0, 10, path="/file?X-Amz-Signature=SIGNED", headers={"Authorization": "Bearer SECRET"})
+    shown = f"{raised.value} {raised.value!r} {raised.value.details()}"
+    assert "SIGNED" not in shown
+    assert "SECRET" not in shown
+
+
+def test_an_upstream_that_answers_again_is_read_again(source: Upstream) -> None:
+    for fault in (faults.answer(503), faults.truncate(3), faults.drop(), faults.ignore_range()):
+        source.script.add(fault)
+        with pytest.raises(UpstreamUnavailableError):
+            source.read(0, 10)
+    assert source.read(0, 10) == CONTENT[:10]
+
+
+def one_after_another(*answers: Callable[[Request], Answer]) -> Callable[[Request], Answer]:
+    remaining = iter(answers)
+    return lambda request: next(remaining)(request)
