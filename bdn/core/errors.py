@@ -77,7 +77,8 @@ class AuthRequiredError(CallerError):
         return (
             f"{self.source} refused access ({self.reason}). Add "
             '"auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "NAME"} to the source (bdn pull: --secret NAME) '
-            "and store the credentials under that name, for example in the environment variable BDN_SECRET_NAME"
+            "and store the credentials under that name, for example in the environment variable BDN_SECRET_NAME. "
+            "If the source names a secret already, its value does not open it"
         )
 
 

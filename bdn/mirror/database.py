@@ -127,8 +127,10 @@ class _mapped_errors:  # noqa: N801 - reads like a function where it is used
 
 def _is_away(error: SQLAlchemyError | OSError) -> bool:
     """Whether the same statement may succeed later. An OSError is how a driver fails that finds no server."""
-    away = (OSError, OperationalError, InterfaceError, PoolTimeoutError)
-    return isinstance(error, away) or (isinstance(error, DBAPIError) and error.connection_invalidated)
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, (OSError, PoolTimeoutError))
+    lost_a_race = getattr(error.orig, "sqlstate", None) in ("40001", "40P01")  # serialization failure, deadlock
+    return error.connection_invalidated or lost_a_race or isinstance(error, (OperationalError, InterfaceError))
 
 
 def _upgrade(connection: Connection) -> None:

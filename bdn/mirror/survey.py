@@ -89,14 +89,18 @@ class Surveyor:
             listed.append(file)
             if len(listed) > self.limit_files:
                 raise LimitExceededError(f"files of {wanted.source}", len(listed), self.limit_files)
+        # In threads, because a million files take seconds.
         files, warnings = await asyncio.to_thread(self._select, wanted, listed)
-        found, stored = await self._look_up(files)
-        return Survey(resolution, files, found, stored, warnings)
+        keys = await asyncio.to_thread(lambda: list({file.identity.key for file in files}))
+        async with self.database.read() as session:
+            known = await contents.known(session, keys)
+        found = await asyncio.to_thread(diff, files, known)
+        return Survey(resolution, files, found, await self._stored(found.missing), warnings)
 
     def _select(
         self, wanted: WeightsSource, listed: list[UpstreamFile]
     ) -> tuple[tuple[UpstreamFile, ...], tuple[str, ...]]:
-        """The wanted files, and warnings; in a thread, because a million files take seconds."""
+        """The wanted files, and warnings."""
         paths = [file.path for file in listed]
         selection = select(paths, wanted.patterns)
         if not selection.paths:
@@ -111,16 +115,11 @@ class Surveyor:
             raise LimitExceededError(f"bytes of {wanted.source}", total, self.limit_bytes)
         return files, selection.warnings
 
-    async def _look_up(self, files: tuple[UpstreamFile, ...]) -> tuple[Diff, dict[str, int]]:
-        """What of the files the store holds, whole or in part."""
+    async def _stored(self, missing: tuple[UpstreamFile, ...]) -> dict[str, int]:
+        sizes = {file.identity.key: file.size for file in missing}
         async with self.database.read() as session:
-            known = await contents.known(session, list({file.identity.key for file in files}))
-            found = diff(files, known)
-            sizes = {file.identity.key: file.size for file in found.missing}
             half = await contents.half_copied(session, list(sizes))
-        return found, {
-            key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()
-        }
+        return {key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()}
 
     @staticmethod
     def _nothing_matched(wanted: WeightsSource, paths: list[str]) -> NoFilesMatchedError:

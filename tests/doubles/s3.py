@@ -66,6 +66,7 @@ class S3Server:
         backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
         for name in self._public.keys() & backend.buckets.keys():
             del backend.buckets[name]
+            s3_backends.bucket_accounts.pop(name, None)  # names are known to all accounts of the process
 
     @property
     def url(self) -> str:

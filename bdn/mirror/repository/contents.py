@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from operator import itemgetter
+from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Table, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import aliased
 
@@ -16,6 +17,7 @@ from bdn.mirror.database import ReadSession, WriteSession
 from bdn.mirror.tables import Base, ContentRow, CopiedChunkRow, IdentityRow, ManifestContentRow, ManifestRow
 
 _BATCH: Final = 250  # rows per statement: SQLite allowed 999 bound parameters for a long time
+_INSERTED: Final = 1000  # rows given to the driver at once, so that others get the event loop in between
 _RAW: Final = 32  # bytes of a raw digest
 _Item = TypeVar("_Item")
 
@@ -200,10 +202,12 @@ def _layout(digest: str, size: int, chunks: bytes) -> FileLayout:
 
 
 async def _insert_new(session: WriteSession, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert the rows that are not there yet."""
-    if rows:
-        dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-        await session.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
+    """Insert the rows that are not there yet; in the order of their keys, so that two writers do not lock crosswise."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    names = [column.name for column in table.__mapper__.primary_key]
+    statement = dialect.insert(cast("Table", table.__table__)).on_conflict_do_nothing()
+    for batch in _batches(sorted(rows, key=itemgetter(*names)), _INSERTED):
+        await session.execute(statement, list(batch))
 
 
 def _batches(items: Sequence[_Item], size: int = _BATCH) -> Iterator[Sequence[_Item]]:

@@ -58,6 +58,7 @@ a/**/b                     a/x/y/b
 a/**/b/**/c                a/b/c
 a/**/b/**/c                a/b/b/x/c
 **/a*b                     x/a/ab
+a/**/b/**/c/**/d           a/b/c/b/d
 **/a/b                     a/a/b
 **/**/a                    a
 a**                        a
@@ -65,6 +66,8 @@ a**                        a/b
 a**                        abc/d
 a**c                       a/b/c
 a**c                       ac
+a**/b                      a/b
+a**/b                      ax/y/b
 **a                        x/ya
 **a*b                      a/ab
 **.json                    a/b.json
@@ -158,6 +161,7 @@ a/**/b/**/c                a/c/b
 **/*.bin                   a.bin/b
 **/a*b                     a/b
 a**c                       a/b
+a**/b                      ab
 sub/                       sub
 sub/                       subx/a
 sub/                       x/sub/a

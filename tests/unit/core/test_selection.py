@@ -44,6 +44,10 @@ def test_ignore_wins_over_allow() -> None:
     assert selection == Selection(("text_encoder/config.json",), ())
 
 
+def test_a_pattern_matches_a_whole_path_or_nothing() -> None:
+    assert chosen(allow=("config", "original", "README.md/"), ignore=("model",)).paths == ()
+
+
 def test_dotfiles_are_ordinary_files() -> None:
     assert ".gitattributes" in chosen(allow=("*",)).paths
 

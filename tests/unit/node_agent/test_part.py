@@ -96,7 +96,7 @@ def test_a_chunk_that_was_damaged_on_disk_is_not_held(places: Places) -> None:
 
 
 def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = noise(1000) * 1
+    content = noise(1000)
     layout = FileLayout.of(
         (SYNC_CHUNKS + 1) * CHUNK_SIZE, tuple(digest_of(bytes([index])) for index in range(SYNC_CHUNKS + 1))
     )
@@ -153,7 +153,9 @@ def test_a_disk_without_room_fails_before_the_first_byte(
     assert places.part(layout.digest).exists() == is_resumed  # what was there stays; what was new is gone
 
 
-def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 

@@ -105,9 +105,7 @@ def test_the_whole_file_is_no_data_even_when_the_whole_file_was_asked_for(source
         ("Content-Range: bytes 0-7/8", SourceChangedError),  # the file shrank, and the range was cut to what is left
     ],
 )
-def test_an_answer_about_other_bytes_is_no_data(
-    reader: RangedReader, stated: str, expected: type[BdnError]
-) -> None:
+def test_an_answer_about_other_bytes_is_no_data(reader: RangedReader, stated: str, expected: type[BdnError]) -> None:
     headers = [stated] if stated else []
     play = answering(message("206 Partial Content", *headers, "Content-Length: 10", body=CONTENT[:10]))
     with pytest.raises(expected) as raised:

@@ -42,7 +42,9 @@ def test_every_kind_of_redirect_is_followed_with_the_range(source: Upstream, sta
     assert [(request.method, request.headers["range"]) for request in source.heard] == [("GET", "bytes=100-109")] * 2
 
 
-@pytest.mark.parametrize(("target", "expected"), [("/moved?a=b", "/moved?a=b"), ("moved", "/folder/moved"), ("../x", "/x")])
+@pytest.mark.parametrize(
+    ("target", "expected"), [("/moved?a=b", "/moved?a=b"), ("moved", "/folder/moved"), ("../x", "/x")]
+)
 def test_a_relative_redirect_is_relative_to_where_it_came_from(source: Upstream, target: str, expected: str) -> None:
     source.respond["/folder/file"] = moved(target)
     source.read(0, 10, path="/folder/file")
@@ -101,7 +103,15 @@ def test_a_redirect_to_nowhere_is_an_error(source: Upstream) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["file:///etc/passwd", "ftp://host/file", "http://[::1", "http://host:port/", "http://host:99999/", "/a b\x0bc", "/\xfc"],
+    [
+        "file:///etc/passwd",
+        "ftp://host/file",
+        "http://[::1",
+        "http://host:port/",
+        "http://host:99999/",
+        "/a b\x0bc",
+        "/\xfc",
+    ],
 )
 def test_a_redirect_that_cannot_be_followed_is_an_error_of_the_upstream(target: str) -> None:
     with closing(ConnectionPool(timeout_seconds=10)) as pool:

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bdn.core.errors import DiskFailedError, InvalidRequestError
+from bdn.core.manifest import Manifest
+from node_agent import destination as module
+from node_agent.destination import Destination, Earlier
+from node_agent.places import Places
+from tests.support.agent_cache import cached, put
+from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
+from tests.support.trees import tree
+
+OLD, NEW = {"config.json": b"{}", "a/old": b"old"}, {"config.json": b"{}", "a/new": b"new"}
+
+
+@dataclass
+class Site:
+    """A cache that holds two trees, and a place to publish them."""
+
+    places: Places
+    old: Manifest
+    new: Manifest
+    path: Path
+
+    def publish(self, manifest: Manifest, earlier: Earlier | None = None) -> Earlier:
+        destination = Destination(self.path, "stg_x", self.places)
+        _, inode = destination.publish(manifest, earlier, threading.Event())
+        return Earlier(inode, manifest)
+
+    def check(self, earlier: Earlier | None = None) -> None:
+        Destination(self.path, "stg_x", self.places).check(earlier)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    places, old = cached(tmp_path / "cache", OLD)
+    return Site(places, old, put(places, NEW), tmp_path / "here/model")
+
+
+def test_a_view_appears_where_nothing_was(site: Site) -> None:
+    earlier = site.publish(site.old)
+
+    assert tree(site.path) == OLD
+    assert site.path.stat().st_ino == earlier.inode
+    assert os.listdir(site.path.parent) == ["model"]
+
+
+def test_an_empty_directory_is_as_good_as_none(site: Site) -> None:
+    site.path.mkdir(parents=True)
+
+    site.publish(site.old)
+
+    assert tree(site.path) == OLD
+
+
+def test_an_earlier_view_of_ours_is_replaced_in_one_step(site: Site) -> None:
+    earlier = site.publish(site.old)
+
+    site.publish(site.new, earlier)
+
+    assert tree(site.path) == NEW
+    assert os.listdir(site.path.parent) == ["model"]
+
+
+def test_a_file_system_that_cannot_exchange_names_is_served_in_two_steps(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = site.publish(site.old)
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(module, "exchange", unsupported)
+    site.publish(site.new, earlier)
+
+    assert tree(site.path) == NEW
+    assert os.listdir(site.path.parent) == ["model"]
+
+
+def test_a_damaged_view_of_ours_is_mended(site: Site) -> None:
+    earlier = site.publish(site.old)
+    (site.path / "a/old").unlink()
+
+    site.publish(site.old, earlier)
+
+    assert tree(site.path) == OLD
+
+
+def test_a_directory_of_the_users_is_refused_by_name_and_stays(site: Site) -> None:
+    site.path.mkdir(parents=True)
+    (site.path / "mine").write_bytes(b"mine")
+
+    for action in (site.check, lambda: site.publish(site.old)):
+        with pytest.raises(InvalidRequestError, match=f"{site.path}: it is not empty"):
+            action()
+
+    assert tree(site.path) == {"mine": b"mine"}
+    assert os.listdir(site.path.parent) == ["model"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "a/old", "a/deeper/notes"])
+def test_a_view_into_which_the_user_wrote_is_not_replaced(site: Site, name: str) -> None:
+    earlier = site.publish(site.old)
+    path = site.path / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(b"the user's own")
+
+    with pytest.raises(InvalidRequestError, match=f"'{name}', which did not come from bdn or was changed"):
+        site.publish(site.new, earlier)
+
+    assert path.read_bytes() == b"the user's own"
+
+
+def test_another_directory_at_the_same_path_is_not_ours(site: Site) -> None:
+    earlier = site.publish(site.old)
+    site.path.rename(site.path.with_name("moved"))
+    site.path.mkdir()
+    (site.path / "config.json").write_bytes(b"{}")
+
+    with pytest.raises(InvalidRequestError, match="it is not empty"):
+        site.check(earlier)
+
+
+def test_an_earlier_view_whose_manifest_is_unknown_is_not_replaced(site: Site) -> None:
+    earlier = site.publish(site.old)
+
+    with pytest.raises(InvalidRequestError, match="it is not empty"):
+        site.check(Earlier(earlier.inode, None))
+
+
+def test_a_file_is_refused(site: Site) -> None:
+    site.path.parent.mkdir()
+    site.path.write_bytes(b"")
+
+    with pytest.raises(InvalidRequestError, match="it is a file"):
+        site.check()
+
+
+def test_a_path_below_a_file_is_refused(site: Site) -> None:
+    site.path.parent.write_bytes(b"")
+
+    with pytest.raises(InvalidRequestError, match="a part of the path is a file"):
+        site.publish(site.old)
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_the_directory_under_the_callers_feet_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    (site.path / below).mkdir(parents=True)
+    monkeypatch.chdir(site.path / below)
+
+    with pytest.raises(InvalidRequestError, match="name a directory below it"):
+        site.check()
+
+
+def test_the_cache_itself_is_refused(site: Site) -> None:
+    with pytest.raises(InvalidRequestError, match="it lies in the cache directory"):
+        Destination(site.places.root / "x", "stg_x", site.places).check(None)
+
+
+def test_a_name_as_long_as_a_name_can_be_works(site: Site) -> None:
+    site.path = site.path.with_name("n" * 255)
+
+    site.publish(site.old)
+
+    assert tree(site.path) == OLD
+
+
+def test_a_failure_leaves_nothing_behind(site: Site) -> None:
+    site.places.file(site.old.files[0].digest).unlink()
+
+    with pytest.raises(DiskFailedError):
+        site.publish(site.old)
+
+    assert os.listdir(site.path.parent) == []
+
+
+@needs_mounts
+def test_a_mount_point_is_refused_with_advice(site: Site) -> None:
+    with mounted_tmpfs(site.path, "1m"), pytest.raises(InvalidRequestError, match="it is a mount point; name a directory below"):
+        site.publish(site.old)

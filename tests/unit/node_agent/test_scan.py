@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bdn.core.cache_index import CacheIndex
+from bdn.core.digest import digest_of
+from node_agent.places import Places
+from node_agent.records import ManifestRecords
+from node_agent.removal import Found
+from node_agent.scan import Scanner
+from node_agent.shelf import NodeShelf
+from tests.support.agent_cache import cached, put
+
+
+def scan(places: Places) -> list[Found]:
+    return Scanner(places, ManifestRecords(places), NodeShelf(places, CacheIndex(), None)).run()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_is_whole_is_found_least_recently_used_first(tmp_path: Path) -> None:
+    places, new = cached(tmp_path, {"a": b"aa", "b": b"b"})
+    old = put(places, {"c": b"ccc"}, used=10.5)
+
+    found = scan(places)
+
+    assert [(one.manifest, one.last_used) for one in found] == [(old.digest, 10.5), (new.digest, 1000.0)]
+    assert found[1].present == {digest_of(b"aa"): True, digest_of(b"b"): True}
+
+
+def test_a_file_that_no_manifest_names_is_what_an_interrupted_eviction_left(tmp_path: Path) -> None:
+    places, _ = cached(tmp_path, {"a": b"aa"})
+    gone = put(places, {"b": b"bb"})
+    places.manifest(gone.digest).unlink()
+
+    scan(places)
+
+    assert names(places.files) == [digest_of(b"aa").hex]
+    assert len(names(places.manifests)) == 2  # the layout of the evicted manifest went, too
+
+
+def test_a_file_of_the_wrong_size_is_put_aside_and_is_absent(tmp_path: Path) -> None:
+    places, _ = cached(tmp_path, {"a": b"aa", "b": b"b"})
+    path = places.file(digest_of(b"aa"))
+    path.chmod(0o644)
+    path.write_bytes(b"a")
+
+    found = scan(places)
+
+    assert found[0].present == {digest_of(b"b"): True}
+    assert not path.exists()
+    assert (places.quarantine / f"{path.name}.0").read_bytes() == b"a"
+
+
+def test_a_manifest_that_is_not_what_its_name_says_is_put_aside_with_what_it_named(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"a": b"aa"})
+    places.manifest(manifest.digest).write_bytes(manifest.canonical.replace(b'"a"', b'"x"'))
+
+    assert scan(places) == []
+    assert names(places.files) == names(places.manifests) == []
+    assert names(places.quarantine) == [f"{manifest.digest.hex}.json.0"]
+
+
+def test_parts_are_kept_while_a_manifest_names_them(tmp_path: Path) -> None:
+    places, _ = cached(tmp_path, {"a": b"aa", "b": b"b"})
+    wanted, unwanted = digest_of(b"aa"), digest_of(b"unwanted")
+    places.file(wanted).unlink()
+    for digest in (wanted, unwanted):
+        places.part(digest).write_bytes(b"..")
+        places.bitmap(digest).write_bytes(b"..")
+    places.bitmap(digest_of(b"b")).write_bytes(b"left after the commit")
+
+    found = scan(places)
+
+    assert found[0].present == {wanted: False, digest_of(b"b"): True}
+    assert names(places.filling) == sorted([f"{wanted.hex}.part", f"{wanted.hex}.bitmap"])
+
+
+@pytest.mark.parametrize("name", ["strange", "x.json.tmp"])
+def test_what_is_not_ours_does_not_stop_the_start(tmp_path: Path, name: str) -> None:
+    places, manifest = cached(tmp_path, {"a": b"aa"})
+    for folder in (places.files, places.filling, places.manifests):
+        (folder / name).write_bytes(b"")
+
+    assert [found.manifest for found in scan(places)] == [manifest.digest]

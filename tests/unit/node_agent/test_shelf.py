@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bdn.core.cache_index import CacheIndex
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import NotFoundError, UnauthenticatedError
+from bdn.core.grant import Grant, GrantedMount
+from bdn.core.manifest import Manifest
+from node_agent.places import Places
+from node_agent.records import Held, ManifestRecords
+from node_agent.shelf import NodeShelf
+from tests.support.agent_cache import cached, put
+from tests.support.agent_rig import noise
+
+LARGE = noise(2 * CHUNK_SIZE + 5)
+Hold = Callable[[Manifest], None]
+
+
+def shelf_of(places: Places, *manifests: Manifest, grants: dict[str, Grant] | None = None) -> NodeShelf:
+    index = CacheIndex()
+    shelf = NodeShelf(places, index, grants.__getitem__ if grants else None)
+    for manifest in manifests:
+        present = dict.fromkeys(manifest.contents, True)
+        index.restore(manifest.digest, manifest.contents, present, last_used=0)
+        shelf.add(Held(manifest, ManifestRecords(places).load_layout(manifest.digest)))
+    return shelf
+
+
+def read(shelf: NodeShelf, digest: Digest) -> bytes:
+    chunk = shelf.open_chunk(digest)
+    with chunk.file:
+        chunk.file.seek(chunk.offset)
+        return chunk.file.read(chunk.size)
+
+
+def test_every_chunk_is_found_at_its_place_in_a_whole_file(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"large": LARGE, "small": b"small", "empty": b""})
+    shelf = shelf_of(places, manifest)
+
+    for start in range(0, len(LARGE), CHUNK_SIZE):
+        piece = LARGE[start : start + CHUNK_SIZE]
+        assert read(shelf, digest_of(piece)) == piece
+    assert read(shelf, digest_of(b"small")) == b"small"
+    assert read(shelf, digest_of(b"")) == b""
+
+
+def test_a_large_file_is_not_a_chunk(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"large": LARGE})
+    shelf = shelf_of(places, manifest)
+
+    with pytest.raises(NotFoundError):
+        shelf.open_chunk(manifest.files[0].digest)
+
+
+def test_a_chunk_stays_as_long_as_some_manifest_has_it(tmp_path: Path) -> None:
+    places, one = cached(tmp_path, {"large": LARGE})
+    two = put(places, {"elsewhere": LARGE})
+    shelf, chunk = shelf_of(places, one, two), digest_of(LARGE[:CHUNK_SIZE])
+
+    shelf.remove(one.digest)
+    assert read(shelf, chunk) == LARGE[:CHUNK_SIZE]
+    shelf.remove(two.digest)
+    with pytest.raises(NotFoundError):
+        shelf.open_chunk(chunk)
+
+
+def test_what_is_not_whole_yet_is_not_served(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"large": LARGE})
+    places.file(manifest.files[0].digest).rename(places.part(manifest.files[0].digest))
+
+    with pytest.raises(NotFoundError):
+        shelf_of(places, manifest).open_chunk(digest_of(LARGE[:CHUNK_SIZE]))
+
+
+@pytest.mark.parametrize("content", [b"small", LARGE[:CHUNK_SIZE]])
+def test_a_chunk_is_for_those_whose_grant_names_a_manifest_with_it(tmp_path: Path, content: bytes) -> None:
+    places, manifest = cached(tmp_path, {"large": LARGE, "small": b"small"})
+    other = put(places, {"other": b"other"})
+    grants = {
+        name: Grant("org", (GrantedMount("/m", one.digest, "s"),), 1e12) for name, one in (("mine", manifest), ("not", other))
+    }
+    shelf = shelf_of(places, manifest, other, grants=grants)
+
+    shelf.authorize("mine", digest_of(content))
+    with pytest.raises(NotFoundError):
+        shelf.authorize("not", digest_of(content))
+    with pytest.raises(UnauthenticatedError):
+        shelf.authorize(None, digest_of(content))
+    with pytest.raises(NotFoundError):
+        shelf.authorize("mine", digest_of(b"nobody has this"))

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bdn.core.digest import digest_of
+from bdn.core.errors import GrantExpiredError, GrantInvalidError, InternalError
+from bdn.core.grant import Grant, GrantedMount
+from bdn.wire.grants import GrantSigner, UnknownKeyError, new_signing_key
+from node_agent.trust import Trust
+from tests.support.agent_rig import Clock
+
+SIGNER = GrantSigner(new_signing_key())
+GRANT = Grant("org", (GrantedMount("/m", digest_of(b"m"), "hf://org/model"),), 2000.0)
+
+
+def trust_at(path: Path, clock: Clock) -> Trust:
+    trust = Trust(path / "keys.json", clock)
+    trust.load()
+    return trust
+
+
+def test_keys_are_believed_once_they_came_and_after_a_restart(tmp_path: Path) -> None:
+    clock, token = Clock(1000.0), SIGNER.sign(GRANT)
+    trust = trust_at(tmp_path, clock)
+    with pytest.raises(UnknownKeyError):
+        trust.verify(token)
+
+    trust.update([SIGNER.public_key])
+
+    assert trust.verify(token) == GRANT
+    assert trust_at(tmp_path, clock).verify(token) == GRANT
+
+
+def test_a_grant_that_was_verified_before_expires_all_the_same(tmp_path: Path) -> None:
+    clock, token = Clock(1000.0), SIGNER.sign(GRANT)
+    trust = trust_at(tmp_path, clock)
+    trust.update([SIGNER.public_key])
+    trust.verify(token)
+
+    clock.now = 2000.0
+
+    with pytest.raises(GrantExpiredError):
+        trust.verify(token)
+
+
+def test_an_altered_grant_is_not_valid(tmp_path: Path) -> None:
+    trust = trust_at(tmp_path, Clock(1000.0))
+    trust.update([SIGNER.public_key])
+    head, body, signature = SIGNER.sign(GRANT).split(".")
+    other = SIGNER.sign(Grant("another", GRANT.mounts, GRANT.expires_at)).split(".")[1]
+
+    for forged in (f"{head}.{other}.{signature}", f"{head}.{body}", "rubbish", ""):
+        with pytest.raises(GrantInvalidError):
+            trust.verify(forged)
+
+
+def test_keys_that_are_withdrawn_are_not_believed_any_more(tmp_path: Path) -> None:
+    trust, other = trust_at(tmp_path, Clock(1000.0)), GrantSigner(new_signing_key())
+    trust.update([SIGNER.public_key])
+    trust.verify(SIGNER.sign(GRANT))
+
+    trust.update([other.public_key])
+
+    with pytest.raises(UnknownKeyError):
+        trust.verify(SIGNER.sign(GRANT))
+
+
+def test_an_answer_without_usable_keys_changes_nothing(tmp_path: Path) -> None:
+    trust = trust_at(tmp_path, Clock(1000.0))
+    trust.update([SIGNER.public_key])
+
+    trust.update([])
+    with pytest.raises(InternalError):
+        trust.update([{"kid": "x", "kty": "nonsense"}])
+
+    trust.verify(SIGNER.sign(GRANT))
+
+
+def test_a_damaged_file_of_keys_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text("{")
+
+    with pytest.raises(UnknownKeyError):
+        trust_at(tmp_path, Clock()).verify(SIGNER.sign(GRANT))
