@@ -25,7 +25,6 @@ _HINTS: Final = {
     errno.EEXIST: "it is not empty",
     errno.EACCES: "you may not write there",
     errno.EPERM: "you may not write there",
-    errno.ENOTDIR: "a part of the path is a file",
 }
 
 
@@ -63,10 +62,12 @@ class Destination:
         Raises:
             InvalidRequestError: names the directory and says why.
         """
-        # The cases: below our own cache; absent; a file; where the caller stands, which would vanish under its feet;
+        # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under its feet;
         # empty; ours and holding nothing but ours; anything else is the user's.
         if self.path == self.places.root or self.places.root in self.path.parents:
             self._refuse("it lies in the cache directory")
+        if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
+            self._refuse("a part of the path is a file")
         if not self.path.exists():
             return
         if not self.path.is_dir():

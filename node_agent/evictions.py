@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bdn.core.cache_index import CacheIndex, EvictionPlan
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
+from bdn.core.leases import Holder
 from bdn.wire.errors import body_of
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport
 from node_agent.cache import NodeCache
@@ -50,14 +51,18 @@ class Evictions:
         if command.dry_run:
             return self._items(plan(self.cache.index))
         await self.lifecycle.release_abandoned()
+        broken: dict[Digest, tuple[Holder, ...]] = {}
         if command.force:
-            await self._break_leases(plan(self.cache.index))
+            forced = plan(self.cache.index)
+            broken = {victim.manifest: victim.holders for victim in forced.victims}
+            await self._break_leases(forced)
             # Between breaking the leases and here somebody may have taken a new one: that one is respected.
             plan = self._plan(command.model_copy(update={"force": False}))
         done = await self.cache.evict(plan, "forced" if command.force else "request")
         for victim in done.victims:
             logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
-        return self._items(done)
+        victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
+        return self._items(EvictionPlan(tuple(victims), done.refused))
 
     async def _break_leases(self, plan: EvictionPlan) -> None:
         for victim in plan.victims:

@@ -30,13 +30,14 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
             f"BDN_AGENT_SOCKET: {path} is longer than the {_LONGEST_PATH} bytes a socket may have"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        os.fchmod(listener.fileno(), 0o660)  # before bind: the file never has another mode
+        os.fchmod(listener.fileno(), 0o660)  # before bind: the file is never open to more than these
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_socket():
                 _check_dead(path)
                 path.unlink()
             listener.bind(str(path))
+            path.chmod(0o660)  # the umask took some of it away
             inode = path.stat().st_ino
         try:
             listener.listen(128)

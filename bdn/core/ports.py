@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from bdn.core.digest import Digest
@@ -26,8 +26,8 @@ class Location:
     ``url`` may be signed and ``headers`` may hold credentials: neither is ever logged, stored or shown.
     """
 
-    url: str
-    headers: tuple[tuple[str, str], ...] = ()
+    url: str = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     etag: str | None = None  # every answer must carry this one; otherwise the file changed
 
 

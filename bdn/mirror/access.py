@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from bdn.mirror.repository import contents, mirrors
 from bdn.wire.grants import GrantVerifier
 
 DEFAULT_ORGANISATION = "default"
+_CHUNKS_KEPT = 500_000  # about 50 MB; as many chunks are 4 TB
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Access:
     token: str | None = field(repr=False)
     verifier: GrantVerifier
     database: Database
-    _chunks: dict[str, frozenset[Digest]] = field(default_factory=dict, repr=False)
+    _chunks: dict[str, frozenset[bytes]] = field(default_factory=dict, repr=False)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     def caller(self, bearer: str | None) -> Caller:
         """The caller behind a token; ``UnauthenticatedError`` otherwise."""
@@ -62,7 +65,7 @@ class Access:
             raise UnauthenticatedError
         grant = self.verifier.verify(bearer, now=time.time())
         for mount in grant.mounts:
-            if chunk in await self._chunks_of(mount.manifest):
+            if chunk.to_bytes() in await self._chunks_of(mount.manifest):
                 return
         raise NotFoundError(f"chunk {chunk}")
 
@@ -71,15 +74,20 @@ class Access:
             bearer is not None and self.token is not None and hmac.compare_digest(bearer.encode(), self.token.encode())
         )
 
-    async def _chunks_of(self, manifest: Digest) -> frozenset[Digest]:
-        """Manifests are immutable, so what they contain can be kept; the dictionary is cleared when it has grown."""
-        known = self._chunks.get(manifest.hex)
-        if known is None:
+    async def _chunks_of(self, manifest: Digest) -> frozenset[bytes]:
+        """Manifests are immutable, so what they contain can be kept; one reader looks, the others wait for it."""
+        if (known := self._chunks.get(manifest.hex)) is not None:
+            return known
+        async with self._looking:
+            if (known := self._chunks.get(manifest.hex)) is not None:
+                return known
             async with self.database.read() as session:
                 layouts = await contents.layouts(session, manifest.hex)
-            known = frozenset(chunk for layout in layouts for chunk in layout.chunks)
-            if len(self._chunks) >= 256:
+            found = await asyncio.to_thread(
+                lambda: frozenset(chunk for *_, raw in layouts for chunk in contents.split_digests(raw))
+            )
+            if sum(map(len, self._chunks.values())) + len(found) > _CHUNKS_KEPT:
                 self._chunks.clear()
-            if known:
-                self._chunks[manifest.hex] = known
-        return known
+            if found:
+                self._chunks[manifest.hex] = found
+            return found

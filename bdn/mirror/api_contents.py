@@ -11,7 +11,6 @@ from typing import BinaryIO
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.mirror.access import Access
@@ -57,21 +56,17 @@ def build_contents_router(service: ContentsService) -> APIRouter:
             raise NotFoundError(f"manifest {name}")
         return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
 
-    @router.get("/manifests/{digest}/layout", summary="Where the manifest's bytes lie")
-    async def layout(digest: str, bearer: Bearer) -> LayoutBody:
+    @router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
+    async def layout(digest: str, bearer: Bearer) -> Response:
         name = _digest(digest)
         await service.access.check_manifest(bearer, name)
         async with service.database.read() as session:
             layouts = await contents.layouts(session, name.hex)
         if not layouts:
             raise NotFoundError(f"manifest {name}")
-        files = [
-            FileLayoutBody.model_construct(
-                digest=str(file.digest), size=file.size, chunks=[str(chunk) for chunk in file.chunks]
-            )
-            for file in layouts
-        ]
-        return LayoutBody.model_construct(manifest=str(name), data_port=service.data_port, files=files)
+        # In a thread: a million files are 200 MB of JSON.
+        document = await asyncio.to_thread(_layout_document, name, service.data_port, layouts)
+        return Response(document, media_type=MEDIA_JSON)
 
     @router.api_route("/chunks/{digest}", methods=["GET", "HEAD"], summary="A chunk's bytes, or a range of them")
     async def chunk(digest: str, request: Request, bearer: Bearer) -> Response:
@@ -84,26 +79,36 @@ def build_contents_router(service: ContentsService) -> APIRouter:
         except UnsatisfiableRangeError:
             opened.file.close()
             return Response(status_code=416, headers={"Content-Range": f"bytes */{opened.size}"})
-        wanted = part or ByteRange(0, opened.size)
-        headers["Content-Length"] = str(wanted.size)
+        start, size = (part.start, part.size) if part else (0, opened.size)
+        headers["Content-Length"] = str(size)
         if part is not None:
             headers["Content-Range"] = format_content_range(part, opened.size)
         status = 200 if part is None else 206
         if request.method == "HEAD":
             opened.file.close()
             return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
-        return StreamingResponse(_pieces(opened.file, wanted), status, headers, MEDIA_CHUNK)
+        return StreamingResponse(_pieces(opened.file, start, size), status, headers, MEDIA_CHUNK)
 
     return router
 
 
-async def _pieces(file: BinaryIO, wanted: ByteRange) -> AsyncIterator[bytes]:
+async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:
     with file:
-        file.seek(wanted.start)
-        left = wanted.size
-        while left and (piece := await asyncio.to_thread(file.read, min(left, _PIECE))):
-            left -= len(piece)
+        file.seek(start)
+        while size and (piece := await asyncio.to_thread(file.read, min(size, _PIECE))):
+            size -= len(piece)
             yield piece
+
+
+def _layout_document(manifest: Digest, data_port: int | None, layouts: list[tuple[str, int, bytes]]) -> str:
+    files = [
+        FileLayoutBody.model_construct(
+            digest=f"b3:{digest}", size=size, chunks=[f"b3:{chunk.hex()}" for chunk in contents.split_digests(raw)]
+        )
+        for digest, size, raw in layouts
+    ]
+    body = LayoutBody.model_construct(manifest=str(manifest), data_port=data_port, files=files)
+    return body.model_dump_json()
 
 
 def _digest(text: str) -> Digest:

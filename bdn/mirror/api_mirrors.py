@@ -7,7 +7,7 @@ import binascii
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from bdn.core.errors import InvalidRequestError
@@ -54,7 +54,15 @@ def build_mirrors_router(requests: MirrorRequests, access: Access) -> APIRouter:
     async def get(mirror_id: MirrorId, bearer: Bearer, wait: WaitSeconds = 0) -> Mirror:
         return await requests.wait(mirror_id, access.caller(bearer).organisation, wait)
 
-    @router.get("/{mirror_id}/events", response_class=EventSourceResponse, summary="Progress as server-sent events")
+    async def is_there(mirror_id: MirrorId, bearer: Bearer) -> None:
+        await requests.get(mirror_id, access.caller(bearer).organisation)
+
+    @router.get(
+        "/{mirror_id}/events",
+        response_class=EventSourceResponse,
+        summary="Progress as server-sent events",
+        dependencies=[Depends(is_there)],  # a refusal has to come before the stream has begun
+    )
     async def events(mirror_id: MirrorId, bearer: Bearer) -> AsyncIterator[ServerSentEvent]:
         async for mirror in requests.follow(mirror_id, access.caller(bearer).organisation, _EVENT_SECONDS):
             yield ServerSentEvent(event="done" if mirror.status in TERMINAL else "progress", data=mirror)

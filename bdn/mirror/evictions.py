@@ -89,17 +89,19 @@ class Evictions:
         return [f"b3:{digest}" for digest in found]
 
     async def commands_for(self, cluster: str, node: str) -> list[EvictCommand]:
-        """What an agent has not answered yet."""
-        name = f"{cluster}/{node}"
+        """What an agent has not answered yet and still may."""
+        name, now = f"{cluster}/{node}", time.time()
         async with self.database.read() as session:
             rows = await evictions.running(session)
-        return [EvictCommand.model_validate(row.command) for row in rows if name in row.pending]
+        return [
+            EvictCommand.model_validate(row.command) for row in rows if name in row.pending and not _is_late(row, now)
+        ]
 
     async def take_report(self, cluster: str, node: str, report: EvictReport) -> None:
         """An agent's answer; one that nobody waits for is passed over."""
         name = f"{cluster}/{node}"
         async with self.database.write() as session:
-            row = await evictions.get(session, report.id)
+            row = await evictions.change(session, report.id)
             if row is None or name not in row.pending:
                 return
             row.items = [*row.items, *(item.model_dump() for item in report.items)]
@@ -123,23 +125,24 @@ class Evictions:
             row = await evictions.get(session, eviction_id)
         if row is None:
             raise NotFoundError(f"eviction {eviction_id}")
-        late = time.time() - row.created_at > ANSWER_SECONDS
-        if row.status == "RUNNING" and row.doomed is None and (late or not row.pending):
+        if row.status == "RUNNING" and row.doomed is None and (not row.pending or _is_late(row, time.time())):
             async with self.database.write() as session:
-                row = await evictions.get(session, eviction_id) or row
-                row.unreachable = [*row.unreachable, *row.pending]
-                row.pending = []
-                row.status = _outcome(row)
-                row.completed_at = time.time()
+                row = await evictions.change(session, eviction_id) or row
+                if row.status == "RUNNING":
+                    row.unreachable = [*row.unreachable, *row.pending]
+                    row.pending = []
+                    row.status = _outcome(row)
+                    row.completed_at = time.time()
             self.watch.notify(eviction_id)
         return await self._view(row)
 
     async def _view(self, row: EvictionRow) -> Eviction:
         items = [EvictedItem.model_validate(item) for item in row.items]
+        manifests = [item.manifest.removeprefix("b3:") for item in items]
         async with self.database.read() as session:
-            sources = await mirrors.sources_by_manifest(session, row.organisation)
-        for item in items:
-            item.sources = sources.get(item.manifest.removeprefix("b3:"), [])
+            sources = await mirrors.sources_by_manifest(session, row.organisation, manifests) if items else {}
+        for item, manifest in zip(items, manifests, strict=True):
+            item.sources = sources.get(manifest, [])
         return Eviction(
             id=row.id,
             status=row.status,  # type: ignore[arg-type] # the column holds nothing else
@@ -151,6 +154,11 @@ class Evictions:
             bytes_freed=sum(item.bytes for item in items if not item.refused),
             error=ErrorBody.model_validate(row.error) if row.error else None,
         )
+
+
+def _is_late(row: EvictionRow, now: float) -> bool:
+    """Whether the agents' time is over: nobody carries out today what an operator gave up yesterday."""
+    return now - row.created_at > ANSWER_SECONDS
 
 
 def _outcome(row: EvictionRow) -> str:

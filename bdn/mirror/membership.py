@@ -55,12 +55,15 @@ class Membership:
         if heartbeat.holdings is not None:
             columns["holdings"] = [holding.model_dump() for holding in heartbeat.holdings]
         async with self.database.write() as session:
+            cluster = await agents.change_cluster(session, heartbeat.cluster)
             await agents.upsert(session, heartbeat.cluster, heartbeat.node, last_heartbeat=now, **columns)
-            await session.flush()
             alive = await agents.alive_in(session, heartbeat.cluster, now - ALIVE_SECONDS)
             members = [Member(node=row.node, advertise=row.advertise, roles=row.roles) for row in alive]
-            epoch = await agents.advance_epoch(session, heartbeat.cluster, [member.model_dump() for member in members])
-        return epoch, members
+            names = [member.model_dump() for member in members]
+            if cluster.members != names:
+                cluster.members = names
+                cluster.epoch += 1
+        return cluster.epoch, members
 
     async def agents(self) -> Agents:
         """Every agent."""

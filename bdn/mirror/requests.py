@@ -97,7 +97,7 @@ class MirrorRequests:
             found = await mirrors.get(session, mirror_id, organisation)
         if found is None:
             raise NotFoundError(f"mirror {mirror_id}")
-        return await self.views.of(*found)
+        return (await self.views.of([found]))[0]
 
     async def page(
         self,
@@ -112,7 +112,7 @@ class MirrorRequests:
             found = await mirrors.page(
                 session, organisation, status=status, source=source, before=before, limit=limit + 1
             )
-        items = [await self.views.of(*row) for row in found[:limit]]
+        items = await self.views.of(found[:limit])
         last = found[limit - 1][0] if len(found) > limit else None
         return items, (last.created_at, last.id) if last else None
 
@@ -146,7 +146,7 @@ class MirrorRequests:
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
     """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
-    missing = sum(file.size for file in survey.diff.missing if file.identity.key not in counted)
+    missing = sum(survey.bytes_missing_of(file) for file in survey.diff.missing if file.identity.key not in counted)
     counted.update(file.identity.key for file in survey.diff.missing)
     return PlannedSource(
         source=str(wanted.source),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.ports import ChunkStore
@@ -17,6 +18,8 @@ from bdn.mirror.repository import agents, contents, evictions, mirrors
 from bdn.mirror.watch import Watch
 from bdn.mirror.worker import NEW_WORK
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
+
+_DELETED: Final = 256  # chunks that one trip to a thread deletes
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class StoreEviction:
         """Plan, record and, unless it is a dry run, carry out."""
         async with self.database.alone("eviction"):
             async with self.database.write() as session:
-                row = await evictions.get(session, command.id)
+                row = await evictions.change(session, command.id)
                 if row is None:
                     return
                 await mirrors.hold_claims(session)
@@ -65,14 +68,19 @@ class StoreEviction:
         async with self.database.read() as session:
             unswept = await evictions.unswept(session)
         for row in unswept:
-            for digest in row.doomed or []:
-                await asyncio.to_thread(self.store.delete, Digest(digest))
+            doomed = [Digest(digest) for digest in row.doomed or []]
+            for start in range(0, len(doomed), _DELETED):
+                await asyncio.to_thread(self._delete, doomed[start : start + _DELETED])
             async with self.database.write() as session:
-                fresh = await evictions.get(session, row.id)
+                fresh = await evictions.change(session, row.id)
                 if fresh is not None:
                     fresh.doomed = None
         if unswept:
             self.watch.notify(NEW_WORK)
+
+    def _delete(self, chunks: list[Digest]) -> None:
+        for chunk in chunks:
+            self.store.delete(chunk)
 
     async def _plan(self, session: ReadSession, command: EvictCommand, organisation: str) -> _Plan:
         """What goes, and what is refused because a node leases it.

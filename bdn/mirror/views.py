@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -29,8 +30,14 @@ class MirrorViews:
     signer: GrantSigner
     grant_seconds: int
 
-    async def of(self, row: MirrorRow, sources: list[MirrorSourceRow]) -> Mirror:
-        """The document of one mirror."""
+    async def of(self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]]) -> list[Mirror]:
+        """The documents of these mirrors."""
+        ready = {source.manifest for row, sources in found if row.status == "READY" for source in sources}
+        async with self.database.read() as session:
+            held = await contents.published(session, [manifest for manifest in ready if manifest])
+        return [self._of(row, sources, held) for row, sources in found]
+
+    def _of(self, row: MirrorRow, sources: list[MirrorSourceRow], held: set[str]) -> Mirror:
         known = [source for source in sources if source.bytes_total is not None]
         complete = len(known) == len(sources)
         bytes_total = sum(source.bytes_total or 0 for source in known) if complete else None
@@ -51,7 +58,7 @@ class MirrorViews:
                 "bytes_reused": reused,
                 "bytes_per_second": rate,
                 "eta_seconds": left / rate if left is not None and rate and row.status == "SYNCING" else None,
-                "grant": await self._grant(row, sources) if row.status == "READY" else None,
+                "grant": self._grant(row, sources, held) if row.status == "READY" else None,
                 "error": row.error,
                 "sources": [_source(source) for source in sources],
             }
@@ -63,12 +70,10 @@ class MirrorViews:
             return None
         return transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
 
-    async def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow]) -> str | None:
+    def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow], held: set[str]) -> str | None:
         """None when a manifest is no longer held: a grant for it would promise what nobody can deliver."""
-        digests = [source.manifest for source in sources if source.manifest]
-        async with self.database.read() as session:
-            if len(await contents.published(session, digests)) != len(set(digests)):
-                return None
+        if not all(source.manifest in held for source in sources):
+            return None
         mounts = tuple(
             GrantedMount(source.mount_location, Digest(source.manifest), source.source)
             for source in sources

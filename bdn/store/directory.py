@@ -62,6 +62,8 @@ class DirectoryStore:
             try:
                 return (self._chunks / digest.fanout).open("rb", buffering=0)
             except FileNotFoundError:
+                if not self._chunks.is_dir():
+                    raise  # the store itself is gone: nobody may conclude that it never held the chunk
                 raise NotFoundError(f"chunk {digest}") from None
 
     def delete(self, digest: Digest) -> None:

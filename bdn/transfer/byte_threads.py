@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -33,9 +34,7 @@ class ByteThreads:
                 return await asyncio.shield(waiter)
             except asyncio.CancelledError:
                 if not future.cancel():
-                    await asyncio.wait([waiter])
-                    if not waiter.cancelled():
-                        waiter.exception()  # it is lost with the cancellation, and known to be
+                    await _ended(waiter)
                 raise
 
     def _with_buffer(self, size: int, work: Callable[[memoryview], _Result]) -> _Result:
@@ -45,3 +44,12 @@ class ByteThreads:
     def close(self) -> None:
         """Wait for the threads to end."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+async def _ended(waiter: asyncio.Future[_Result]) -> None:
+    """Wait for the thread whatever happens: being cancelled once more, as by a second Ctrl-C, does not end it sooner."""
+    while not waiter.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([waiter])
+    if not waiter.cancelled():
+        waiter.exception()  # it is lost with the cancellation, and known to be

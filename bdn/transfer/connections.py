@@ -10,12 +10,15 @@ import http.client
 import socket
 import ssl
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from urllib.parse import SplitResult, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 Origin = tuple[str, str, int]
+NETWORK_ERRORS: Final = (OSError, http.client.HTTPException, ValueError)  # ValueError: an address or header nobody can send
 
 
 def origin_of(url: SplitResult) -> Origin:
@@ -46,7 +49,7 @@ class ConnectionPool:
         closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2).
 
         Raises:
-            OSError, http.client.HTTPException: whatever the network does.
+            NETWORK_ERRORS: whatever the network does; see ``reason_of``.
         """
         parts = urlsplit(url)
         origin = origin_of(parts)
@@ -62,8 +65,11 @@ class ConnectionPool:
                 self._give_back(origin, connection, keep=False)
                 connection = self._connect(origin)
                 response = _ask(connection, target, headers)
-            yield response
-            keep = response.isclosed() and not response.will_close
+            try:
+                yield response
+                keep = response.isclosed() and not response.will_close
+            finally:
+                response.close()  # after ``Connection: close`` the socket is the answer's
         finally:
             self._give_back(origin, connection, keep=keep)
 
@@ -116,17 +122,33 @@ class ConnectionPool:
         proxy = "" if proxy_bypass(host) else getproxies().get("https", "")
         if not proxy:
             return http.client.HTTPSConnection(host, port, timeout=self._timeout_seconds, context=self._tls)
-        via = urlsplit(proxy)
+        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         connection = http.client.HTTPSConnection(
             via.hostname or "", via.port or 80, timeout=self._timeout_seconds, context=self._tls
         )
-        connection.set_tunnel(host, port)
+        connection.set_tunnel(host, port, _proxy_credentials(via))
         return connection
+
+
+def _proxy_credentials(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
 
 
 def _ask(connection: http.client.HTTPConnection, target: str, headers: dict[str, str]) -> http.client.HTTPResponse:
     connection.request("GET", target, headers={"Accept-Encoding": "identity", **headers})
     return connection.getresponse()
+
+
+def reason_of(error: Exception) -> str:
+    """What the network did, without the address and the headers, which some messages of ``http.client`` repeat."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, http.client.InvalidURL | ValueError) and not isinstance(error, OSError):
+        return "an address or a header cannot be sent"
+    return str(error) or type(error).__name__
 
 
 def read_exactly(response: http.client.HTTPResponse, buffer: memoryview) -> int:

@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.transfer.connections import ConnectionPool, origin_of, read_exactly
+from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, origin_of, read_exactly, reason_of
 from bdn.wire.errors import error_from
 from bdn.wire.paths import chunk_path
 
@@ -39,9 +39,9 @@ class HttpChunkReader:
                     if origin_of(urlsplit(target)) != origin_of(urlsplit(url)):
                         headers = {}
                     url = target
-        except (OSError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
-            raise StoreUnavailableError(f"{urlsplit(self.base_url).netloc}: {reason}") from error
+        except NETWORK_ERRORS as error:
+            reason = f"{urlsplit(self.base_url).netloc}: {reason_of(error)}"
+            raise StoreUnavailableError(reason) from None  # its message may hold a signed address
         raise StoreUnavailableError(f"{urlsplit(self.base_url).netloc}: too many redirects")
 
     @staticmethod

@@ -16,12 +16,13 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Location
-from bdn.transfer.connections import ConnectionPool, origin_of, read_exactly
+from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, origin_of, read_exactly, reason_of
 from bdn.transfer.retry_after import parse_retry_after
 from bdn.wire.ranges import format_range, parse_content_range
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _REDIRECT_LIMIT: Final = 5
+_REDIRECT_BODY_LIMIT: Final = 64 * 1024  # read to keep the connection; a longer one is not worth it
 _CREDENTIAL_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-amz-security-token"})
 
 
@@ -63,10 +64,11 @@ class RangedReader:
                         _check_head(response, location, request)
                         self._read_body(response, request, buffer)
                         return
-                    response.read()
+                    response.read(_REDIRECT_BODY_LIMIT)
                     url, headers = _follow(url, headers, response)
-        except (OSError, http.client.HTTPException) as error:
-            raise UpstreamUnavailableError(request.source, f"{request.path}: {_reason(error)}") from error
+        except NETWORK_ERRORS as error:
+            reason = f"{request.path}: {reason_of(error)}"
+            raise UpstreamUnavailableError(request.source, reason) from None  # its message may hold a signed address
         raise UpstreamUnavailableError(request.source, f"{request.path}: more than {_REDIRECT_LIMIT} redirects")
 
     @staticmethod
@@ -76,7 +78,8 @@ class RangedReader:
             raise UpstreamUnavailableError(
                 request.source, f"{request.path}: the answer ended after {done} of {len(buffer)} bytes"
             )
-        response.read()  # at its end already: marks the connection as reusable
+        if response.read(1):  # at the end, this marks the connection as reusable
+            raise UpstreamUnavailableError(request.source, f"{request.path}: the answer is longer than the range")
 
 
 def _follow(url: str, headers: dict[str, str], response: http.client.HTTPResponse) -> tuple[str, dict[str, str]]:
@@ -92,10 +95,10 @@ def _check_head(response: http.client.HTTPResponse, location: Location, request:
     if status != 206:
         raise _error_for(status, response, request)
     stated = parse_content_range(response.headers.get("Content-Range"))
+    if stated is not None and stated[1] != request.size:  # first: of a file that shrank, the range may be cut
+        raise SourceChangedError(request.source, request.path, f"its size was {request.size} and is {stated[1]}")
     if stated is None or stated[0] != request.range:
         raise UpstreamUnavailableError(request.source, f"{request.path}: the answer holds other bytes than asked for")
-    if stated[1] != request.size:
-        raise SourceChangedError(request.source, request.path, f"its size was {request.size} and is {stated[1]}")
     length = response.headers.get("Content-Length")
     if response.headers.get("Content-Encoding", "identity") != "identity" or length not in (
         None,
@@ -125,7 +128,3 @@ def _error_for(status: int, response: http.client.HTTPResponse, request: RangeRe
 
 def _plain(etag: str | None) -> str:
     return (etag or "").removeprefix("W/").strip('"')
-
-
-def _reason(error: Exception) -> str:
-    return "timed out" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import re
 import time
+from datetime import UTC
 from typing import Protocol
 
 
@@ -22,10 +23,13 @@ def parse_retry_after(headers: Headers) -> float | None:
     Source: the hub's form is ``"api";r=0;t=55``, with ``t`` the seconds until the window opens again.
     """
     value = headers.get("Retry-After")
-    if value is not None:
-        if value.strip().isdigit():
-            return float(value)
-        moment = email.utils.parsedate_to_datetime(value) if "," in value else None
-        return max(0.0, moment.timestamp() - time.time()) if moment else None
-    match = re.search(r"\br=0\b.*\bt=(\d+)", headers.get("ratelimit") or "")
-    return float(match[1]) if match else None
+    if value is None:
+        match = re.search(r"\br=0\b[^,]*\bt=(\d{1,9})\b", headers.get("ratelimit") or "")
+        return float(match[1]) if match else None
+    if re.fullmatch(r"\s*[0-9]{1,9}\s*", value):
+        return float(value)
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None  # neither a number nor a date
+    return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())

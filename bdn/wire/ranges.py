@@ -6,8 +6,8 @@ import re
 
 from bdn.core.chunk import ByteRange
 
-_ONE_RANGE = re.compile(r"bytes=\s*(\d*)-(\d*)\s*", re.IGNORECASE)
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_ONE_RANGE = re.compile(r"bytes=\s*([0-9]{0,30})-([0-9]{0,30})\s*", re.IGNORECASE)
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
 
 
 class UnsatisfiableRangeError(ValueError):
@@ -23,7 +23,7 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
         UnsatisfiableRangeError: it begins past the end, or is a suffix of zero bytes.
     """
     match = _ONE_RANGE.fullmatch(header or "")
-    if match is None or match[0].strip() == "bytes=-" or not (match[1] or match[2]):
+    if match is None or not (match[1] or match[2]):
         return None
     if not match[1]:
         start, stop = max(0, size - int(match[2])), size
@@ -50,6 +50,6 @@ def format_content_range(byte_range: ByteRange, size: int) -> str:
 def parse_content_range(header: str | None) -> tuple[ByteRange, int] | None:
     """The bytes that an answer says it holds and the total size; None for any other form, an unknown total included."""
     match = _CONTENT_RANGE.fullmatch(header or "")
-    if match is None or int(match[1]) > int(match[2]):
+    if match is None or not int(match[1]) <= int(match[2]) < int(match[3]):
         return None
     return ByteRange(int(match[1]), int(match[2]) + 1), int(match[3])

@@ -193,4 +193,4 @@ def test_bad_input_is_named_and_leaves_nothing_behind(
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(shell: Shell) -> None:
     assert shell.run("bdn", "pull", "hf://org/model").code == 2
     assert shell.run("bdn", "nonsense").code == 2
-    assert shell.run("bdn", "pull", "a", "b", BDN_PORT="eighty").code == 2
+    assert shell.run("bdn", "pull", "hf://o/r", "out", BDN_LIMIT_FILES="eighty").code == 2

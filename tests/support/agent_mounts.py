@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.bind_mount import can_bind
+from node_agent.bind_mount import can_bind, mounts_below, unbind
 
 
 @cache
@@ -54,6 +54,16 @@ def mounted_xfs(place: Path, image: Path) -> Iterator[Path]:
         yield place
     finally:
         _run("umount", str(place))
+
+
+@contextmanager
+def unmounting(folder: Path) -> Iterator[None]:
+    """Whatever a failed test leaves mounted below the folder goes when the block ends."""
+    try:
+        yield
+    finally:
+        for place in mounts_below(folder):
+            unbind(place)
 
 
 @contextmanager

@@ -72,6 +72,10 @@ REQUESTS: list[Mutant] = [
     ("retry.py", "permanent failures are repeated", "if not error.transient or", "if"),
     ("retry.py", "all wait exactly as asked and come back together", "return asked + jitter if", "return asked if"),
     ("retry.py", "Retry-After replaces nothing", "    if asked is None:\n", "    if True:\n"),
-    ("retry.py", "a Retry-After of zero is none", "if asked is None:", "if not asked:"),
     ("retry.py", "any Retry-After is waited for", "asked <= self.longest_retry_after_seconds", "asked >= 0"),
+    ("groups.py", "the last failure leaves a group", "error.exceptions[0]", "error.exceptions[-1]"),
+    ("groups.py", "a group inside a group leaves it", "while isinstance(error, BaseExceptionGroup):", "if isinstance(error, BaseExceptionGroup):"),
+    ("groups.py", "the cause is lost", "from error.__cause__", "from None"),
+    ("ports.py", "a location shows its address", "    url: str = field(repr=False)\n", "    url: str\n"),
+    ("ports.py", "a location shows its headers", "default=(), repr=False)", "default=())"),
 ]  # fmt: skip

@@ -7,19 +7,24 @@ from typing import Any
 from sqlalchemy import select
 
 from bdn.mirror.database import ReadSession, WriteSession
+from bdn.mirror.repository.dialects import insert
 from bdn.mirror.tables import AgentRow, ClusterRow
 
 
-async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) -> AgentRow:  # noqa: ANN401
-    """The agent's row with these columns set. A new row needs all of them."""
-    row = await session.get(AgentRow, (cluster, node))
-    if row is None:
-        row = AgentRow(cluster=cluster, node=node, **{"holdings": [], **values})
-        session.add(row)
-    else:
-        for name, value in values.items():
-            setattr(row, name, value)
-    return row
+async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
+    """The cluster's row, made if it is new, which nobody else changes until this transaction ends.
+
+    Taken before an agent's own row is written: of two agents that report at once, the second sees the first.
+    """
+    new = insert(session, ClusterRow).values(cluster=cluster, epoch=0, members=[])
+    await session.execute(new.on_conflict_do_nothing())
+    return await session.get_one(ClusterRow, cluster, with_for_update=True)
+
+
+async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) -> None:  # noqa: ANN401
+    """Set these columns of the agent's row. A new row needs all of them but ``holdings``."""
+    new = insert(session, AgentRow).values(**{"cluster": cluster, "node": node, "holdings": [], **values})
+    await session.execute(new.on_conflict_do_update(index_elements=["cluster", "node"], set_=values))
 
 
 async def all_agents(session: ReadSession) -> list[AgentRow]:
@@ -31,18 +36,6 @@ async def alive_in(session: ReadSession, cluster: str, since: float) -> list[Age
     """The agents of a cluster that were heard of since then, in the order of their names."""
     query = select(AgentRow).where(AgentRow.cluster == cluster, AgentRow.last_heartbeat >= since)
     return list((await session.execute(query.order_by(AgentRow.node))).scalars())
-
-
-async def advance_epoch(session: WriteSession, cluster: str, members: list[Any]) -> int:
-    """The cluster's epoch, one more than before when its members changed."""
-    row = await session.get(ClusterRow, cluster)
-    if row is None:
-        session.add(ClusterRow(cluster=cluster, epoch=1, members=members))
-        return 1
-    if row.members != members:
-        row.members = members
-        row.epoch += 1
-    return row.epoch
 
 
 async def epochs(session: ReadSession) -> dict[str, int]:

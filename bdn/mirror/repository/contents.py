@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Table, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import aliased
 
 from bdn.core.digest import Digest
 from bdn.core.layout import FileLayout
 from bdn.core.manifest import Manifest
 from bdn.mirror.database import ReadSession, WriteSession
+from bdn.mirror.repository.dialects import insert
 from bdn.mirror.tables import Base, ContentRow, CopiedChunkRow, IdentityRow, ManifestContentRow, ManifestRow
 
 _BATCH: Final = 250  # rows per statement: SQLite allowed 999 bound parameters for a long time
@@ -39,7 +39,9 @@ async def layout_by_identity(session: ReadSession, identity_key: str) -> FileLay
         .where(IdentityRow.key == identity_key)
     )
     row = (await session.execute(query)).one_or_none()
-    return None if row is None else _layout(*row)
+    if row is None:
+        return None
+    return FileLayout(Digest(row[0]), row[1], tuple(map(Digest.from_bytes, split_digests(row[2]))))
 
 
 async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, list[int]]:
@@ -115,8 +117,11 @@ async def manifest(session: ReadSession, digest: str) -> ManifestRow | None:
 
 async def published(session: ReadSession, digests: Sequence[str]) -> set[str]:
     """Which of these manifests are published."""
-    query = select(ManifestRow.digest).where(ManifestRow.digest.in_(digests))
-    return set((await session.execute(query)).scalars())
+    found: set[str] = set()
+    for batch in _batches(digests):
+        query = select(ManifestRow.digest).where(ManifestRow.digest.in_(batch))
+        found.update((await session.execute(query)).scalars())
+    return found
 
 
 async def manifests(session: ReadSession) -> list[tuple[str, int, int, float]]:
@@ -131,15 +136,15 @@ async def touch(session: WriteSession, digests: Sequence[str], now: float) -> No
     await session.execute(update(ManifestRow).where(ManifestRow.digest.in_(digests)).values(last_used=now))
 
 
-async def layouts(session: ReadSession, manifest_digest: str) -> list[FileLayout]:
-    """The layout of each distinct content of a manifest."""
+async def layouts(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, bytes]]:
+    """Digest, size and raw chunk digests of each distinct content of a manifest."""
     query = (
         select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
         .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
         .where(ManifestContentRow.manifest == manifest_digest)
         .order_by(ContentRow.digest)
     )
-    return [_layout(*row) for row in (await session.execute(query)).all()]
+    return [(row[0], row[1], row[2]) for row in (await session.execute(query)).all()]
 
 
 async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, int]]:
@@ -160,7 +165,7 @@ async def chunks_of(session: ReadSession, content_digests: Sequence[str]) -> set
     for digests in _batches(content_digests):
         query = select(ContentRow.chunks).where(ContentRow.digest.in_(digests))
         for raw in (await session.execute(query)).scalars():
-            chunks.update(_split(raw))
+            chunks.update(split_digests(raw))
     return chunks
 
 
@@ -168,7 +173,7 @@ async def chunks_in_use(session: ReadSession, chunks: set[bytes]) -> set[bytes]:
     """Which of these chunks some content, complete or half-copied, still needs. Reads every row: for evictions only."""
     used: set[bytes] = set()
     async for (raw,) in await session.stream(select(ContentRow.chunks)):
-        used.update(chunks.intersection(_split(raw)))
+        used.update(chunks.intersection(split_digests(raw)))
     for digests in _batches([raw.hex() for raw in chunks]):
         query = select(CopiedChunkRow.digest).where(CopiedChunkRow.digest.in_(digests))
         used.update(bytes.fromhex(digest) for digest in (await session.execute(query)).scalars())
@@ -192,20 +197,15 @@ async def totals(session: ReadSession) -> tuple[int, int]:
     return int(count), int(size)
 
 
-def _split(raw: bytes) -> list[bytes]:
+def split_digests(raw: bytes) -> list[bytes]:
     """The raw chunk digests of a ``ContentRow``."""
     return [raw[start : start + _RAW] for start in range(0, len(raw), _RAW)]
 
 
-def _layout(digest: str, size: int, chunks: bytes) -> FileLayout:
-    return FileLayout(Digest(digest), size, tuple(map(Digest.from_bytes, _split(chunks))))
-
-
 async def _insert_new(session: WriteSession, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
     """Insert the rows that are not there yet; in the order of their keys, so that two writers do not lock crosswise."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     names = [column.name for column in table.__mapper__.primary_key]
-    statement = dialect.insert(cast("Table", table.__table__)).on_conflict_do_nothing()
+    statement = insert(session, table).on_conflict_do_nothing()
     for batch in _batches(sorted(rows, key=itemgetter(*names)), _INSERTED):
         await session.execute(statement, list(batch))
 

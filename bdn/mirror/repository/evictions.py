@@ -14,9 +14,14 @@ async def insert(session: WriteSession, row: EvictionRow) -> None:
     await session.flush()
 
 
-async def get(session: ReadSession | WriteSession, eviction_id: str) -> EvictionRow | None:
+async def get(session: ReadSession, eviction_id: str) -> EvictionRow | None:
     """A recorded eviction."""
     return await session.get(EvictionRow, eviction_id)
+
+
+async def change(session: WriteSession, eviction_id: str) -> EvictionRow | None:
+    """A recorded eviction that nobody else changes until this transaction ends: its lists are read and written whole."""
+    return await session.get(EvictionRow, eviction_id, with_for_update=True)
 
 
 async def running(session: ReadSession) -> list[EvictionRow]:

@@ -198,8 +198,10 @@ async def manifests_of(session: ReadSession, organisation: str, source: str) -> 
     return [manifest for manifest in (await session.execute(query)).scalars() if manifest]
 
 
-async def sources_by_manifest(session: ReadSession, organisation: str) -> dict[str, list[str]]:
-    """For every manifest of an organisation, the sources that it was mirrored from."""
+async def sources_by_manifest(
+    session: ReadSession, organisation: str, manifests: Sequence[str] | None = None
+) -> dict[str, list[str]]:
+    """For every manifest of an organisation, or for these if they are few, the sources that it was mirrored from."""
     query = (
         select(MirrorSourceRow.manifest, MirrorSourceRow.source)
         .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
@@ -207,6 +209,8 @@ async def sources_by_manifest(session: ReadSession, organisation: str) -> dict[s
         .distinct()
         .order_by(MirrorSourceRow.source)
     )
+    if manifests is not None and len(manifests) <= 500:
+        query = query.where(MirrorSourceRow.manifest.in_(manifests))
     found: dict[str, list[str]] = {}
     for manifest, source in (await session.execute(query)).all():
         found.setdefault(str(manifest), []).append(source)

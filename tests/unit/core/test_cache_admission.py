@@ -114,6 +114,15 @@ def test_leased_manifests_and_what_they_share_are_passed_over() -> None:
     assert index.is_complete(N)
 
 
+def test_a_manifest_does_not_go_to_make_room_for_itself() -> None:
+    index = CacheIndex()
+    held(index, M, sizes(a=4, b=4), at=1)
+    held(index, N, sizes(c=4), at=2)
+    index.lose(B)
+    assert index.admit(M, sizes(a=4, b=4), stage("s"), now=3, budget=10) == Admission((Victim(N, (C,), 4),), (B,))
+    assert index.manifests() == (M,)
+
+
 def test_a_half_filled_manifest_that_nobody_leases_can_be_a_victim() -> None:
     index = CacheIndex()
     index.admit(M, sizes(a=3, b=4), stage("gone"), now=1, budget=10)

@@ -1,0 +1,110 @@
+"""Links, shared blocks and copies make the same view; only its cost differs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node_agent.places import Places
+from node_agent.view import Built, build_view
+from node_agent.view_check import compare_view
+from tests.support.agent_cache import cached
+from tests.support.agent_mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
+from tests.support.agent_rig import noise
+from tests.support.trees import tree
+
+FILES = {"large.bin": noise(3_000_000), "a b/\u00fc.txt": b"unicode", "empty": b"", "twice": b"unicode"}
+
+
+class ViewKindContract:
+    """Inherit, and give ``site``: where the cache stands, where the view shall, and what to expect."""
+
+    @pytest.fixture
+    def site(self, tmp_path: Path) -> Iterator[tuple[Path, Path, Built]]:
+        raise NotImplementedError
+
+    def test_the_view_is_the_tree_read_only_and_recognised(self, site: tuple[Path, Path, Built]) -> None:
+        cache, root, expected = site
+        places, manifest = cached(cache, FILES)
+
+        built = build_view(manifest, root, places.files, threading.Event())
+
+        assert built == expected
+        assert tree(root) == FILES
+        assert {path.stat().st_mode & 0o777 for path in root.rglob("*") if path.is_file()} == {0o444}
+        assert compare_view(manifest, root, places).is_intact
+
+
+class CopyContract(ViewKindContract):
+    """Files of their own, which their owner can make writable."""
+
+    def test_a_copy_that_somebody_wrote_to_is_not_ours(self, site: tuple[Path, Path, Built]) -> None:
+        cache, root, _ = site
+        places, manifest = cached(cache, FILES)
+        build_view(manifest, root, places.files, threading.Event())
+        (root / "twice").chmod(0o644)
+        (root / "twice").write_bytes(b"UNICODE")
+
+        assert compare_view(manifest, root, places).foreign == "twice"
+
+
+class TestHardlinks(ViewKindContract):
+    @pytest.fixture
+    def site(self, tmp_path: Path) -> Iterator[tuple[Path, Path, Built]]:
+        yield tmp_path / "cache", tmp_path / "view", Built("hardlink", None)
+
+
+@needs_mounts
+class TestCopiesToAnotherFileSystem(CopyContract):
+    @pytest.fixture
+    def site(self, tmp_path: Path) -> Iterator[tuple[Path, Path, Built]]:
+        reason = "no hard links: Invalid cross-device link; no reflinks: Invalid cross-device link"
+        with mounted_tmpfs(tmp_path / "other", "16m") as other:
+            yield tmp_path / "cache", other / "view", Built("copy", reason)
+
+
+@needs_xfs
+class TestReflinks(CopyContract):
+    @pytest.fixture
+    def site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path, Built]]:
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)  # xfs could link; this is a directory of another project quota, say
+        with mounted_xfs(tmp_path / "xfs", tmp_path / "image") as xfs:
+            yield xfs / "cache", xfs / "view", Built("reflink", "no hard links: Operation not permitted")
+
+    def test_the_blocks_are_shared(self, site: tuple[Path, Path, Built]) -> None:
+        cache, root, _ = site
+        content = {"large": noise(40_000_000)}
+        places, manifest = cached(cache, content)
+        before = os.statvfs(cache).f_bfree
+
+        build_view(manifest, root, places.files, threading.Event())
+
+        assert (before - os.statvfs(cache).f_bfree) * 4096 < 4_000_000
+
+
+def test_a_file_with_as_many_links_as_the_file_system_allows_is_copied(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path / "cache", {"empty": b"", "also": b""})
+    content = os.fsencode(places.file(manifest.files[0].digest))
+    folder = os.fsencode(tmp_path / "links")
+    os.mkdir(folder)
+    try:
+        for number in range(70_000):
+            os.link(content, folder + b"/%d" % number)
+    except OSError as error:
+        assert error.errno == 31  # EMLINK
+    else:
+        pytest.skip("this file system allows more than 70,000 links")
+
+    built = build_view(manifest, tmp_path / "view", places.files, threading.Event())
+    shutil.rmtree(folder)
+
+    assert built == Built("hardlink", "2 files were copied: too many links")
+    assert compare_view(manifest, tmp_path / "view", Places(tmp_path / "cache")).is_intact

@@ -1,0 +1,213 @@
+"""Mirror and agents as services, driven by the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.hub import Hub
+from tests.support.cluster import Cluster
+from tests.support.commands import Shell
+from tests.support.trees import tree
+
+MODEL = {
+    "config.json": b"{}",
+    "deep/model.safetensors": bytes(range(256)) * 70_000,
+    "empty.txt": b"",
+    "a b/\u00fc.txt": b"x",
+}
+SIZE = sum(len(content) for content in MODEL.values())
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, hub: Hub) -> Cluster:
+    return Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
+
+
+@pytest.fixture
+def node(cluster: Cluster, hub: Hub) -> Iterator[Shell]:
+    """A node whose mirror is ready."""
+    hub.repo("org/model").commit(MODEL)
+    with cluster.mirror(), cluster.agent() as shell:
+        yield shell
+
+
+def mirrored(shell: Shell, source: str = "hf://org/model") -> str:
+    done = shell.run("bdn", "mirror", source, "--mount", "/app/model", "--wait", "--json")
+    assert done.code == 0, done.out + done.err
+    return str(done.document["id"])
+
+
+def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, hub: Hub) -> None:
+    mirror_id = mirrored(node)
+    stage = node.run("bdn", "stage", mirror_id, "--job", "train", "--json").document
+
+    (mount,) = stage["mounts"]
+    assert stage["state"] == "READY"
+    assert mount["path"].endswith(f"/{stage['id']}/app/model")
+    assert tree(Path(mount["path"])) == MODEL
+    assert mount["bytes_from"] == {"node": 0, "cluster": 0, "mirror": SIZE}
+
+    # in use: planned and refused, with the holder's name
+    for arguments in (
+        ("--source", "hf://org/model"),
+        ("--manifest", mount["manifest"]),
+        ("--job", "train"),
+        ("--all",),
+    ):
+        refused = node.run("bdn-admin", "evict", *arguments, "--tier", "node", "--json")
+        assert refused.code == 3, refused.out + refused.err
+        assert [item["refused"] for item in refused.document["items"]] == [True]
+        assert "job train" in refused.document["items"][0]["holders"][0]
+    assert node.run("bdn-admin", "evict", "--lru", "1GB", "--json").document["bytes_freed"] == 0
+    assert tree(Path(mount["path"])) == MODEL
+
+    # released: a dry run changes nothing, the eviction frees, the mirror still holds it
+    assert node.run("bdn", "unstage", stage["id"]).code == 0
+    assert not Path(mount["path"]).exists()
+    planned = node.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "node", "--dry-run", "--json")
+    assert (planned.code, planned.document["bytes_freed"]) == (0, SIZE)
+    held = node.run("bdn-admin", "ls", "--json").document["items"]
+    assert held[0]["nodes"]["default/node-1"]["bytes"] == SIZE
+    evicted = node.run("bdn-admin", "evict", "--lru", "1", "--json")
+    assert (evicted.code, evicted.document["bytes_freed"]) == (0, SIZE)
+
+    again = node.run("bdn", "stage", mirror_id, "--job", "train-2", "--json").document
+    assert again["mounts"][0]["bytes_from"]["mirror"] == SIZE
+    assert hub.log.bytes_served(origin="cdn") == len(MODEL["deep/model.safetensors"])  # the upstream was read once
+
+
+def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell) -> None:
+    mirror_id = mirrored(node)
+    stage = node.run("bdn", "stage", mirror_id, "--job", "train", "--json").document
+
+    forced = node.run("bdn-admin", "evict", "--all", "--force", "--json")
+
+    assert forced.code == 0, forced.out + forced.err
+    by_tier = {item["tier"]: item for item in forced.document["items"]}
+    assert by_tier.keys() == {"node", "mirror"}
+    assert "job train" in by_tier["node"]["holders"][0]
+    assert not Path(stage["mounts"][0]["path"]).exists()
+    recorded = get(node, f"/evictions/{forced.document['id']}")
+    assert recorded["request"]["force"] is True
+    assert recorded["bytes_freed"] == 2 * SIZE
+    assert node.run("bdn-admin", "ls", "--json").document["items"] == []
+    assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 1  # it says that the mirror was evicted
+
+
+def get(shell: Shell, path: str) -> dict[str, object]:
+    done = subprocess.run(["curl", "-s", shell.extra["BDN_URL"] + path], capture_output=True, check=True)
+    document: dict[str, object] = json.loads(done.stdout)
+    return document
+
+
+def test_a_second_stage_on_a_node_moves_nothing_and_shares_the_files(node: Shell) -> None:
+    mirror_id = mirrored(node)
+    first = node.run("bdn", "stage", mirror_id, "--job", "one", "--json").document["mounts"][0]
+    second = node.run("bdn", "stage", mirror_id, "--job", "two", "--json").document["mounts"][0]
+
+    assert second["bytes_from"] == {"node": SIZE, "cluster": 0, "mirror": 0}
+    name = "deep/model.safetensors"
+    assert (Path(first["path"]) / name).stat().st_ino == (Path(second["path"]) / name).stat().st_ino
+    again = node.run("bdn", "stage", mirror_id, "--job", "two", "--json").document
+    assert again["mounts"][0]["path"] == second["path"]
+
+
+def test_the_upstream_may_be_gone_once_the_mirror_is_ready(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with Hub() as hub:
+            hub.repo("org/model").commit(MODEL)
+            cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
+            stack.enter_context(cluster.mirror())
+            mirror_id = mirrored(stack.enter_context(cluster.agent("first")))
+
+        fresh = stack.enter_context(cluster.agent("fresh"))
+        stage = fresh.run("bdn", "stage", mirror_id, "--job", "late", "--json")
+
+        assert stage.code == 0, stage.out + stage.err
+        assert tree(Path(stage.document["mounts"][0]["path"])) == MODEL
+        fresh.run("bdn", "unstage", stage.document["id"])
+
+
+def test_the_mirror_may_be_gone_for_what_a_node_holds(cluster: Cluster, hub: Hub) -> None:
+    hub.repo("org/model").commit(MODEL)
+    with cluster.mirror() as process, cluster.agent() as node:
+        mirror_id = mirrored(node)
+        node.run("bdn", "stage", mirror_id, "--job", "one")
+        grant = get(node, f"/mirror/{mirror_id}")["grant"]
+        process.kill()
+        process.wait()
+
+        body = json.dumps({"job_id": "two", "grant": grant, "wait": True})
+        done = subprocess.run(
+            [
+                "curl",
+                "-s",
+                "--unix-socket",
+                node.extra["BDN_AGENT_SOCKET"],
+                "http://agent/stages",
+                "-H",
+                "Content-Type: application/json",
+                "-d",
+                body,
+            ],
+            capture_output=True,
+            check=True,
+        )
+
+        stage = json.loads(done.stdout)
+        assert stage["state"] == "READY", stage
+        assert stage["mounts"][0]["bytes_from"]["node"] == SIZE
+        for known in ("one", "two"):
+            for found in json.loads(agent_get(node, "/stages"))["items"]:
+                if found["job_id"] == known:
+                    node.run("bdn", "unstage", found["id"])
+
+
+def agent_get(shell: Shell, path: str) -> bytes:
+    return subprocess.run(
+        ["curl", "-s", "--unix-socket", shell.extra["BDN_AGENT_SOCKET"], f"http://agent{path}"],
+        capture_output=True,
+        check=True,
+    ).stdout
+
+
+def test_a_dry_run_says_what_would_move(node: Shell, hub: Hub) -> None:
+    planned = node.run("bdn", "mirror", "hf://org/model", "--dry-run", "--json")
+
+    assert planned.code == 0
+    assert (planned.document["files"], planned.document["bytes_to_transfer"]) == (len(MODEL), SIZE)
+    assert node.run("bdn-admin", "ls").out == "nothing is held\n"
+    assert hub.log.bytes_served(origin="cdn") == 0
+
+
+def test_programs_that_get_in_each_others_way_are_told_so(cluster: Cluster, hub: Hub, tmp_path: Path) -> None:
+    with cluster.mirror(), cluster.agent() as node:
+        same_data = Shell(cluster.root / "mirror", {**cluster.extra, "BDN_PORT": "0", "BDN_DATA_PORT": "0"})
+        second_mirror = same_data.run("bdn", "serve")
+        assert (second_mirror.code, "IN_USE" in second_mirror.err) == (3, True), second_mirror.err
+
+        second_agent = node.run("bdn-node-agent", BDN_AGENT_SOCKET=str(tmp_path / "other.sock"))
+        assert second_agent.code == 3, second_agent.err
+        assert "in use" in second_agent.err
+
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            elsewhere = Shell(tmp_path / "elsewhere", {"BDN_PORT": port, "BDN_DATA_PORT": "0"})
+            elsewhere.root.mkdir()
+            refused = elsewhere.run("bdn", "serve")
+            assert (refused.code, port in refused.err) == (3, True), refused.err
+
+
+def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
+    nothing = "0" * 24
+    assert node.run("bdn", "stage", f"mir_{nothing}", "--job", "x").code == 4
+    assert node.run("bdn", "unstage", f"stg_{nothing}").code == 4
+    assert node.run("bdn-admin", "evict", "--source", "hf://org/never").code == 4
+    assert node.run("bdn-admin", "evict").code == 1  # selects nothing: a bad request, and nothing else

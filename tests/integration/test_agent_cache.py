@@ -1,0 +1,392 @@
+"""The cache's promises, kept by a whole agent: space, order of eviction, leases, evictions on request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.manifest import Manifest
+from bdn.wire.errors import ReportedError
+from bdn.wire.eviction_schema import EvictCommand, EvictedItem
+from node_agent.agent import Agent
+from tests.support.agent_mirror import AgentMirror, held_by
+from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
+from tests.support.trees import tree
+
+
+@pytest.fixture
+def mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
+    return Rig(mirror, tmp_path, {"cache_bytes": 4 * MIB})
+
+
+def published(mirror: AgentMirror, seed: int, size: int = MIB, *, files: int = 2) -> Manifest:
+    """A tree of so many bytes that shares nothing with those of other seeds."""
+    return mirror.publish({f"{number}.bin": noise(size // files, seed * 100 + number) for number in range(files)})
+
+
+async def used_and_released(agent: Agent, mirror: AgentMirror, *manifests: Manifest) -> None:
+    for manifest in manifests:
+        stage = await staged(agent, mirror, manifest, job=str(manifest.digest))
+        await agent.stages.release(stage.id)
+
+
+def held(agent: Agent) -> set[Digest]:
+    return {manifest for manifest in agent.cache.index.manifests() if agent.cache.index.is_complete(manifest)}
+
+
+@dataclass
+class Sampler:
+    """Looks again and again at what is counted and at what is on disk."""
+
+    agent: Agent
+    counted: list[int] = field(default_factory=list)
+    on_disk: list[int] = field(default_factory=list)
+
+    def look(self, _: Digest | None = None) -> None:
+        self.counted.append(self.agent.cache.index.ledger.used_bytes)
+        self.on_disk.append(disk_bytes(self.agent.places.root))
+
+
+async def test_ten_stages_at_once_never_take_more_than_the_budget(rig: Rig, mirror: AgentMirror) -> None:
+    budget = 4 * MIB
+    manifests = [published(mirror, seed, 12 * MIB // 10) for seed in range(10)]  # three times what fits
+    async with rig.agent() as agent:
+        sampler = Sampler(agent)
+        mirror.on_request = sampler.look
+        kept = await staged(agent, mirror, manifests[0], job="kept")
+
+        async def one(manifest: Manifest) -> str:
+            """Stage, use, release; when the cache is full, wait for somebody to release and ask again."""
+            while True:
+                try:
+                    stage = await staged(agent, mirror, manifest, job=str(manifest.digest))
+                except BdnError as error:
+                    assert error.code == "CACHE_FULL"
+                    facts = error.details()
+                    assert facts["budget_bytes"] == budget
+                    assert facts["needed_bytes"] == manifest.bytes_total
+                    assert isinstance(facts["leased_bytes"], int)
+                    assert budget - facts["leased_bytes"] < manifest.bytes_total
+                    refused.append(error)
+                    await released.wait()
+                    continue
+                sampler.look()
+                assert tree(Path(stage.mounts[0].path)).keys() == {"0.bin", "1.bin"}
+                await agent.stages.release(stage.id)
+                event = released
+                renew()
+                event.set()
+                return stage.state
+
+        refused: list[BdnError] = []
+        released = asyncio.Event()
+
+        def renew() -> None:
+            nonlocal released
+            released = asyncio.Event()
+
+        async with asyncio.timeout(40):
+            states = await asyncio.gather(*(one(manifest) for manifest in manifests[1:]))
+
+        assert states == ["READY"] * 9
+        assert refused  # otherwise the test proved little
+        assert max(sampler.counted) <= budget
+        assert max(sampler.on_disk) <= budget
+        assert manifests[0].digest in held(agent)  # it was leased all the time
+        assert set(tree(Path(kept.mounts[0].path))) == {"0.bin", "1.bin"}
+
+
+async def test_what_can_never_fit_is_refused_with_numbers_and_evicts_nothing(rig: Rig, mirror: AgentMirror) -> None:
+    small, large = published(mirror, 1), published(mirror, 2, 5 * MIB)
+    async with rig.agent() as agent:
+        await used_and_released(agent, mirror, small)
+        with pytest.raises(BdnError) as caught:
+            await staged(agent, mirror, large)
+
+        assert caught.value.code == "CACHE_TOO_SMALL"
+        assert caught.value.details() == {"needed_bytes": 5 * MIB, "budget_bytes": 4 * MIB}
+        assert held(agent) == {small.digest}
+        assert agent.cache.index.ledger.reserved_bytes == 0
+        assert agent.cache.index.leases.leased() == ()
+
+
+async def test_the_mounts_of_one_stage_must_fit_together(rig: Rig, mirror: AgentMirror) -> None:
+    one, two = published(mirror, 1, 3 * MIB), published(mirror, 2, 2 * MIB)
+    async with rig.agent() as agent:
+        with pytest.raises(BdnError) as caught:
+            await staged(agent, mirror, one, two)
+
+        assert (caught.value.code, caught.value.details()["needed_bytes"]) == ("CACHE_TOO_SMALL", 5 * MIB)
+
+
+async def test_a_stage_of_which_one_mount_does_not_fit_evicts_nothing_and_leases_nothing(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    old, leased = published(mirror, 1), published(mirror, 2, 2 * MIB)
+    one, two = published(mirror, 3, 3 * MIB // 2), published(mirror, 4)
+    async with rig.agent() as agent:
+        await used_and_released(agent, mirror, old)
+        await staged(agent, mirror, leased, job="leased")
+
+        with pytest.raises(BdnError) as caught:
+            await staged(agent, mirror, one, two)  # the first would fit in the place of the old one
+
+        assert caught.value.code == "CACHE_FULL"
+        assert held(agent) == {old.digest, leased.digest}
+        assert agent.cache.index.ledger.used_bytes == 3 * MIB
+        assert agent.cache.index.leases.leased() == (leased.digest,)
+
+
+async def test_whole_manifests_go_least_recently_used_first(rig: Rig, mirror: AgentMirror) -> None:
+    clock = Clock()
+    one, two, three, new = (published(mirror, seed) for seed in range(4))
+    large = published(mirror, 9, 2 * MIB)
+    async with rig.agent(clock=clock) as agent:
+        await agent.heartbeats.beat()
+        for manifest in (one, two, three, new, one):  # the last use of one is later than that of two
+            clock.now += 1
+            token = mirror.grant(manifest, expires_in=1e9)
+            stage = await agent.stages.start("job", token)
+            await agent.stages.finish(stage.record.id)
+            await agent.stages.release(stage.record.id)
+        clock.now += 1
+        stage = await agent.stages.start("large", mirror.grant(large, expires_in=1e9))
+        await agent.stages.finish(stage.record.id)
+
+        assert held(agent) == {new.digest, one.digest, large.digest}
+
+
+async def test_the_order_of_use_survives_a_restart(rig: Rig, mirror: AgentMirror) -> None:
+    one, two, three, four, large = *(published(mirror, seed) for seed in range(4)), published(mirror, 9, 2 * MIB)
+    async with rig.agent() as agent:
+        await used_and_released(agent, mirror, one, two, three, four, one)
+        order = agent.cache.index.manifests()
+    async with rig.agent() as agent:
+        assert agent.cache.index.manifests() == order == (two.digest, three.digest, four.digest, one.digest)
+        await staged(agent, mirror, large)
+        assert held(agent) == {four.digest, one.digest, large.digest}
+
+
+async def test_what_two_manifests_share_is_counted_once_and_stays_while_one_needs_it(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    shared = noise(MIB, 1)
+    one = mirror.publish({"shared": shared, "own": noise(MIB, 2)})
+    two = mirror.publish({"shared": shared, "own": noise(MIB, 3)})
+    async with rig.agent() as agent:
+        await used_and_released(agent, mirror, one)
+        mirror.forget()
+        await used_and_released(agent, mirror, two)
+        assert mirror.requests == 1
+        assert agent.cache.index.ledger.committed_bytes == disk_bytes(rig.cache) == 3 * MIB
+
+        await staged(agent, mirror, published(mirror, 4, 2 * MIB), job="other")
+
+        assert held(agent) >= {two.digest}
+        assert one.digest not in agent.cache.index.manifests()
+        assert disk_bytes(rig.cache) == 4 * MIB  # the shared file, the own one of the second, and the new two
+
+
+async def test_files_of_a_failed_stage_stay_counted_and_are_not_fetched_again(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish({"good": noise(MIB, 1), "bad": noise(MIB, 2)})
+    bad = mirror.chunks(manifest, "bad")[0]
+    good = mirror.chunks(manifest, "good")[0]
+    store, mirror.store = mirror.store, type(mirror.store)()
+    with store.open(good) as file:
+        mirror.store.put(good, bytearray(file.read()))
+    async with rig.agent(byte_threads=1) as agent:
+        with pytest.raises(BdnError, match="does not exist"):
+            await staged(agent, mirror, manifest)
+        assert agent.cache.index.leases.leased() == ()
+        use = await agent.cache.use()
+        assert use.committed + use.reserved == disk_bytes(rig.cache)
+        mirror.store = store
+        mirror.forget()
+
+        await staged(agent, mirror, manifest)
+
+        assert mirror.chunk_requests[bad] == 1
+        assert mirror.chunk_requests[good] <= 1
+
+
+async def test_lowering_the_budget_evicts_what_nobody_needs(rig: Rig, mirror: AgentMirror) -> None:
+    one, two, three = (published(mirror, seed) for seed in range(3))
+    async with rig.agent() as agent:
+        await used_and_released(agent, mirror, one, two)
+        await staged(agent, mirror, three)
+    async with rig.agent(cache_bytes=MIB) as agent:
+        assert held(agent) == {three.digest}
+        assert disk_bytes(rig.cache) == MIB
+
+
+# --- evictions on request ---
+
+
+async def evict(agent: Agent, **selector: object) -> list[EvictedItem]:
+    return await agent.evictions.evict(EvictCommand.model_validate({"id": "evc_1", **selector}))
+
+
+def gone(items: list[EvictedItem]) -> dict[str, int]:
+    return {item.manifest: item.bytes for item in items if not item.refused}
+
+
+async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Rig, mirror: AgentMirror) -> None:
+    one, two, three, four = (published(mirror, seed) for seed in range(4))
+    async with rig.agent() as agent:
+        await used_and_released(agent, mirror, one, two, three, four)
+
+        planned = await evict(agent, all=True, dry_run=True)
+        assert gone(planned) == {str(one.digest): MIB, str(two.digest): MIB, str(three.digest): MIB, str(four.digest): MIB}
+        assert held(agent) == {one.digest, two.digest, three.digest, four.digest}
+
+        assert gone(await evict(agent, manifests=[str(two.digest)])) == {str(two.digest): MIB}
+        assert gone(await evict(agent, job=str(three.digest))) == {str(three.digest): MIB}  # its released stage knows
+        assert gone(await evict(agent, lru_bytes=1)) == {str(one.digest): MIB}
+        items = await evict(agent, all=True)
+        assert gone(items) == {str(four.digest): MIB}
+        assert items[0].model_dump(exclude={"manifest", "bytes"}) == {
+            "tier": "node",
+            "cluster": "default",
+            "node": "node-1",
+            "sources": ["hf://org/model-0"],
+            "refused": False,
+            "holders": [],
+        }
+        assert (held(agent), disk_bytes(rig.cache)) == (set(), 0)
+        assert list((rig.cache / "manifests").iterdir()) == []
+        assert await evict(agent, manifests=[str(one.digest)]) == []
+
+
+async def test_leased_content_is_refused_with_the_names_of_its_holders(rig: Rig, mirror: AgentMirror) -> None:
+    one, two = published(mirror, 1), published(mirror, 2)
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, one, job="training")
+        await used_and_released(agent, mirror, two)
+
+        items = await evict(agent, all=True)
+
+        refused = [item for item in items if item.refused]
+        assert [(item.manifest, item.holders) for item in refused] == [(str(one.digest), [f"job training (stage {stage.id})"])]
+        assert gone(items) == {str(two.digest): MIB}
+        assert tree(Path(stage.mounts[0].path)).keys() == {"0.bin", "1.bin"}
+
+
+@pytest.mark.parametrize("exposure", ["none", "symlink"])
+async def test_a_forced_eviction_releases_the_stages_that_it_breaks(
+    rig: Rig, mirror: AgentMirror, caplog: pytest.LogCaptureFixture, exposure: str
+) -> None:
+    one = published(mirror, 1)
+    async with rig.agent(exposure=exposure) as agent:
+        stage = await staged(agent, mirror, one, job="training")
+
+        assert gone(await evict(agent, manifests=[str(one.digest)], force=True)) == {str(one.digest): MIB}
+
+        document = agent.stages.document(agent.stages.book.find(stage.id))
+        assert document.state == "RELEASED"
+        assert document.error is not None
+        assert "by a forced eviction" in document.error.message
+        assert not Path(stage.mounts[0].path).exists()
+        assert disk_bytes(rig.cache) == 0
+        assert f"takes it away from job training (stage {stage.id})" in caplog.text
+
+
+async def test_a_forced_eviction_stops_a_stage_that_is_being_staged(rig: Rig, mirror: AgentMirror) -> None:
+    one, gate, asked = published(mirror, 1), threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    mirror.every = held_by(gate)
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    async with rig.agent() as agent:
+        stage = await agent.stages.start("job", mirror.grant(one))
+        await asked.wait()
+        evicting = asyncio.create_task(evict(agent, all=True, force=True))
+        while not stage.stop.is_set():
+            await asyncio.sleep(0)
+        gate.set()
+        await evicting
+
+        assert (stage.record.state, held(agent), disk_bytes(rig.cache)) == ("RELEASED", set(), 0)
+        assert agent.cache.index.ledger.used_bytes == 0
+
+
+@pytest.mark.parametrize("selector", [{}, {"all": True, "job": "x"}, {"manifests": ["rubbish"]}])
+async def test_an_eviction_that_selects_nothing_or_rubbish_is_refused(
+    rig: Rig, mirror: AgentMirror, selector: dict[str, object]
+) -> None:
+    async with rig.agent() as agent:
+        with pytest.raises(InvalidRequestError):
+            await evict(agent, **selector)
+        report = await agent.evictions.carry_out(EvictCommand.model_validate({"id": "evc_1", **selector}))
+        assert report.error is not None
+        assert report.error.code == "INVALID_REQUEST"
+
+
+async def test_two_stages_that_need_the_same_file_fetch_it_once(rig: Rig, mirror: AgentMirror) -> None:
+    shared, gate, asked = noise(MIB, 1), threading.Event(), asyncio.Event()
+    one, two = mirror.publish({"shared": shared}), mirror.publish({"shared": shared, "own": b"own"})
+    chunk = mirror.chunks(one, "shared")[0]
+    loop = asyncio.get_running_loop()
+    mirror.faults[chunk] = [held_by(gate)]
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    async with rig.agent() as agent:
+        leader = await agent.stages.start("leader", mirror.grant(one))
+        await asked.wait()
+        follower = await agent.stages.start("follower", mirror.grant(two))
+        while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
+            await asyncio.sleep(0)
+        leaving = asyncio.create_task(agent.stages.release(leader.record.id))  # the leader dies; the fill does not
+        await leaving
+        gate.set()
+        stage = await agent.stages.finish(follower.record.id)
+
+        assert mirror.chunk_requests[chunk] == 1
+        assert tree(Path(stage.mounts[0].path)) == {"shared": shared, "own": b"own"}
+
+
+async def test_a_follower_goes_on_with_its_own_grant_when_that_of_the_leader_ends(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    shared, gate, asked = noise(MIB, 1), threading.Event(), asyncio.Event()
+    one, two = mirror.publish({"shared": shared}), mirror.publish({"shared": shared, "own": b"own"})
+    chunk = mirror.chunks(one, "shared")[0]
+    loop = asyncio.get_running_loop()
+
+    def refuse(_: object) -> None:
+        gate.wait(30)
+        body = {"code": "GRANT_EXPIRED", "message": "the grant expired", "retryable": False}
+        raise ReportedError.__new__(ReportedError) if False else _reported(body)
+
+    mirror.faults[chunk] = [refuse]  # type: ignore[list-item]
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    async with rig.agent() as agent:
+        leader = await agent.stages.start("leader", mirror.grant(one))
+        await asked.wait()
+        follower = await agent.stages.start("follower", mirror.grant(two))
+        while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
+            await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(BdnError) as caught:
+            await agent.stages.finish(leader.record.id)
+        stage = await agent.stages.finish(follower.record.id)
+
+        assert caught.value.code == "GRANT_EXPIRED"
+        assert stage.state == "READY"
+        assert mirror.chunk_requests[chunk] == 2
+
+
+def _reported(body: dict[str, object]) -> BdnError:
+    from bdn.wire.errors import ErrorBody
+
+    return ReportedError(ErrorBody.model_validate(body))

@@ -1,0 +1,342 @@
+"""Stages of an agent on a real disk, against a real mirror's HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.errors import (
+    BdnError,
+    CanceledError,
+    GrantExpiredError,
+    GrantInvalidError,
+    InvalidRequestError,
+    NotFoundError,
+)
+from bdn.wire.grants import GrantSigner, new_signing_key
+from node_agent.agent import Agent
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_mounts import needs_mounts, unmounting
+from tests.support.agent_rig import MIB, Clock, Rig, noise, staged
+from tests.support.trees import tree
+
+FILES = {
+    "model.safetensors": noise(17 * MIB + 3),
+    "config.json": b"{}",
+    "nested/a name with spaces and \u00fc\u4e2d.txt": b"unicode",
+    "nested/empty": b"",
+    "same/again": b"{}",
+}
+
+
+@pytest.fixture
+def mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def rig(mirror: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
+    with unmounting(tmp_path):
+        yield Rig(mirror, tmp_path)
+
+
+async def test_a_cold_stage_brings_every_byte_from_the_mirror_once(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+
+        mount = stage.mounts[0]
+        assert tree(Path(mount.path)) == FILES
+        assert mount.path == str(rig.cache / "mounts" / stage.id / "m0")
+        assert (mount.view, mount.view_reason, mount.exposure) == ("hardlink", None, "none")
+        assert (mount.files_total, mount.bytes_total) == (5, sum(map(len, FILES.values())))
+        assert mount.bytes_from.mirror == sum(map(len, FILES.values())) - 2  # one "{}" is the other's link
+        assert mount.bytes_done == mount.bytes_total
+        assert set(mirror.chunk_requests.values()) == {1}
+
+
+async def test_the_next_job_finds_everything_on_the_node(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        await staged(agent, mirror, manifest, job="one")
+        mirror.forget()
+
+        stage = await staged(agent, mirror, manifest, job="two")
+
+        assert tree(Path(stage.mounts[0].path)) == FILES
+        assert stage.mounts[0].bytes_from.model_dump() == {"node": stage.mounts[0].bytes_total, "cluster": 0, "mirror": 0}
+        assert (mirror.requests, mirror.documents) == (0, {})
+
+
+async def test_what_the_node_holds_is_staged_while_the_mirror_is_down_also_after_a_restart(tmp_path: Path) -> None:
+    mirror = AgentMirror()
+    with mirror.running():
+        rig = Rig(mirror, tmp_path)
+        manifest = mirror.publish(FILES)
+        async with rig.agent() as agent:
+            await staged(agent, mirror, manifest, job="one")
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest, job="two")
+        assert tree(Path(stage.mounts[0].path)) == FILES
+
+
+async def test_a_stage_that_needs_the_mirror_fails_while_it_is_down_and_works_afterwards(tmp_path: Path) -> None:
+    mirror = AgentMirror()
+    manifest = mirror.publish(FILES)
+    with mirror.running():
+        rig = Rig(mirror, tmp_path)
+        async with rig.agent() as agent:
+            await agent.heartbeats.beat()
+    async with rig.agent() as agent:
+        with pytest.raises(BdnError, match="no answer from") as caught:
+            await staged(agent, mirror, manifest)
+        assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
+    with mirror.running():
+        async with rig.agent() as agent:
+            stage = await staged(agent, mirror, manifest)
+            assert tree(Path(stage.mounts[0].path)) == FILES
+
+
+async def test_a_stage_of_several_mounts_shares_what_they_have_in_common(rig: Rig, mirror: AgentMirror) -> None:
+    one, two = mirror.publish(FILES), mirror.publish({"other.bin": noise(9 * MIB, 2), "config.json": b"{}"})
+    async with rig.agent(exposure="symlink") as agent:
+        stage = await staged(agent, mirror, one, two)
+
+        assert tree(Path(stage.mounts[0].path)) == FILES
+        assert set(tree(Path(stage.mounts[1].path))) == {"other.bin", "config.json"}
+        assert Path(stage.mounts[1].path).is_symlink()
+        assert [mount.bytes_done for mount in stage.mounts] == [mount.bytes_total for mount in stage.mounts]
+        assert stage.mounts[1].bytes_from.node == 2
+        assert set(mirror.chunk_requests.values()) == {1}
+
+
+async def test_asking_twice_is_asking_once(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        first, second = await asyncio.gather(
+            agent.stages.start("job", mirror.grant(manifest)),
+            agent.stages.start("job", mirror.grant(manifest, expires_in=7200)),
+        )
+        assert first is second
+        await agent.stages.finish(first.record.id)
+        assert await agent.stages.start("job", mirror.grant(manifest)) is first
+        assert first.record.state == "READY"
+        assert len(agent.stages.book.all()) == 1
+
+
+async def test_a_released_stage_is_gone_but_its_files_are_not(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="symlink") as agent:
+        stage = await staged(agent, mirror, manifest)
+        mirror.forget()
+
+        for _ in range(2):
+            released = await agent.stages.release(stage.id)
+            assert released.record.state == "RELEASED"
+
+        assert list((rig.cache / "mounts").iterdir()) == list((rig.cache / "views").iterdir()) == []
+        assert not agent.cache.index.leases.is_leased(manifest.digest)
+        again = await staged(agent, mirror, manifest)
+        assert again.id == stage.id
+        assert again.state == "READY"
+        assert mirror.requests == 0
+        with pytest.raises(NotFoundError):
+            await agent.stages.release("stg_unknown")
+
+
+@needs_mounts
+async def test_a_bound_stage_is_read_only_and_survives_a_restart(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="auto") as agent:
+        stage = await staged(agent, mirror, manifest)
+        place = Path(stage.mounts[0].path)
+        assert stage.mounts[0].exposure == "bind"
+        with pytest.raises(OSError, match="Read-only"):
+            (place / "config.json").write_bytes(b"")
+    assert tree(place) == FILES  # the agent is gone and the job goes on
+    async with rig.agent(exposure="auto") as agent:
+        assert tree(place) == FILES
+        await agent.stages.release(stage.id)
+        assert not place.exists()
+
+
+async def test_ready_stages_and_their_leases_survive_a_restart(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="symlink") as agent:
+        before = await staged(agent, mirror, manifest)
+    mirror.forget()
+    async with rig.agent(exposure="symlink") as agent:
+        stage = agent.stages.book.find(before.id)
+        after = agent.stages.document(stage)
+        assert after.model_dump(exclude={"expires_at"}) == before.model_dump(exclude={"expires_at"})
+        assert [str(holder) for holder in agent.cache.index.leases.holders(manifest.digest)] == [
+            f"job job (stage {before.id})"
+        ]
+        assert tree(Path(after.mounts[0].path)) == FILES
+        await stage_rests(agent, before.id)
+        assert (stage.record.state, mirror.requests) == ("READY", 0)
+
+
+async def test_an_exposure_that_is_gone_is_made_again_before_the_agent_answers(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="symlink") as agent:
+        stage = await staged(agent, mirror, manifest)
+    Path(stage.mounts[0].path).unlink()  # as a reboot does with a mount
+    async with rig.agent(exposure="symlink"):
+        assert tree(Path(stage.mounts[0].path)) == FILES
+
+
+async def test_a_view_that_was_damaged_while_the_agent_was_down_is_mended(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="symlink") as agent:
+        stage = await staged(agent, mirror, manifest)
+    (rig.cache / "views" / stage.id / "m0/config.json").unlink()
+    (rig.cache / "views" / stage.id / "m0/stranger").write_bytes(b"")
+    async with rig.agent(exposure="symlink") as agent:
+        await stage_rests(agent, stage.id)
+        assert agent.stages.book.find(stage.id).record.state == "READY"
+        assert tree(Path(stage.mounts[0].path)) == FILES
+
+
+async def test_a_file_that_was_damaged_while_the_agent_was_down_is_fetched_again(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+        path = agent.places.file(next(entry.digest for entry in manifest.files if entry.path == "config.json"))
+    path.chmod(0o644)
+    path.write_bytes(b"{")
+    async with rig.agent() as agent:
+        await stage_rests(agent, stage.id)
+        assert agent.stages.book.find(stage.id).record.state == "READY"
+        assert tree(Path(stage.mounts[0].path)) == FILES
+        assert len(list(agent.places.quarantine.iterdir())) == 1
+
+
+async def test_a_ready_stage_is_exposed_in_the_new_way_after_the_setting_changed(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="none") as agent:
+        stage = await staged(agent, mirror, manifest)
+    for kind in ("symlink", "none"):
+        async with rig.agent(exposure=kind) as agent:
+            await stage_rests(agent, stage.id)
+            document = agent.stages.document(agent.stages.book.find(stage.id))
+            assert (document.state, document.mounts[0].exposure) == ("READY", kind)
+            assert Path(document.mounts[0].path).is_symlink() == (kind == "symlink")
+            assert tree(Path(document.mounts[0].path)) == FILES
+
+
+async def test_what_no_stage_needs_is_tidied_up_at_the_start(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="symlink") as agent:
+        stage = await staged(agent, mirror, manifest)
+        root = agent.places.views
+    shutil.copytree(root / stage.id, root / "stg_unknown")
+    shutil.copytree(root / stage.id, root / f"{stage.id}.building")
+    (rig.cache / "mounts/stg_unknown").mkdir()
+    (rig.cache / "stages/stg_half.json.tmp").write_bytes(b"{")
+    (rig.cache / "stages/stg_odd.json").write_bytes(b"{}")
+    async with rig.agent(exposure="symlink") as agent:
+        assert [path.name for path in root.iterdir()] == [stage.id]
+        assert [path.name for path in (rig.cache / "mounts").iterdir()] == [stage.id]
+        assert [path.name for path in (rig.cache / "stages").iterdir()] == [f"{stage.id}.json"]
+
+
+async def test_an_expired_stage_is_released_and_a_renewed_one_is_not(rig: Rig, mirror: AgentMirror) -> None:
+    clock = Clock()
+    one, two, three = (mirror.publish({"f": bytes([number])}) for number in range(3))
+    async with rig.agent(clock=clock) as agent:
+        await agent.heartbeats.beat()
+        stages = []
+        for number, manifest in enumerate((one, two, three)):
+            token = mirror.grant(manifest, expires_in=1e9)
+            stages.append(await agent.stages.start(f"job-{number}", token, 100 if number < 2 else None))
+            await agent.stages.finish(stages[-1].record.id)
+        clock.now += 60
+        await agent.stages.renew(stages[1].record.id, 100)
+        clock.now += 60
+
+        await agent.housekeeping.reap()
+
+        assert [stage.record.state for stage in stages] == ["RELEASED", "READY", "READY"]
+        assert not agent.cache.index.leases.is_leased(one.digest)
+        with pytest.raises(InvalidRequestError, match="RELEASED; stage it again"):
+            await agent.stages.renew(stages[0].record.id, 100)
+        await agent.stages.renew(stages[1].record.id, None)
+        clock.now += 1e6
+        await agent.housekeeping.reap()
+        assert stages[1].record.state == "READY"
+
+
+async def test_released_stages_are_remembered_for_a_week(rig: Rig, mirror: AgentMirror) -> None:
+    clock = Clock()
+    manifest = mirror.publish({"f": b"f"})
+    async with rig.agent(clock=clock) as agent:
+        stage = await agent.stages.start("job", mirror.grant(manifest, expires_in=1e9))
+        await agent.stages.finish(stage.record.id)
+        await agent.stages.release(stage.record.id)
+    clock.now += 6 * 86400
+    async with rig.agent(clock=clock) as agent:
+        assert agent.stages.book.find(stage.record.id).record.state == "RELEASED"
+    clock.now += 2 * 86400
+    async with rig.agent(clock=clock) as agent:
+        assert agent.stages.book.all() == []
+        assert list(agent.places.stages.iterdir()) == []
+
+
+async def test_an_altered_or_expired_grant_begins_nothing(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    stranger = AgentMirror(signer=GrantSigner(new_signing_key()))
+    async with rig.agent() as agent:
+        for token, kind in (
+            (mirror.grant(manifest)[:-4] + "AAAA", GrantInvalidError),
+            (mirror.grant(manifest, expires_in=-1), GrantExpiredError),
+            (stranger.grant(manifest), GrantInvalidError),
+        ):
+            with pytest.raises(kind):
+                await agent.stages.start("job", token)
+        assert agent.stages.book.all() == []
+
+
+async def test_a_grant_with_a_new_key_is_believed_once_the_mirror_was_asked(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish({"f": b"f"})
+    async with rig.agent() as agent:
+        await staged(agent, mirror, manifest, job="one")
+        mirror.signer = GrantSigner(new_signing_key())
+
+        stage = await staged(agent, mirror, manifest, job="two")
+
+        assert stage.state == "READY"
+
+
+async def test_a_stage_that_is_released_while_it_is_staged_has_stopped_when_the_call_returns(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    manifest = mirror.publish(FILES)
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    async with rig.agent() as agent:
+        stage = await agent.stages.start("job", mirror.grant(manifest))
+        waiting = asyncio.create_task(agent.stages.finish(stage.record.id))
+        await asked.wait()
+
+        released = await agent.stages.release(stage.record.id)
+
+        assert released.record.state == "RELEASED"
+        assert not stage.is_working
+        assert not agent.cache.index.leases.is_leased(manifest.digest)
+        with pytest.raises(CanceledError):
+            await waiting
+
+
+async def stage_rests(agent: Agent, stage_id: str) -> None:
+    """Until nothing works on the stage: neither the look at the start, nor what it led to."""
+    stage = agent.stages.book.find(stage_id)
+    async with asyncio.timeout(30):
+        while stage.task is not None and stage.is_working:
+            await asyncio.wait([stage.task])

@@ -1,0 +1,175 @@
+"""A mirror in the test's own event loop, and what it wrote: rows, chunks, and the trees that can be read from it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx2
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.layout import FileLayout
+from bdn.mirror.app import MirrorService, open_mirror
+from bdn.mirror.database import Database
+from bdn.mirror.patience import Pause
+from bdn.mirror.settings import MirrorSettings
+
+Json = dict[str, Any]
+LONGEST_SECONDS = 20.0
+
+
+def source(uri: str, mount: str = "/models/m", **fields: Any) -> Json:
+    """One ``WeightsSource`` on the wire."""
+    return {"source": uri, "mount_location": mount, **fields}
+
+
+def with_secret(name: str) -> Json:
+    return {"auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": name}}
+
+
+async def until(condition: Callable[[], object], what: str = "") -> None:
+    """Come back once the condition holds. Looks, rather than waits for a length of time."""
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)
+    assert condition(), what
+
+
+async def pause_not(_: float) -> None:
+    """Instead of waiting before an upstream is asked again."""
+
+
+@dataclass
+class MirrorUnderTest:
+    service: MirrorService
+    http: httpx2.AsyncClient
+    data_dir: Path
+
+    async def post(self, *sources: Json, dry_run: bool = False) -> httpx2.Response:
+        return await self.http.post("/mirror", json={"weights": sources}, params={"dry_run": dry_run})
+
+    async def begin(self, *sources: Json) -> Json:
+        """The mirror as the request answers it."""
+        answer = await self.post(*sources)
+        assert answer.status_code == 202, answer.text
+        return dict(answer.json())
+
+    async def ended(self, mirror_id: str) -> Json:
+        answer = await self.http.get(f"/mirror/{mirror_id}", params={"wait": LONGEST_SECONDS})
+        document: Json = answer.json()
+        assert document["status"] in ("READY", "FAILED", "CANCELED"), document
+        return document
+
+    async def mirror(self, *sources: Json) -> Json:
+        """The mirror in its terminal state."""
+        return await self.ended((await self.begin(*sources))["id"])
+
+    async def ready(self, *sources: Json) -> Json:
+        document = await self.mirror(*sources)
+        assert document["status"] == "READY", document["error"]
+        return document
+
+    async def failed(self, *sources: Json) -> Json:
+        """The error of a mirror that fails, after a look at what it left behind: nothing."""
+        before = self.published()
+        document = await self.mirror(*sources)
+        assert document["status"] == "FAILED", document
+        assert document["grant"] is None
+        assert document["completed_at"] is not None
+        assert {part["status"] for part in document["sources"]} <= {"FAILED", "READY"}
+        assert self.published() == before
+        return dict(document["error"])
+
+    async def plan(self, *sources: Json) -> Json:
+        answer = await self.post(*sources, dry_run=True)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def evict(self, **request: Any) -> Json:
+        answer = await self.http.post("/evictions", params={"wait": LONGEST_SECONDS}, json=request)
+        assert answer.status_code == 202, answer.text
+        return dict(answer.json())
+
+    async def tree(self, manifest: str, bearer: str | None = None) -> dict[str, bytes]:
+        """Every file of a manifest, each name on the way computed again."""
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        canonical = (await self.http.get(f"/manifests/{manifest}", headers=headers)).content
+        assert str(digest_of(canonical)) == manifest
+        layout = (await self.http.get(f"/manifests/{manifest}/layout", headers=headers)).json()
+        contents: dict[str, bytes] = {}
+        for file in layout["files"]:
+            FileLayout(Digest.parse(file["digest"]), file["size"], tuple(map(Digest.parse, file["chunks"])))
+            chunks = [(await self.http.get(f"/chunks/{chunk}", headers=headers)).content for chunk in file["chunks"]]
+            assert [str(digest_of(chunk)) for chunk in chunks] == file["chunks"]
+            contents[file["digest"]] = b"".join(chunks)
+        files = httpx2.Response(200, content=canonical).json()["files"]
+        assert {file["digest"] for file in files} == contents.keys()
+        assert all(file["size"] == len(contents[file["digest"]]) for file in files)
+        return {file["path"]: contents[file["digest"]] for file in files}
+
+    def rows(self, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
+        """What the embedded database holds; all tables when none is named."""
+        return rows_of(self.data_dir / "mirror.sqlite", *tables)
+
+    def count(self, table: str) -> int:
+        return len(self.rows(table)[table])
+
+    def published(self) -> dict[str, list[tuple[Any, ...]]]:
+        return self.rows("manifests", "manifest_contents")
+
+    def chunks(self) -> dict[str, int]:
+        """Size by path of everything in the store."""
+        root = self.data_dir / "store"
+        return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
+
+
+def rows_of(database: Path, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
+    with closing(sqlite3.connect(database)) as connection:
+        names = tables or [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in names}
+
+
+@asynccontextmanager
+async def mirror_under_test(
+    data_dir: Path, *, bearer: str | None = None, pause: Pause = pause_not, work: bool = True, **settings: Any
+) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror on free ports that does not wait between attempts."""
+    data_dir.mkdir(exist_ok=True)
+    if "database_url" not in settings and not (data_dir / "mirror.sqlite").exists():
+        copyfile(await asyncio.to_thread(_migrated), data_dir / "mirror.sqlite")
+    async with open_mirror(
+        MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings), work=work, pause=pause
+    ) as service:
+        transport = httpx2.ASGITransport(app=service.api, raise_app_exceptions=False)
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://mirror", headers=headers, timeout=60
+        ) as http:
+            yield MirrorUnderTest(service, http, data_dir)
+
+
+_KEPT = TemporaryDirectory(prefix="bdn-test-")
+
+
+@cache
+def _migrated() -> Path:
+    """An empty database at the newest migration: making one takes a third of a second, copying it nothing."""
+    path = Path(_KEPT.name) / "empty.sqlite"
+
+    async def make() -> None:
+        database = Database(f"sqlite+aiosqlite:///{path}")
+        await database.migrate()
+        await database.close()
+
+    asyncio.run(make())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path

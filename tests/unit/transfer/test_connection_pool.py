@@ -1,0 +1,177 @@
+"""Connections are kept after clean answers, never after others, and a stale one is replaced without a word."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+
+from bdn.core.errors import BdnError, UpstreamUnavailableError
+from bdn.core.ports import Location
+from bdn.transfer.connections import ConnectionPool, origin_of, reason_of
+from bdn.transfer.ranged import RangedReader
+from tests.support.bytes_raw_server import RawServer, answering, message, partial, waiting_after
+from tests.support.bytes_upstream import CONTENT, SIZE, read_range, upstream
+
+GOOD = partial(CONTENT[:10], 0, SIZE)
+
+
+@pytest.fixture
+def pool() -> Iterator[ConnectionPool]:
+    with closing(ConnectionPool(timeout_seconds=10)) as made:
+        yield made
+
+
+@pytest.fixture
+def reader(pool: ConnectionPool) -> RangedReader:
+    return RangedReader(pool)
+
+
+def read(reader: RangedReader, server: RawServer) -> bytes:
+    return read_range(reader, Location(server.url), 0, 10)
+
+
+def test_a_connection_is_used_again_after_a_good_answer(reader: RangedReader) -> None:
+    with RawServer(answering(GOOD, GOOD, GOOD)) as server:
+        assert [read(reader, server) for _ in range(3)] == [CONTENT[:10]] * 3
+        assert server.connections == 1
+
+
+BAD = {
+    "a refusal": message("503 Busy", "Content-Length: 4", body=b"busy"),
+    "the whole file": message("200 OK", f"Content-Length: {SIZE}", body=CONTENT),
+    "other bytes": partial(CONTENT[1:11], 1, SIZE),
+    "a wrong length": message("206 Partial Content", "Content-Range: bytes 0-9/4096", "Content-Length: 12", body=bytes(12)),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_connection_is_not_used_again_after_a_bad_answer(reader: RangedReader, bad: bytes) -> None:
+    with RawServer(waiting_after(bad), answering(GOOD)) as server:
+        with pytest.raises(BdnError):
+            read(reader, server)
+        assert read(reader, server) == CONTENT[:10]
+        assert server.connections == 2
+
+
+def test_a_connection_is_not_used_again_when_the_server_says_that_it_closes(reader: RangedReader) -> None:
+    closing_answer = partial(CONTENT[:10], 0, SIZE, "Connection: close")
+    with RawServer(waiting_after(closing_answer), answering(GOOD)) as server:
+        assert read(reader, server) == CONTENT[:10]
+        assert server.closed[0].wait(10), "the socket of the answer is closed"
+        assert read(reader, server) == CONTENT[:10]
+
+
+def test_the_socket_of_a_refusal_is_closed_even_while_its_error_is_kept(reader: RangedReader) -> None:
+    refusal = message("503 Busy", "Connection: close", f"Content-Length: {1 << 20}", body=b"the rest never comes")
+    with RawServer(waiting_after(refusal)) as server:
+        with pytest.raises(UpstreamUnavailableError) as raised:
+            read(reader, server)
+        assert server.closed[0].wait(10), f"the server still waits while {raised.value} is kept"
+
+
+def test_an_idle_connection_that_the_server_closed_is_replaced_without_a_word(reader: RangedReader) -> None:
+    with RawServer(answering(GOOD), answering(GOOD)) as server:
+        read(reader, server)
+        server.closed[0].wait(10)
+        assert read(reader, server) == CONTENT[:10]
+        assert server.connections == 2
+
+
+def test_a_new_connection_that_breaks_is_not_replaced(reader: RangedReader) -> None:
+    with RawServer(answering(b""), answering(GOOD)) as server:
+        with pytest.raises(UpstreamUnavailableError):
+            read(reader, server)
+        assert server.connections == 1
+
+
+def test_an_idle_connection_is_replaced_once_and_not_twice(reader: RangedReader) -> None:
+    with RawServer(answering(GOOD), answering(b""), answering(GOOD)) as server:
+        read(reader, server)
+        server.closed[0].wait(10)
+        with pytest.raises(UpstreamUnavailableError):
+            read(reader, server)
+        assert server.connections == 2
+
+
+def test_an_answer_that_breaks_off_on_a_used_connection_is_not_asked_for_again(reader: RangedReader) -> None:
+    """Part of the answer had arrived: the caller decides whether to repeat."""
+    with RawServer(answering(GOOD, GOOD[:-5]), answering(GOOD)) as server:
+        read(reader, server)
+        with pytest.raises(UpstreamUnavailableError, match="ended after 5 of 10"):
+            read(reader, server)
+        assert server.connections == 1
+
+
+def test_a_connection_is_never_shared_by_two_answers_at_a_time(pool: ConnectionPool) -> None:
+    with upstream() as source:
+        url = source.origin.url
+        with pool.get(f"{url}/first", {}) as first:
+            with pool.get(f"{url}/second", {}) as second:
+                assert first.read(10) + second.read() == CONTENT[:10] + CONTENT
+            assert first.read() == CONTENT[10:]
+        assert [request.target for request in source.heard] == ["/first", "/second"]
+
+
+def test_no_more_connections_are_kept_than_the_limit() -> None:
+    answer = message("200 OK", "Content-Length: 0")
+    with closing(ConnectionPool(timeout_seconds=10, idle_limit=0)) as pool:
+        with RawServer(waiting_after(answer)) as server:
+            with pool.get(server.url, {}) as response:
+                response.read()
+            assert server.closed[0].wait(10)
+
+
+def test_closing_closes_the_idle_connections(reader: RangedReader, pool: ConnectionPool) -> None:
+    with RawServer(waiting_after(GOOD)) as server:
+        read(reader, server)
+        assert not server.closed[0].is_set()
+        pool.close()
+        assert server.closed[0].wait(10)
+
+
+def test_an_answer_that_was_not_read_to_its_end_is_not_mixed_with_the_next(pool: ConnectionPool) -> None:
+    whole = message("200 OK", "Content-Length: 3", body=b"abc")
+    with RawServer(waiting_after(whole), answering(whole)) as server:
+        with pool.get(server.url, {}) as response:
+            assert response.read(1) == b"a"
+        with pool.get(server.url, {}) as response:
+            assert response.read() == b"abc"
+
+
+@pytest.mark.parametrize("address", ["ftp://host/x", "file:///x", "host/x", ""])
+def test_only_http_is_spoken(pool: ConnectionPool, address: str) -> None:
+    with pytest.raises(http.client.InvalidURL, match="cannot read from"), pool.get(address, {}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("http://host/x", ("http", "host", 80)),
+        ("https://HOST/x", ("https", "host", 443)),
+        ("http://host:8461", ("http", "host", 8461)),
+        ("http://user:word@host", ("http", "host", 80)),
+        ("http://[::1]:80/", ("http", "::1", 80)),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(address: str, origin: tuple[str, str, int]) -> None:
+    assert origin_of(urlsplit(address)) == origin
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TimeoutError("The read operation timed out"), "timed out"),
+        (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
+        (OSError(), "OSError"),
+        (http.client.InvalidURL("/x?Signature=secret"), "an address or a header cannot be sent"),
+        (ValueError("Invalid header value b'secret'"), "an address or a header cannot be sent"),
+        (http.client.IncompleteRead(b"", 5), "IncompleteRead(0 bytes read, 5 more expected)"),
+    ],
+)
+def test_a_reason_says_what_the_network_did(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason

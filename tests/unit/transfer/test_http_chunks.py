@@ -1,0 +1,156 @@
+"""Chunks over HTTP: what the other side may answer, and what becomes of our grant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from bdn.core.digest import digest_of
+from bdn.core.errors import BdnError, GrantExpiredError, InternalError, NotFoundError, StoreUnavailableError
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.http_chunks import HttpChunkReader
+from tests.doubles import faults
+from tests.doubles.http_origin import Answer
+from tests.support.bytes_raw_server import RawServer, answering, message, resetting_after
+from tests.support.bytes_readers import read_chunk
+from tests.support.bytes_shelves import Shelf, serving
+from tests.support.bytes_upstream import CONTENT, Upstream, upstream
+
+CHUNK = digest_of(CONTENT)
+PATH = f"/chunks/{CHUNK}"
+
+
+@pytest.fixture
+def pool() -> Iterator[ConnectionPool]:
+    with closing(ConnectionPool(timeout_seconds=10)) as made:
+        yield made
+
+
+@pytest.fixture
+def mirror() -> Iterator[Upstream]:
+    """``origin`` is the mirror, ``other`` its store."""
+    with upstream() as made:
+        yield made
+
+
+def reader_of(pool: ConnectionPool, mirror: Upstream, bearer: str | None = "grant") -> HttpChunkReader:
+    return HttpChunkReader(pool, mirror.origin.url, bearer)
+
+
+def read_raw(pool: ConnectionPool, answer: bytes) -> bytes:
+    with RawServer(answering(answer)) as server:
+        return read_chunk(HttpChunkReader(pool, server.url), CONTENT)
+
+
+def test_a_chunk_is_asked_for_by_its_name_with_the_grant(pool: ConnectionPool, mirror: Upstream) -> None:
+    assert read_chunk(reader_of(pool, mirror), CONTENT) == CONTENT
+    assert mirror.heard[-1].target == PATH
+    assert mirror.heard[-1].headers["authorization"] == "Bearer grant"
+
+
+def test_without_a_grant_nothing_is_said_about_who_asks(pool: ConnectionPool, mirror: Upstream) -> None:
+    read_chunk(reader_of(pool, mirror, None), CONTENT)
+    assert "authorization" not in mirror.heard[-1].headers
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_a_store_that_the_mirror_sends_us_to_is_read_without_the_grant(
+    pool: ConnectionPool, mirror: Upstream, status: int
+) -> None:
+    signed = f"{mirror.other.url}/bucket/{CHUNK.fanout}?X-Amz-Signature=abc"
+    mirror.respond[PATH] = lambda _: Answer(status, {"Location": signed}, b"over there")
+    assert read_chunk(reader_of(pool, mirror), CONTENT) == CONTENT
+    assert mirror.heard[-1].target == f"/bucket/{CHUNK.fanout}?X-Amz-Signature=abc"
+    assert "authorization" not in mirror.heard[-1].headers
+
+
+def test_the_grant_goes_with_a_redirect_within_the_mirror(pool: ConnectionPool, mirror: Upstream) -> None:
+    mirror.respond[PATH] = lambda _: Answer(307, {"Location": "/moved"})
+    read_chunk(reader_of(pool, mirror), CONTENT)
+    assert (mirror.heard[-1].target, mirror.heard[-1].headers["authorization"]) == ("/moved", "Bearer grant")
+
+
+def test_a_circle_of_redirects_ends(pool: ConnectionPool, mirror: Upstream) -> None:
+    mirror.respond[PATH] = lambda _: Answer(307, {"Location": PATH})
+    with pytest.raises(StoreUnavailableError, match="too many redirects"):
+        read_chunk(reader_of(pool, mirror), CONTENT)
+    assert len(mirror.heard) == 3
+
+
+@pytest.mark.parametrize("target", ["http://[::1", "http://host:port/", "file:///etc/passwd", "/a b?Signature=5igned", "/\xfc"])
+def test_a_redirect_that_cannot_be_followed_makes_the_store_unavailable(pool: ConnectionPool, target: str) -> None:
+    with pytest.raises(StoreUnavailableError) as raised:
+        read_raw(pool, message("307 Temporary Redirect", f"Location: {target}", "Content-Length: 0"))
+    assert "5igned" not in repr(raised.value)
+
+
+def test_a_refusal_keeps_its_code_and_its_message(pool: ConnectionPool) -> None:
+    refusal = GrantExpiredError("2026-11-20T00:00:00+00:00")
+    with serving(Shelf(refusal=refusal)) as server, pytest.raises(BdnError) as raised:
+        read_chunk(HttpChunkReader(pool, f"http://127.0.0.1:{server.port}", "old"), CONTENT)
+    assert (raised.value.code, str(raised.value), raised.value.transient) == ("GRANT_EXPIRED", str(refusal), False)
+
+
+def test_an_absent_chunk_is_not_found_whoever_says_so(pool: ConnectionPool) -> None:
+    with pytest.raises(NotFoundError, match=str(CHUNK)):
+        read_raw(pool, message("404 Not Found", "Content-Length: 9", body=b"<Error />"))
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
+def test_a_gateway_that_does_not_reach_the_mirror_is_an_error_that_may_pass(pool: ConnectionPool, status: str) -> None:
+    with pytest.raises(BdnError) as raised:
+        read_raw(pool, message(status, "Content-Length: 6", body=b"<html>"))
+    assert (raised.value.code, raised.value.transient) == ("STORE_UNAVAILABLE", True)
+
+
+@pytest.mark.parametrize("status", ["206 Partial Content", "301 Moved", "400 Bad Request", "500 Oops"])
+def test_any_other_answer_is_a_fault_of_our_own(pool: ConnectionPool, status: str) -> None:
+    with pytest.raises(InternalError, match=f"unexpected answer {status[:3]}"):
+        read_raw(pool, message(status, "Content-Length: 5", body=b"what?"))
+
+
+@pytest.mark.parametrize("length", [len(CONTENT) - 1, len(CONTENT) + 1, 0])
+def test_a_body_of_another_size_is_not_read(pool: ConnectionPool, length: int) -> None:
+    with pytest.raises(StoreUnavailableError, match=f"{length} bytes instead of {len(CONTENT)}"):
+        read_raw(pool, message("200 OK", f"Content-Length: {length}", body=CONTENT))
+
+
+def test_a_body_of_unknown_size_is_not_read(pool: ConnectionPool) -> None:
+    with pytest.raises(StoreUnavailableError, match="None bytes instead"):
+        read_raw(pool, message("200 OK", body=CONTENT))
+
+
+def test_a_body_that_ends_early_is_an_error_that_may_pass(pool: ConnectionPool, mirror: Upstream) -> None:
+    mirror.script.add(faults.truncate(100))
+    with pytest.raises(StoreUnavailableError, match=f"ended after 100 of {len(CONTENT)} bytes"):
+        read_chunk(reader_of(pool, mirror), CONTENT)
+
+
+def test_a_connection_that_is_reset_is_an_error_that_may_pass(pool: ConnectionPool) -> None:
+    begun = message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT[:100])
+    with RawServer(resetting_after(begun)) as server, pytest.raises(StoreUnavailableError, match="reset by peer"):
+        read_chunk(HttpChunkReader(pool, server.url), CONTENT)
+
+
+def test_a_mirror_that_stalls_times_out_as_an_error_that_may_pass(mirror: Upstream) -> None:
+    mirror.script.add(faults.stall(100))
+    with closing(ConnectionPool(timeout_seconds=0.05)) as hasty:
+        with pytest.raises(StoreUnavailableError, match="timed out"):
+            read_chunk(reader_of(hasty, mirror), CONTENT)
+
+
+def test_chunks_share_a_connection(pool: ConnectionPool) -> None:
+    answer = message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT)
+    absent = message("404 Not Found", "Content-Length: 2", body=b"{}")
+    with RawServer(answering(answer, answer, absent)) as server:
+        reader = HttpChunkReader(pool, server.url)
+        assert [read_chunk(reader, CONTENT) for _ in range(2)] == [CONTENT] * 2
+        with pytest.raises(NotFoundError):
+            read_chunk(reader, CONTENT)
+        assert server.connections == 1
+
+
+def test_a_readers_text_form_does_not_show_the_grant(pool: ConnectionPool) -> None:
+    assert "eyJhbGciOi" not in repr(HttpChunkReader(pool, "http://mirror:8461", "eyJhbGciOi"))
