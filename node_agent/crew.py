@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from bdn.core.groups import single_error
+
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
@@ -30,7 +32,10 @@ class Crew:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        await self._group.__aexit__(kind, error, traceback)
+        # A TaskGroup would wrap an error of the context's body in a group; that error is the caller's and stays as it is.
+        is_canceled = kind is not None and issubclass(kind, asyncio.CancelledError)
+        with single_error():
+            await self._group.__aexit__(*((kind, error, traceback) if is_canceled else (None, None, None)))
 
     def start(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in the background."""

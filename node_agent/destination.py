@@ -7,10 +7,11 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
+from bdn.core.digest import Digest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from node_agent.disk import remove_tree
@@ -30,9 +31,10 @@ _HINTS: Final = {
 
 @dataclass(frozen=True)
 class Earlier:
-    """What we published here before: the directory's inode, and its manifest as far as it is still known."""
+    """What we published here before: the directory's inode, and the manifest, which a forced eviction may have taken."""
 
     inode: int
+    digest: Digest
     manifest: Manifest | None
 
 
@@ -56,14 +58,16 @@ class Destination:
         except OSError:
             return None
 
-    def check(self, earlier: Earlier | None) -> None:
-        """Refuse, before anything is fetched, a destination where the view could not be published.
+    def check(self, earlier: Earlier | None, *, is_last: bool = False) -> None:
+        """Refuse, best before anything is fetched, a destination where the view could not be published.
+
+        An earlier view whose manifest is not known any more is let pass until the last look; it may be the one that comes.
 
         Raises:
             InvalidRequestError: names the directory and says why.
         """
-        # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under its feet;
-        # empty; ours and holding nothing but ours; anything else is the user's.
+        # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under
+        # its feet; empty; ours and holding nothing but ours; anything else is the user's.
         if self.path == self.places.root or self.places.root in self.path.parents:
             self._refuse("it lies in the cache directory")
         if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
@@ -75,12 +79,17 @@ class Destination:
         if self.path == Path.cwd() or self.path in Path.cwd().parents:
             self._refuse("it is, or holds, the current directory; name a directory below it")
         with _errors_at(self.path):
-            if not any(self.path.iterdir()):
-                return
-            manifest = earlier.manifest if earlier and self.inode() == earlier.inode else None
-            if manifest is None:
-                self._refuse("it is not empty; name a new directory")
-            foreign = compare_view(manifest, self.path, self.places).foreign
+            if any(self.path.iterdir()):
+                self._check_ours(earlier, is_last=is_last)
+
+    def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
+        if earlier is None or self.inode() != earlier.inode:
+            self._refuse("it is not empty; name a new directory")
+        if earlier.manifest is None:
+            if is_last:
+                self._refuse("what an earlier pull put there is not known any more; move it away first")
+            return
+        foreign = compare_view(earlier.manifest, self.path, self.places).foreign
         if foreign is not None:
             self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
 
@@ -98,14 +107,16 @@ class Destination:
 
         Returns how it was made, and its inode. A failure leaves the destination as it was.
         """
-        self.check(earlier)
+        if earlier and earlier.digest == manifest.digest:
+            earlier = replace(earlier, manifest=manifest)
+        self.check(earlier, is_last=True)
         with _errors_at(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.clear()
             try:
                 built = build_view(manifest, self.aside, self.places.files, stop)
                 inode = self.aside.stat().st_ino
-                self.check(earlier)  # building took a while
+                self.check(earlier, is_last=True)  # building took a while
                 self._appear()
             finally:
                 self.clear()

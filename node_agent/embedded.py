@@ -31,8 +31,12 @@ class EmbeddedAgent:
         await in_thread(self._check, destination)
 
     def _check(self, destination: Path) -> None:
+        """Whether what stands there is intact is looked at later, once: that takes a while for many files."""
         path = destination.resolve()
-        Destination(path, "check", self.agent.places).check(self.agent.stages.pulls.earlier(path))
+        target = Destination(path, "check", self.agent.places)
+        earlier = self.agent.stages.pulls.earlier(path)
+        if earlier is None or target.inode() != earlier.inode:
+            target.check(earlier)
 
     async def pull(self, grant: str, destination: Path) -> AsyncIterator[Stage]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""

@@ -71,4 +71,5 @@ class Pulls:
     def _earlier(self, record: StageRecord) -> Earlier | None:
         if record.inode is None:
             return None
-        return Earlier(record.inode, self.manifests.load(record.mounts[0].digest))
+        digest = record.mounts[0].digest
+        return Earlier(record.inode, digest, self.manifests.load(digest))

@@ -70,7 +70,7 @@ async def running_services(settings: MirrorSettings, *, program: str, serve: boo
 @asynccontextmanager
 async def embedded_services(output: Output, program: str) -> AsyncIterator[Services]:
     """Both on free ports. Waits for other commands that embed them on the same data directory; not for services."""
-    settings = MirrorSettings(host="127.0.0.1", port=0, data_port=0, auth="off", token=None)
+    settings = MirrorSettings(host="127.0.0.1", port=0, data_port=0, auth="off", token=None, jobs=1)
     async with AsyncExitStack() as stack:
         services, told = None, False
         while services is None:

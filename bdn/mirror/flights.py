@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
@@ -18,7 +19,7 @@ class Flights(Generic[_Result]):
 
     def __init__(self) -> None:
         self._flights: dict[str, asyncio.Future[_Result]] = {}
-        self._followers: list[set[str]] = []
+        self._followers: list[_Follower] = []
 
     async def run(self, key: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """The result of this call's work, or of somebody else's that was under way."""
@@ -39,7 +40,7 @@ class Flights(Generic[_Result]):
         flight.set_result(result)
         return result
 
-    def forget(self, keys: Collection[str]) -> None:
+    def forget(self, keys: Collection[str], owner: str) -> None:
         """These results can be found elsewhere now, or nowhere any more. Work that is under way stays.
 
         A leads, B waits, both have the result, A forgets it; C finds nothing and leads again; B forgets what A did, and
@@ -49,16 +50,23 @@ class Flights(Generic[_Result]):
             flight = self._flights.get(key)
             if flight is not None and flight.done():
                 del self._flights[key]
-        if len(self._followers) > 1:  # who is alone knows what it brought itself
-            for landed in self._followers:
-                landed.update(keys)
+        own = [follower for follower in self._followers if follower.owner == owner]
+        for follower in self._followers:
+            if follower not in own or len(own) > 1:  # who is alone knows what it brought itself
+                follower.landed.update(keys)
 
     @contextmanager
-    def following(self) -> Iterator[set[str]]:
-        """The keys that are forgotten during the block: what a look elsewhere, made inside it, may have missed."""
-        landed: set[str] = set()
-        self._followers.append(landed)
+    def following(self, owner: str) -> Iterator[set[str]]:
+        """The keys that others forget during the block: what a look elsewhere, made inside it, may have missed."""
+        follower = _Follower(owner)
+        self._followers.append(follower)
         try:
-            yield landed
+            yield follower.landed
         finally:
-            self._followers = [other for other in self._followers if other is not landed]
+            self._followers.remove(follower)
+
+
+@dataclass(eq=False)
+class _Follower:
+    owner: str
+    landed: set[str] = field(default_factory=set)

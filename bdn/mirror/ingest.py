@@ -77,7 +77,7 @@ class Ingest:
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
         async with self.surveyor.open(wanted, organisation, row.resolved_revision) as source:
             for _ in range(_PUBLISH_ATTEMPTS):
-                with self.flights.following() as landed:
+                with self.flights.following(mirror_id) as landed:
                     survey = await self.patience.run(lambda: self.surveyor.survey(wanted, source))
                     await self._announce(mirror_id, row, survey, progress)
                     gathering = Gathering(

@@ -83,7 +83,7 @@ class Worker:
         logger.info("mirroring", extra={"mirror": mirror_id, "sources": len(sources)})
 
         def flushed(keys: list[str]) -> None:
-            self.ingest.flights.forget(keys)
+            self.ingest.flights.forget(keys, mirror_id)
             self.watch.notify(mirror_id)
 
         progress = Progress(self.database, mirror_id, self.name, flushed, self.on_transferred)

@@ -42,6 +42,12 @@ def one_attempt() -> Iterator[None]:
         _one_attempt.reset(token)
 
 
+def warm_up() -> None:
+    """Make the session now: loading certificates takes a tenth of a second, which the first request need not wait for."""
+    with one_attempt():
+        get_session()
+
+
 @cache
 def _install() -> None:
     hooks = get_session().event_hooks  # the SDK's own: offline mode, request ids

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO, Protocol
 
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, NotFoundError
+from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.http_server import binding_error
 from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON, parse_chunk_path
@@ -113,8 +115,9 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's signature
-        # Called while the exception is being handled. A client that went away is its own business.
-        logger.debug("connection of a chunk client failed", exc_info=True, extra={"client": str(client_address)})  # noqa: LOG014
+        # Called while the exception is being handled. A client that went away is its own business; anything else is ours.
+        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
+        logger.log(level, "connection of a chunk client failed", exc_info=True, extra={"client": str(client_address)})
 
     def close_connections(self) -> None:
         """End the threads of clients that keep their connections open."""
@@ -141,10 +144,18 @@ class _ChunkHandler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer(body=False)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """What ``http.server`` refuses by itself, such as another method: as an error document too, and the last one."""
+        self.close_connection = True
+        error = InvalidRequestError(message or HTTPStatus(code).phrase)
+        self._refuse(error, status=code, body=self.command != "HEAD")
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         logger.debug(format, *args)
 
     def _answer(self, *, body: bool) -> None:
+        if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
+            self.close_connection = True  # nobody reads that body, and it must not be taken for the next request
         try:
             digest = parse_chunk_path(self.path)
             if digest is None:
@@ -178,14 +189,18 @@ class _ChunkHandler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", format_content_range(part, chunk.size))
         self.end_headers()
         if body and part_or_whole is not None:
-            self.connection.sendfile(chunk.file, chunk.offset + part_or_whole.start, size)
-            self.on_sent(size)
+            sent = self.connection.sendfile(chunk.file, chunk.offset + part_or_whole.start, size)
+            self.on_sent(sent)
+            if sent != size:  # the file is too short; the client must not wait for the rest
+                self.close_connection = True
 
-    def _refuse(self, error: BdnError, *, body: bool) -> None:
+    def _refuse(self, error: BdnError, *, body: bool, status: int | None = None) -> None:
         content = json.dumps(document_of(error)).encode()
-        self.send_response(status_of(error))
+        self.send_response(status or status_of(error))
         self.send_header("Content-Type", MEDIA_JSON)
         self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         if body:
             self.wfile.write(content)

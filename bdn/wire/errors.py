@@ -82,4 +82,6 @@ def error_from(status: int, content: bytes) -> BdnError:
     try:
         return ReportedError(ErrorDocument.model_validate_json(content).error)
     except ValueError:
+        if status in (502, 503, 504):  # from a gateway in front of the service, which may be restarting
+            return errors.StoreUnavailableError(f"a gateway answered {status}")
         return errors.InternalError(f"unexpected answer {status}: {content[:200]!r}")

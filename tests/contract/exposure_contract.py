@@ -74,6 +74,7 @@ class ExposureContract:
         if view != place:
             assert list(places.mounts.iterdir()) == []  # mount points and the folders above them are gone
 
+
 class CheckingExposureContract(ExposureContract):
     """Those that notice whether there is a view; a link does not."""
 

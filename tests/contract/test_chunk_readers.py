@@ -15,6 +15,7 @@ from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.retrying import Retrier, RetryingReader
 from bdn.transfer.verifying import VerifyingReader
 from tests.contract.chunk_reader_contract import ChunkReaderContract
+from tests.support.bytes_raw_server import RawServer
 from tests.support.bytes_readers import CountedWaits, ScriptedReader, StoreReader
 from tests.support.bytes_shelves import Shelf, serving
 
@@ -25,17 +26,26 @@ def connections() -> Iterator[ConnectionPool]:
         yield pool
 
 
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Shelf, str]]:
+    """One server for all these tests: ending one takes a while."""
+    shelf = Shelf()
+    with serving(shelf) as server:
+        yield shelf, f"http://127.0.0.1:{server.port}"
+
+
 @pytest.fixture
-def address(store: MemoryStore) -> Iterator[str]:
-    with serving(Shelf(store)) as server:
-        yield f"http://127.0.0.1:{server.port}"
+def address(served: tuple[Shelf, str], store: MemoryStore) -> str:
+    shelf, url = served
+    shelf.store = store
+    return url
 
 
 @pytest.fixture
 def nowhere() -> str:
     """An address where nobody listens."""
-    with serving(Shelf()) as server:
-        return f"http://127.0.0.1:{server.port}"
+    with RawServer() as server:
+        return server.url
 
 
 def retrying(inner: ChunkReader) -> RetryingReader:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import MountFailedError
-from node_agent import bind_mount, exposure as module
+from node_agent import bind_mount
+from node_agent import exposure as module
 from node_agent.bind_mount import is_mount_point, mounts_below
 from node_agent.exposure import BindExposure, Exposure, NoExposure, SymlinkExposure, choose
 from node_agent.places import Places
@@ -63,7 +64,7 @@ class TestBindExposure(CheckingExposureContract):
             for action in (
                 lambda: (place / "config.json").write_bytes(b"mine"),
                 lambda: (place / "new").write_bytes(b"mine"),
-                lambda: (place / "config.json").unlink(),
+                (place / "config.json").unlink,
                 lambda: (place / "config.json").chmod(0o777),
             ):
                 with pytest.raises(OSError, match="Read-only file system") as caught:
@@ -138,7 +139,9 @@ def test_auto_is_bind_where_the_kernel_permits_it_and_symlink_elsewhere(
     assert choose("none", places) == "none"
 
 
-def test_whether_binding_is_permitted_is_tried_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_binding_is_permitted_is_tried_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 

@@ -1,5 +1,7 @@
 """The cache's promises, kept by a whole agent: space, order of eviction, leases, evictions on request."""
 
+# ruff: noqa: ASYNC110, ASYNC240 - a test's loop has nobody else to serve
+
 from __future__ import annotations
 
 import asyncio
@@ -11,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.core.manifest import Manifest
-from bdn.wire.errors import ReportedError
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror, held_by
+from tests.support.agent_mirror import AgentMirror, failing, held_by
 from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
 
@@ -74,12 +75,6 @@ async def test_ten_stages_at_once_never_take_more_than_the_budget(rig: Rig, mirr
                 try:
                     stage = await staged(agent, mirror, manifest, job=str(manifest.digest))
                 except BdnError as error:
-                    assert error.code == "CACHE_FULL"
-                    facts = error.details()
-                    assert facts["budget_bytes"] == budget
-                    assert facts["needed_bytes"] == manifest.bytes_total
-                    assert isinstance(facts["leased_bytes"], int)
-                    assert budget - facts["leased_bytes"] < manifest.bytes_total
                     refused.append(error)
                     await released.wait()
                     continue
@@ -102,7 +97,11 @@ async def test_ten_stages_at_once_never_take_more_than_the_budget(rig: Rig, mirr
             states = await asyncio.gather(*(one(manifest) for manifest in manifests[1:]))
 
         assert states == ["READY"] * 9
-        assert refused  # otherwise the test proved little
+        assert {error.code for error in refused} == {"CACHE_FULL"}  # were there none, the test would prove little
+        for facts in (error.details() for error in refused):
+            assert isinstance(facts["leased_bytes"], int)
+            assert facts["budget_bytes"] == budget
+            assert facts["needed_bytes"] == manifests[1].bytes_total > budget - facts["leased_bytes"]
         assert max(sampler.counted) <= budget
         assert max(sampler.on_disk) <= budget
         assert manifests[0].digest in held(agent)  # it was leased all the time
@@ -249,7 +248,12 @@ async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Ri
         await used_and_released(agent, mirror, one, two, three, four)
 
         planned = await evict(agent, all=True, dry_run=True)
-        assert gone(planned) == {str(one.digest): MIB, str(two.digest): MIB, str(three.digest): MIB, str(four.digest): MIB}
+        assert gone(planned) == {
+            str(one.digest): MIB,
+            str(two.digest): MIB,
+            str(three.digest): MIB,
+            str(four.digest): MIB,
+        }
         assert held(agent) == {one.digest, two.digest, three.digest, four.digest}
 
         assert gone(await evict(agent, manifests=[str(two.digest)])) == {str(two.digest): MIB}
@@ -279,7 +283,9 @@ async def test_leased_content_is_refused_with_the_names_of_its_holders(rig: Rig,
         items = await evict(agent, all=True)
 
         refused = [item for item in items if item.refused]
-        assert [(item.manifest, item.holders) for item in refused] == [(str(one.digest), [f"job training (stage {stage.id})"])]
+        assert [(item.manifest, item.holders) for item in refused] == [
+            (str(one.digest), [f"job training (stage {stage.id})"])
+        ]
         assert gone(items) == {str(two.digest): MIB}
         assert tree(Path(stage.mounts[0].path)).keys() == {"0.bin", "1.bin"}
 
@@ -363,12 +369,7 @@ async def test_a_follower_goes_on_with_its_own_grant_when_that_of_the_leader_end
     chunk = mirror.chunks(one, "shared")[0]
     loop = asyncio.get_running_loop()
 
-    def refuse(_: object) -> None:
-        gate.wait(30)
-        body = {"code": "GRANT_EXPIRED", "message": "the grant expired", "retryable": False}
-        raise ReportedError.__new__(ReportedError) if False else _reported(body)
-
-    mirror.faults[chunk] = [refuse]  # type: ignore[list-item]
+    mirror.faults[chunk] = [held_by(gate, failing(GrantExpiredError("just now")))]
     mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
     async with rig.agent() as agent:
         leader = await agent.stages.start("leader", mirror.grant(one))
@@ -384,9 +385,3 @@ async def test_a_follower_goes_on_with_its_own_grant_when_that_of_the_leader_end
         assert caught.value.code == "GRANT_EXPIRED"
         assert stage.state == "READY"
         assert mirror.chunk_requests[chunk] == 2
-
-
-def _reported(body: dict[str, object]) -> BdnError:
-    from bdn.wire.errors import ErrorBody
-
-    return ReportedError(ErrorBody.model_validate(body))

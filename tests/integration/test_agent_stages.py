@@ -1,5 +1,7 @@
 """Stages of an agent on a real disk, against a real mirror's HTTP."""
 
+# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
+
 from __future__ import annotations
 
 import asyncio
@@ -69,7 +71,11 @@ async def test_the_next_job_finds_everything_on_the_node(rig: Rig, mirror: Agent
         stage = await staged(agent, mirror, manifest, job="two")
 
         assert tree(Path(stage.mounts[0].path)) == FILES
-        assert stage.mounts[0].bytes_from.model_dump() == {"node": stage.mounts[0].bytes_total, "cluster": 0, "mirror": 0}
+        assert stage.mounts[0].bytes_from.model_dump() == {
+            "node": stage.mounts[0].bytes_total,
+            "cluster": 0,
+            "mirror": 0,
+        }
         assert (mirror.requests, mirror.documents) == (0, {})
 
 

@@ -55,12 +55,21 @@ def missing(chunk: OpenChunk) -> OpenChunk:
     raise NotFoundError("the chunk")
 
 
-def held_by(gate: threading.Event) -> Fault:
+def failing(error: BdnError) -> Fault:
+    """The mirror answers with an error."""
+
+    def fault(_: OpenChunk) -> OpenChunk:
+        raise error
+
+    return fault
+
+
+def held_by(gate: threading.Event, then: Fault | None = None) -> Fault:
     """The answer waits for a gate."""
 
     def fault(chunk: OpenChunk) -> OpenChunk:
         assert gate.wait(60), "the test never opened the gate"
-        return chunk
+        return then(chunk) if then else chunk
 
     return fault
 

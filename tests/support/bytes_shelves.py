@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
+from typing import BinaryIO
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import BdnError
 from bdn.core.ports import ChunkStore
 from bdn.store.memory import MemoryStore
 from bdn.wire.chunk_server import ChunkServer, OpenChunk
@@ -22,7 +22,13 @@ class Shelf:
     store: ChunkStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
     bearers: list[str | None] = field(default_factory=list)
-    opened: list[io.IOBase] = field(default_factory=list)
+    opened: list[BinaryIO] = field(default_factory=list)
+
+    def renew(self) -> None:
+        """Empty, as when it was made."""
+        self.store, self.refusal = MemoryStore(), None
+        self.bearers.clear()
+        self.opened.clear()
 
     def authorize(self, bearer: str | None, digest: Digest) -> None:
         self.bearers.append(bearer)
@@ -31,7 +37,7 @@ class Shelf:
 
     def open_chunk(self, digest: Digest) -> OpenChunk:
         file = self.store.open(digest)
-        self.opened.append(file)  # type: ignore[arg-type] # what stores open are files of io
+        self.opened.append(file)
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         return OpenChunk(file, 0, size)
@@ -70,8 +76,3 @@ class Client:
 def connected(server: ChunkServer) -> Iterator[Client]:
     with closing(HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
         yield Client(connection)
-
-
-def refusing(error: BdnError) -> Shelf:
-    """A shelf whose chunks nobody may have."""
-    return Shelf(refusal=error)

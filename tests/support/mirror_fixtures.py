@@ -65,3 +65,10 @@ def upstreams(no_settings: None, hub: Hub, s3: S3Server, monkeypatch: pytest.Mon
 async def mirror(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
     async with mirror_under_test(tmp_path / "mirror") as mirror:
         yield mirror
+
+
+@pytest.fixture
+async def idle(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror without a worker: requests stay as they came."""
+    async with mirror_under_test(tmp_path / "mirror", work=False) as mirror:
+        yield mirror

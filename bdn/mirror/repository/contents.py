@@ -88,6 +88,9 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
 
 async def publish(session: WriteSession, manifest: Manifest, now: float) -> list[Digest]:
     """Make a manifest readable; returns contents that it names and the store no longer holds (then nothing was done)."""
+    if await published(session, [manifest.digest.hex]):  # what a published manifest names is never removed without it
+        await touch(session, [manifest.digest.hex], now)
+        return []
     wanted = [digest.hex for digest in manifest.contents]
     held: set[str] = set()
     for digests in _batches(wanted):
@@ -106,7 +109,6 @@ async def publish(session: WriteSession, manifest: Manifest, now: float) -> list
     await _insert_new(session, ManifestRow, [row])
     names = [{"manifest": manifest.digest.hex, "content": digest} for digest in wanted]
     await _insert_new(session, ManifestContentRow, names)
-    await touch(session, [manifest.digest.hex], now)  # it may have been there, unused for long
     return []
 
 

@@ -72,3 +72,26 @@ async def test_leaving_a_crew_cancels_its_tasks_and_waits_for_them() -> None:
         await asyncio.sleep(0)
 
     assert ended == [True]
+
+
+async def test_an_error_of_the_body_leaves_a_crew_as_it_is() -> None:
+    async def program() -> None:
+        async with Crew() as crew:
+            crew.start(asyncio.sleep(3600), "work")
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="the caller's own"):
+        await program()
+
+
+async def test_a_task_that_raises_is_a_bug_and_ends_the_body() -> None:
+    async def work() -> None:
+        raise ValueError("a bug")
+
+    async def program() -> None:
+        async with Crew() as crew:
+            crew.start(work(), "work")
+            await asyncio.Event().wait()
+
+    with pytest.raises(ValueError, match="a bug"):
+        await program()

@@ -82,7 +82,8 @@ def test_a_chunk_is_for_those_whose_grant_names_a_manifest_with_it(tmp_path: Pat
     places, manifest = cached(tmp_path, {"large": LARGE, "small": b"small"})
     other = put(places, {"other": b"other"})
     grants = {
-        name: Grant("org", (GrantedMount("/m", one.digest, "s"),), 1e12) for name, one in (("mine", manifest), ("not", other))
+        name: Grant("org", (GrantedMount("/m", one.digest, "s"),), 1e12)
+        for name, one in (("mine", manifest), ("not", other))
     }
     shelf = shelf_of(places, manifest, other, grants=grants)
 

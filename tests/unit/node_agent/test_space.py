@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +39,6 @@ def test_the_budget_is_what_is_allowed_and_what_is_really_there(
 
 def test_blocks_of_files_in_progress_are_ours_as_well(places: Places) -> None:
     (places.filling / "x.part").write_bytes(b"x" * 8192)
-    blocks = os.stat(places.filling / "x.part").st_blocks * 512
+    blocks = (places.filling / "x.part").stat().st_blocks * 512
 
     assert Space(places, None, None).budget(0) == 35_000 + blocks

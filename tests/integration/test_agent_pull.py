@@ -1,0 +1,234 @@
+"""Views at directories of the user's choice, published by an embedded agent."""
+
+# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.digest import Digest
+from bdn.core.errors import InvalidRequestError
+from bdn.core.manifest import Manifest
+from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.stage_schema import Stage
+from node_agent.agent import Agent
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
+from tests.support.agent_rig import MIB, Rig, noise, staged
+from tests.support.trees import tree
+
+OLD, NEW = {"config.json": b"{}", "weights": noise(MIB, 1)}, {"config.json": b"{}", "weights": noise(MIB, 2)}
+
+
+@pytest.fixture
+def mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
+    return Rig(mirror, tmp_path / "data", {"cache_bytes": 3 * MIB})
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "models/one"
+
+
+async def pulled(agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path) -> Stage:
+    stage = await agent.stages.pull(mirror.grant(manifest), dest)
+    return await agent.stages.finish(stage.record.id)
+
+
+def is_leased(agent: Agent, manifest: Manifest) -> bool:
+    return agent.cache.index.leases.is_leased(manifest.digest)
+
+
+async def test_a_pull_puts_links_at_the_directory(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        stage = await pulled(agent, mirror, manifest, dest)
+
+        assert tree(dest) == OLD
+        assert (stage.job_id, stage.mounts[0].path, stage.mounts[0].exposure) == (f"pull:{dest}", str(dest), "none")
+        assert stage.mounts[0].view == "hardlink"
+        assert is_leased(agent, manifest)
+
+
+async def test_the_same_pull_again_returns_at_once_also_after_a_restart(
+    rig: Rig, mirror: AgentMirror, dest: Path
+) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, manifest, dest)
+        inode = dest.stat().st_ino
+    mirror.forget()
+    async with rig.agent() as agent:
+        assert is_leased(agent, manifest)
+        stage = await agent.stages.pull(mirror.grant(manifest), dest)
+        assert stage.record.state == "READY"  # at once
+        assert dest.stat().st_ino == inode
+        assert (mirror.requests, mirror.documents) == (0, {})
+
+
+async def test_a_changed_source_replaces_the_view_and_ends_the_old_lease(
+    rig: Rig, mirror: AgentMirror, dest: Path
+) -> None:
+    old, new = mirror.publish(OLD), mirror.publish(NEW)
+    async with rig.agent() as agent:
+        first = await pulled(agent, mirror, old, dest)
+        await pulled(agent, mirror, new, dest)
+        await rests(agent)
+
+        assert tree(dest) == NEW
+        assert (is_leased(agent, old), is_leased(agent, new)) == (False, True)
+        assert agent.stages.book.find(first.id).record.state == "RELEASED"
+        await pulled(agent, mirror, old, dest)  # and back
+        assert tree(dest) == OLD
+
+
+async def test_a_damaged_view_is_mended_by_the_same_pull(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, manifest, dest)
+        (dest / "config.json").unlink()
+        mirror.forget()
+
+        await pulled(agent, mirror, manifest, dest)
+
+        assert tree(dest) == OLD
+        assert mirror.requests == 0
+
+
+async def test_a_directory_of_the_users_is_refused_before_anything_is_fetched(
+    rig: Rig, mirror: AgentMirror, dest: Path
+) -> None:
+    manifest = mirror.publish(OLD)
+    dest.mkdir(parents=True)
+    (dest / "mine").write_bytes(b"mine")
+    async with rig.agent() as agent:
+        with pytest.raises(InvalidRequestError, match=f"{dest}: it is not empty"):
+            await pulled(agent, mirror, manifest, dest)
+
+        assert (tree(dest), mirror.requests, agent.stages.book.all()) == ({"mine": b"mine"}, 0, [])
+
+
+async def test_what_the_user_wrote_into_the_view_is_not_lost(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    old, new = mirror.publish(OLD), mirror.publish(NEW)
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, old, dest)
+        (dest / "notes.txt").write_bytes(b"mine")
+        for manifest in (old, new):
+            with pytest.raises(InvalidRequestError, match=r"'notes\.txt', which did not come from bdn"):
+                await pulled(agent, mirror, manifest, dest)
+
+        assert (dest / "notes.txt").read_bytes() == b"mine"
+        assert is_leased(agent, old)  # the directory still holds it
+
+
+@pytest.mark.parametrize("moment", ["at the start", "when room is needed", "before an eviction", "by housekeeping"])
+async def test_a_directory_that_is_gone_holds_no_lease(rig: Rig, mirror: AgentMirror, dest: Path, moment: str) -> None:
+    manifest, large = mirror.publish(OLD), mirror.publish({"large": noise(3 * MIB, 5)})
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, manifest, dest)
+        dest.rename(dest.with_name("elsewhere"))
+        if moment == "when room is needed":
+            await staged(agent, mirror, large)
+        elif moment == "before an eviction":
+            items = await agent.evictions.evict(EvictCommand(id="e", all=True))
+            assert [item.refused for item in items] == [False]
+        elif moment == "by housekeeping":
+            await agent.housekeeping.reap()
+        if moment != "at the start":
+            assert not is_leased(agent, manifest)
+    async with rig.agent() as agent:
+        assert not is_leased(agent, manifest)
+        assert tree(dest.with_name("elsewhere")) == OLD
+
+
+async def test_releasing_a_pull_leaves_the_directory_to_its_user(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        stage = await pulled(agent, mirror, manifest, dest)
+
+        await agent.evictions.evict(EvictCommand(id="e", all=True, force=True))
+
+        assert agent.stages.book.find(stage.id).record.state == "RELEASED"
+        assert tree(dest) == OLD
+        await pulled(agent, mirror, manifest, dest)  # fetched again, and found to be ours
+        assert tree(dest) == OLD
+
+
+async def test_a_pull_that_was_interrupted_does_not_go_on_behind_the_users_back(
+    rig: Rig, mirror: AgentMirror, dest: Path
+) -> None:
+    manifest = mirror.publish({"large": noise(20 * MIB, 7)})
+    rig.given["cache_bytes"] = 30 * MIB
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+    seen: list[Digest] = []
+
+    def note(chunk: Digest) -> None:
+        seen.append(chunk)
+        if len(seen) == 2:
+            loop.call_soon_threadsafe(asked.set)
+
+    mirror.on_request = note
+    async with rig.agent(byte_threads=1) as agent:
+        stage = await agent.stages.pull(mirror.grant(manifest), dest)
+        await asked.wait()
+    mirror.forget()
+    async with rig.agent(byte_threads=1) as agent:
+        assert agent.stages.book.find(stage.record.id).record.state == "RELEASED"
+        assert mirror.requests == 0
+        assert not dest.exists()
+
+        again = await pulled(agent, mirror, manifest, dest)
+
+        assert tree(dest) == {"large": noise(20 * MIB, 7)}
+        assert again.mounts[0].bytes_from.node >= 8 * MIB  # from the bitmap of the interrupted pull
+        assert mirror.requests <= 2
+
+
+async def test_a_pull_takes_one_source(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    token = mirror.grant(mirror.publish(OLD), mirror.publish(NEW))
+    async with rig.agent() as agent:
+        with pytest.raises(InvalidRequestError, match="one source, not for 2"):
+            await agent.stages.pull(token, dest)
+
+
+async def test_a_relative_directory_is_meant_from_where_the_caller_stands(
+    rig: Rig, mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with rig.agent() as agent:
+        stage = await pulled(agent, mirror, mirror.publish(OLD), Path("model"))
+
+        assert stage.mounts[0].path == str(tmp_path / "model")
+        assert tree(tmp_path / "model") == OLD
+
+
+@needs_mounts
+async def test_a_pull_to_another_file_system_is_a_copy_that_is_recognised(
+    rig: Rig, mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(OLD)
+    with mounted_tmpfs(tmp_path / "other", "8m") as other:
+        async with rig.agent() as agent:
+            stage = await pulled(agent, mirror, manifest, other / "model")
+            assert stage.mounts[0].view == "copy"
+            assert "Invalid cross-device link" in (stage.mounts[0].view_reason or "")
+            again = await agent.stages.pull(mirror.grant(manifest), other / "model")
+            assert (again.record.id, again.record.state) == (stage.id, "READY")
+            assert tree(other / "model") == OLD
+
+
+async def rests(agent: Agent) -> None:
+    """Until no task of a stage is at work."""
+    for stage in agent.stages.book.all():
+        if stage.task is not None and stage.is_working:
+            await asyncio.wait([stage.task])

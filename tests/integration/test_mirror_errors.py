@@ -1,0 +1,263 @@
+"""Each error of CONTRACT section 6 that the mirror can produce, by what triggers it; none publishes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.ports import Location
+from bdn.core.upstream import UpstreamFile
+from bdn.sources.s3 import S3Source
+from tests.doubles.content import GeneratedContent
+from tests.doubles.faults import answer, drop, flip_byte, ignore_range, truncate
+from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Bucket, S3Server
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+MODEL = source("hf://org/model")
+
+
+@pytest.fixture
+def model(hub: Hub) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}", "sub/model.safetensors": b"weights"})
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    ([], "INVALID_REQUEST", "the body"),
+    ({}, "INVALID_REQUEST", 'either "weights" or "training_job"'),
+    ({"weights": []}, "INVALID_REQUEST", "at least one source"),
+    ({"weights": [MODEL], "training_job": {"weights": [MODEL]}}, "INVALID_REQUEST", "either"),
+    ({"weights": [{**MODEL, "sorce": 1, "auth": None}]}, "INVALID_REQUEST", "weights.0.sorce: is not a known field"),
+    ({"weights": [{"source": "hf://o/r"}]}, "INVALID_REQUEST", "weights.0.mount_location: Field required"),
+    ({"weights": [{**MODEL, "allow_patterns": "*"}]}, "INVALID_REQUEST", "allow_patterns"),
+    ({"weights": [{**MODEL, "allow_patterns": ["/abs"]}]}, "INVALID_REQUEST", "'/abs'"),
+    ({"weights": [{**MODEL, "auth": {"auth_method": "AWS_OIDC"}}]}, "INVALID_REQUEST", "aws_oidc_role_arn"),
+    ({"weights": [{**MODEL, **with_secret("a"), "auth_secret_name": "b"}]}, "INVALID_REQUEST", "one location"),
+    ({"weights": [source("ftp://host/x")]}, "INVALID_SOURCE", "'ftp://'"),
+    ({"weights": [source("s3://bucket/x@main")]}, "INVALID_SOURCE", "only valid for HuggingFace"),
+    ({"weights": [source("hf://org/model@")]}, "INVALID_SOURCE", "empty revision"),
+    ({"weights": [source("s3://bucket/a/../b")]}, "INVALID_SOURCE", "'..'"),
+    ({"weights": [source("s3://key:secret@bucket/a")]}, "INVALID_SOURCE", "credentials do not belong"),
+    ({"weights": [source("s3://bucket/\ud800")]}, "INVALID_REQUEST", "source"),
+    ({"weights": [source("hf://o/r", "relative")]}, "INVALID_MOUNT", "absolute"),
+    ({"weights": [source("hf://o/r", "/a/../b")]}, "INVALID_MOUNT", "'..'"),
+    ({"weights": [source("hf://o/r", "//")]}, "INVALID_MOUNT", "root"),
+    ({"weights": [source("hf://o/r", "/m"), source("hf://o/s", "/m/")]}, "INVALID_MOUNT", "twice"),
+    ({"weights": [source("hf://o/r", "/m/sub"), source("hf://o/s", "/m")]}, "INVALID_MOUNT", "inside '/m'"),
+]
+
+
+@pytest.mark.parametrize("dry_run", [False, True], ids=["mirror", "plan"])
+@pytest.mark.parametrize(("body", "code", "said"), REFUSED, ids=[case[2] for case in REFUSED])
+async def test_a_wrong_request_is_refused_and_leaves_nothing(
+    idle: MirrorUnderTest, hub: Hub, body: Any, code: str, said: str, dry_run: bool
+) -> None:
+    reply = await idle.http.post("/mirror", json=body, params={"dry_run": dry_run})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["retryable"]) == (422, code, False), reply.text
+    assert said in error["message"]
+    assert idle.count("mirrors") == idle.count("mirror_sources") == 0
+    assert not hub.log.count()
+
+
+FAILED: list[tuple[Json, str, str]] = [
+    (source("hf://org/private"), "AUTH_REQUIRED", "auth_secret_name"),
+    (source("hf://org/gated"), "AUTH_REQUIRED", "gated"),
+    (source("hf://org/gated", **with_secret("stranger")), "GATED_SOURCE", "accept its terms"),
+    (source("hf://org/none", **with_secret("hub-token")), "SOURCE_NOT_FOUND", "hf://org/none"),
+    (source("hf://org/model@nope"), "REVISION_NOT_FOUND", "'nope'"),
+    (source("hf://org/model", **with_secret("nowhere")), "SECRET_NOT_FOUND", "BDN_SECRET_nowhere"),
+    (source("hf://org/model", **with_secret("../x")), "SECRET_NOT_FOUND", "'../x'"),
+    (source("hf://org/model", **with_secret("s3-keys")), "SECRET_MALFORMED", "plain Hugging Face token"),
+    (source("hf://org/model", **with_secret("wrong")), "AUTH_REQUIRED", "not valid"),
+    (source("s3://{bucket}/x"), "AUTH_REQUIRED", "anonymous"),
+    (source("s3://{bucket}/x", **with_secret("hub-token")), "SECRET_MALFORMED", "is not a JSON object"),
+    (source("s3://{bucket}/x", **with_secret("half")), "SECRET_MALFORMED", '"aws_secret_access_key"'),
+    (source("s3://no-such-bucket/x", **with_secret("s3-keys")), "SOURCE_NOT_FOUND", "bucket does not exist"),
+    (source("s3://{bucket}/nothing-here/", **with_secret("s3-keys")), "NO_FILES_MATCHED", "holds no files"),
+    (source("hf://org/empty"), "NO_FILES_MATCHED", "holds no files"),
+    (source("hf://org/model", allow_patterns=["*.txt"]), "NO_FILES_MATCHED", "none of the 2 files"),
+    (source("hf://org/model", allow_patterns=["*.safetensors"]), "NO_FILES_MATCHED", "'**/*.safetensors' would have"),
+    (source("hf://org/model", ignore_patterns=["**"]), "NO_FILES_MATCHED", "ignore_patterns=['**']"),
+    (source("hf://org/dots"), "INVALID_SOURCE", "'..'"),
+    (source("hf://org/both"), "INVALID_SOURCE", "'a' is both a file and a folder"),
+    (source("s3://{bucket}/both/", **with_secret("s3-keys")), "INVALID_SOURCE", "both a file and a folder"),
+    (source("gs://bucket/x"), "INVALID_SOURCE", "cannot open gs://"),
+]
+
+
+@pytest.mark.parametrize("dry_run", [False, True], ids=["mirror", "plan"])
+@pytest.mark.parametrize(("wanted", "code", "said"), FAILED, ids=[f"{case[1]}-{case[2]}" for case in FAILED])
+async def test_a_source_that_cannot_be_had_fails_the_mirror_with_its_own_error(
+    mirror: MirrorUnderTest,
+    hub: Hub,
+    bucket: S3Bucket,
+    model: None,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: Json,
+    code: str,
+    said: str,
+    dry_run: bool,
+) -> None:
+    for name in ("private", "gated"):
+        hub.repo(f"org/{name}", private=name == "private", gated=name == "gated").commit({"a": b"1"})
+    hub.repo("org/empty").commit({})
+    hub.repo("org/dots").commit({"a/../../b": b"1", "ok": b"1"})
+    hub.repo("org/both").commit({"a": b"1", "a/b": b"1"})
+    bucket.put({"x": b"1", "both/a": b"1", "both/a/b": b"1"})
+    monkeypatch.setenv("BDN_SECRET_STRANGER", hub.stranger_token)
+    monkeypatch.setenv("BDN_SECRET_WRONG", "hf_wrong")
+    monkeypatch.setenv("BDN_SECRET_HALF", '{"aws_access_key_id": "AKIAHALF"}')
+    wanted = {**wanted, "source": wanted["source"].format(bucket=bucket.name)}
+    error = (await mirror.post(wanted, dry_run=True)).json()["error"] if dry_run else await mirror.failed(wanted)
+    assert (error["code"], error["retryable"]) == (code, False)
+    assert said in error["message"]
+    assert "hf_wrong" not in str(error) and "AKIAHALF" not in str(error)
+    assert not {row[2] for row in mirror.rows("mirrors")["mirrors"]} & {"SYNCING", "PENDING"}
+
+
+async def test_the_first_source_s_error_is_the_mirror_s_and_the_others_are_done(
+    mirror: MirrorUnderTest, model: None
+) -> None:
+    document = await mirror.mirror(source("hf://org/none"), source("hf://org/model", "/two"))
+    assert [part["status"] for part in document["sources"]] == ["FAILED", "READY"]
+    assert document["error"] == document["sources"][0]["error"]
+    assert (document["error"]["code"], document["grant"]) == ("AUTH_REQUIRED", None)
+
+
+async def test_an_object_that_changes_between_listing_and_reading_is_source_changed(
+    mirror: MirrorUnderTest, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = GeneratedContent(CHUNK_SIZE + 1).read(0, CHUNK_SIZE + 1)
+    bucket.put({"m/a.bin": large})
+    locate = S3Source.locate
+
+    async def locate_late(self: S3Source, file: UpstreamFile) -> Location:
+        bucket.put({"m/a.bin": large[::-1]})
+        return await locate(self, file)
+
+    wanted = source(f"s3://{bucket.name}/m", **with_secret("s3-keys"))
+    with monkeypatch.context() as patch:
+        patch.setattr(S3Source, "locate", locate_late)
+        error = await mirror.failed(wanted)
+    assert (error["code"], error["details"]["path"]) == ("SOURCE_CHANGED", "a.bin")
+    assert mirror.count("copied_chunks") == 0
+    assert await mirror.tree((await mirror.ready(wanted))["sources"][0]["manifest"]) == {"a.bin": large[::-1]}
+
+
+@pytest.mark.parametrize("size", [7, CHUNK_SIZE + 7], ids=["one chunk", "two chunks"])
+async def test_a_flipped_byte_is_a_checksum_mismatch_and_nothing_of_it_is_kept(
+    mirror: MirrorUnderTest, hub: Hub, size: int
+) -> None:
+    content = GeneratedContent(size)
+    hub.repo("org/model").commit({"sub/model.safetensors": content})
+    hub.fail(flip_byte(3), origin="cdn")
+    error = await mirror.failed(MODEL)
+    assert error["code"] == "CHECKSUM_MISMATCH"
+    assert "'sub/model.safetensors' of hf://org/model" in error["message"]
+    assert mirror.count("copied_chunks") == 0
+    document = await mirror.ready(MODEL)
+    assert document["bytes_transferred"] == size
+    assert (await mirror.tree(document["sources"][0]["manifest"]))["sub/model.safetensors"] == content.read(0, size)
+
+
+async def test_a_wrong_small_file_is_caught_by_its_git_name(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
+    hub.fail(flip_byte(), "resolve-cache.*config.json", times=1, skip=1)  # the first one is the metadata request
+    assert (await mirror.failed(MODEL))["code"] == "CHECKSUM_MISMATCH"
+
+
+@pytest.mark.parametrize(
+    ("path", "origin"), [("/api/models/org/model", "hub"), ("/tree/", "hub"), ("/resolve/", "hub"), ("", "cdn")]
+)
+async def test_an_upstream_that_stays_away_is_asked_six_times(
+    mirror: MirrorUnderTest, hub: Hub, model: None, path: str, origin: str
+) -> None:
+    hub.fail(answer(503), path, origin=origin, times=None)
+    error = await mirror.failed({**MODEL, "allow_patterns": ["**/*.safetensors"]})
+    assert (error["code"], error["retryable"]) == ("UPSTREAM_UNAVAILABLE", True)
+    assert len([request for request in hub.log.find(path, origin=origin) if request.status == 503]) == 6
+
+
+@pytest.mark.parametrize("fault", [answer(500), drop(), truncate(3), ignore_range()], ids=lambda fault: fault.kind.name)
+async def test_failures_that_pass_do_not_fail_the_mirror(
+    mirror: MirrorUnderTest, hub: Hub, model: None, fault: Any
+) -> None:
+    hub.fail(fault, origin="cdn", times=5)
+    document = await mirror.ready(MODEL)
+    assert document["bytes_transferred"] == 9
+    assert mirror.count("contents") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "origin"), [("/api/models/org/model", "hub"), ("/tree/", "hub"), ("/resolve/", "hub"), ("", "cdn")]
+)
+async def test_a_rate_limit_is_waited_out_as_long_as_the_upstream_asks(
+    upstreams: None, hub: Hub, model: None, tmp_path: Any, path: str, origin: str
+) -> None:
+    waited: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
+
+    hub.fail(answer(429, {"Retry-After": "7"}), path, origin=origin, times=2)
+    async with mirror_under_test(tmp_path, pause=pause) as mirror:
+        document = await mirror.ready({**MODEL, "allow_patterns": ["**/*.safetensors"]})
+    assert document["bytes_transferred"] == 7
+    assert len(waited) == 2 and all(7 <= seconds <= 7.5 for seconds in waited)
+
+
+async def test_a_rate_limit_that_asks_for_an_hour_is_told_at_once(
+    mirror: MirrorUnderTest, hub: Hub, model: None
+) -> None:
+    hub.fail(answer(429, {"Retry-After": "3600"}), times=None)
+    error = await mirror.failed(MODEL)
+    assert (error["code"], error["retryable"]) == ("UPSTREAM_RATE_LIMITED", True)
+    assert error["details"]["retry_after_seconds"] == 3600
+
+
+LIMITS: list[tuple[Json, str]] = [({"limit_files": 1}, "files of hf://org/model: 2"), ({"limit_bytes": 8}, "bytes of")]
+
+
+@pytest.mark.parametrize(("limits", "said"), LIMITS, ids=["files", "bytes"])
+async def test_a_source_beyond_the_limits_is_refused(
+    upstreams: None, model: None, tmp_path: Any, limits: Json, said: str
+) -> None:
+    async with mirror_under_test(tmp_path, **limits) as mirror:
+        error = await mirror.failed(MODEL)
+        assert error["code"] == "LIMIT_EXCEEDED"
+        assert said in error["message"]
+        assert (await mirror.post(MODEL, dry_run=True)).status_code == 413
+
+
+async def test_a_request_that_is_too_large_is_refused(upstreams: None, tmp_path: Any) -> None:
+    async with mirror_under_test(tmp_path, limit_request_bytes=1000) as mirror:
+        reply = await mirror.post(source("hf://org/model", allow_patterns=["x" * 1000]))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "LIMIT_EXCEEDED")
+
+
+UNKNOWN: list[Callable[[], str]] = [
+    lambda: f"/mirror/mir_{'0' * 24}",
+    lambda: f"/mirror/mir_{'0' * 24}/events",
+    lambda: f"/manifests/b3:{'0' * 64}",
+    lambda: f"/manifests/b3:{'0' * 64}/layout",
+    lambda: f"/chunks/b3:{'0' * 64}",
+    lambda: f"/evictions/evi_{'0' * 24}",
+    lambda: "/nowhere",
+]
+
+
+@pytest.mark.parametrize("path", UNKNOWN)
+async def test_what_is_not_there_is_not_found(idle: MirrorUnderTest, path: Callable[[], str]) -> None:
+    reply = await idle.http.get(path())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("path", ["/mirror/x", "/manifests/b3:00", "/chunks/sha256", "/evictions/1", "/mirror?cursor=x"])
+async def test_a_name_that_cannot_be_one_is_an_invalid_request(idle: MirrorUnderTest, path: str) -> None:
+    reply = await idle.http.get(path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "INVALID_REQUEST")
