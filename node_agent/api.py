@@ -22,9 +22,19 @@ from bdn.wire.stage_schema import Stage as StageDocument
 from node_agent.agent import Agent
 from node_agent.crew import in_thread
 from node_agent.stage import Stage
+from node_agent.stage_book import StageBook
 
 logger = logging.getLogger(__name__)
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
+
+
+def _find(stage_id: str, request: Request) -> Stage:
+    """For answers that are streams: a stage must be found before its answer begins."""
+    book: StageBook = request.app.state.book
+    return book.find(stage_id)
+
+
+Found = Annotated[Stage, Depends(_find)]
 
 
 def build_app(agent: Agent) -> FastAPI:
@@ -35,6 +45,7 @@ def build_app(agent: Agent) -> FastAPI:
         responses={"default": {"model": ErrorDocument, "description": "What went wrong"}},
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    app.state.book = agent.stages.book
     app.include_router(_stages_router(agent))
     app.include_router(_service_router(agent))
     app.add_exception_handler(BdnError, _answer_error)
@@ -47,11 +58,6 @@ def build_app(agent: Agent) -> FastAPI:
 def _stages_router(agent: Agent) -> APIRouter:
     router = APIRouter(tags=["stages"])
     stages = agent.stages
-
-    def find(stage_id: str) -> Stage:
-        return stages.book.find(stage_id)
-
-    Found = Annotated[Stage, Depends(find)]  # noqa: N806 - a type; found before the answer begins
 
     @router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
     async def stage(request: StageRequest, response: Response) -> StageDocument:
@@ -74,7 +80,7 @@ def _stages_router(agent: Agent) -> APIRouter:
         await found.wait(wait)
         return stages.document(found)
 
-    @router.get("/stages/{stage_id}/events", response_class=EventSourceResponse)  # noqa: FAST003 - it is find's
+    @router.get("/stages/{stage_id}/events", response_class=EventSourceResponse)  # noqa: FAST003 - it is _find's
     async def events(found: Found) -> AsyncIterable[ServerSentEvent]:
         """``progress`` at least every second while the stage is worked on, then ``done``; the data is the stage."""
         while not found.is_terminal:

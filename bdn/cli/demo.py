@@ -131,7 +131,9 @@ class Demo:
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this new directory and leave it behind.")
 @command_line
 async def demo(output: Output, *, keep: Path | None) -> None:
-    """Make a model of 1.1 GB, serve it from a local S3 server, and deliver it: cold, from the cache, and after an eviction.
+    """Show the main job on real bytes, without a network: 1.1 GB of safetensors, served by a local S3 server.
+
+    They are mirrored, staged cold, staged from the cache, evicted, and staged again.
 
     \b
     Example: bdn demo

@@ -27,6 +27,10 @@ class LazyGroup(click.Group):
         command = getattr(import_module(module), attribute)
         return command if isinstance(command, click.Command) else None
 
+    def help_of(self, name: str) -> str:
+        """The line that the list of commands shows."""
+        return self._commands_at[name][1]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list of commands, without importing them."""
         with formatter.section("Commands"):

@@ -6,6 +6,7 @@ asyncio client carries bytes.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
 import ssl
@@ -81,7 +82,8 @@ class ConnectionPool:
             for connection in self._busy:
                 if connection.sock is not None:
                     with suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)
+                        # The socket's own: that of a TLS socket would make its reader take ciphertext for content.
+                        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
         for connections in idle.values():
             for connection in connections:
                 connection.close()
@@ -99,7 +101,7 @@ class ConnectionPool:
         with self._lock:
             self._busy.discard(connection)
             idle = self._idle.setdefault(origin, [])
-            if keep and len(idle) < self._idle_limit:
+            if keep and len(idle) < self._idle_limit and not self._is_closed:
                 idle.append(connection)
                 return
         connection.close()
@@ -107,6 +109,8 @@ class ConnectionPool:
     def _connect(self, origin: Origin) -> http.client.HTTPConnection:
         connection = self._new(origin)
         with self._lock:
+            if self._is_closed:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "this program is ending")
             self._busy.add(connection)
         return connection
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import MountFailedError
-from node_agent import bind_mount
+from node_agent import bind_mount, syscalls
 from node_agent import exposure as module
 from node_agent.bind_mount import is_mount_point, mounts_below
 from node_agent.exposure import BindExposure, Exposure, NoExposure, SymlinkExposure, choose
@@ -114,7 +114,7 @@ class TestBindExposure(CheckingExposureContract):
     def test_where_the_remount_is_refused_nothing_stays_mounted(
         self, exposure: Exposure, view: Path, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = bind_mount.mount
+        real = syscalls.mount
 
         def refuse_remount(source: Path | None, target: Path, flags: int) -> None:
             if source is None:

@@ -313,7 +313,7 @@ async def test_a_forced_eviction_stops_a_stage_that_is_being_staged(rig: Rig, mi
     one, gate, asked = published(mirror, 1), threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     mirror.every = held_by(gate)
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
     async with rig.agent() as agent:
         stage = await agent.stages.start("job", mirror.grant(one))
         await asked.wait()
@@ -345,7 +345,7 @@ async def test_two_stages_that_need_the_same_file_fetch_it_once(rig: Rig, mirror
     chunk = mirror.chunks(one, "shared")[0]
     loop = asyncio.get_running_loop()
     mirror.faults[chunk] = [held_by(gate)]
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
     async with rig.agent() as agent:
         leader = await agent.stages.start("leader", mirror.grant(one))
         await asked.wait()
@@ -370,7 +370,7 @@ async def test_a_follower_goes_on_with_its_own_grant_when_that_of_the_leader_end
     loop = asyncio.get_running_loop()
 
     mirror.faults[chunk] = [held_by(gate, failing(GrantExpiredError("just now")))]
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
     async with rig.agent() as agent:
         leader = await agent.stages.start("leader", mirror.grant(one))
         await asked.wait()

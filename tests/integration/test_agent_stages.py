@@ -325,7 +325,7 @@ async def test_a_stage_that_is_released_while_it_is_staged_has_stopped_when_the_
     manifest = mirror.publish(FILES)
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment,return-value]
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
     async with rig.agent() as agent:
         stage = await agent.stages.start("job", mirror.grant(manifest))
         waiting = asyncio.create_task(agent.stages.finish(stage.record.id))

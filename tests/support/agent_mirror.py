@@ -99,7 +99,7 @@ class AgentMirror:
     commands: list[EvictCommand] = field(default_factory=list)
     faults: defaultdict[Digest, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     every: Fault | None = None  # met by each request that has no fault of its own
-    on_request: Callable[[Digest], None] = lambda _: None
+    on_request: Callable[[Digest], object] = lambda _: None
     url: str = ""
 
     def __post_init__(self) -> None:

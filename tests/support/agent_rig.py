@@ -92,3 +92,9 @@ def disk_bytes(cache: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+def metrics(text: str) -> dict[str, float]:
+    """Prometheus' text form as a dictionary."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}

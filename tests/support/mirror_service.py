@@ -126,8 +126,8 @@ class MirrorUnderTest:
         return self.rows("manifests", "manifest_contents")
 
     def chunks(self) -> dict[str, int]:
-        """Size by path of everything in the store."""
-        root = self.data_dir / "store"
+        """Size by path of every chunk in the store."""
+        root = self.data_dir / "store" / "chunks"
         return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
 
 

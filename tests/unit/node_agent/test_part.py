@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.layout import FileLayout
 from node_agent import part as module
-from node_agent.disk import DurableFolders
+from node_agent.disk import DurableFolders, write_all
 from node_agent.part import SYNC_CHUNKS, Part
 from node_agent.places import Places
 from tests.support.agent_rig import noise
@@ -103,14 +104,18 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
     events: list[str] = []
     part = Part(places, DurableFolders(), layout)
     part.open()
-    real_sync, real_write = module.os.fdatasync, module.write_all
-    monkeypatch.setattr(module.os, "fdatasync", lambda descriptor: (events.append("sync"), real_sync(descriptor))[1])
+    real_sync = os.fdatasync
 
-    def note(descriptor: int, buffer: memoryview, offset: int) -> None:
+    def note_sync(descriptor: int) -> None:
+        events.append("sync")
+        real_sync(descriptor)
+
+    def note_write(descriptor: int, buffer: memoryview, offset: int) -> None:
         events.append("chunk" if len(buffer) == len(content) else "bitmap")
-        real_write(descriptor, buffer, offset)
+        write_all(descriptor, buffer, offset)
 
-    monkeypatch.setattr(module, "write_all", note)
+    monkeypatch.setattr(os, "fdatasync", note_sync)
+    monkeypatch.setattr(module, "write_all", note_write)
     for chunk in layout.placed():
         part.write(chunk, memoryview(content))
     part.close()

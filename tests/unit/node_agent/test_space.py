@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from node_agent import space as module
 from node_agent.places import Places
 from node_agent.space import Space
 
@@ -16,7 +16,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     places = Places(tmp_path)
     places.make()
     disk = SimpleNamespace(f_blocks=1000, f_frsize=100, f_bavail=400)
-    monkeypatch.setattr(module.os, "statvfs", lambda _: disk)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
     return places
 
 

@@ -131,6 +131,16 @@ def test_a_directory_that_may_not_be_written_is_an_unavailable_store(
             assert file.read() == CONTENT
 
 
+@pytest.mark.parametrize("lost", ["store", "store/chunks"])
+def test_a_store_that_is_gone_does_not_say_that_it_never_held_the_chunk(root: Path, lost: str) -> None:
+    """Its disk is not mounted: whoever heard NOT_FOUND would give up a chunk that is safe."""
+    store = DirectoryStore(root)
+    store.put(CHUNK, memoryview(CONTENT))
+    (root.parent / lost).rename(root.parent / "elsewhere")
+    with pytest.raises(StoreUnavailableError, match="No such file or directory"):
+        store.open(CHUNK)
+
+
 def test_a_directory_that_cannot_be_made_is_an_unavailable_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in the way")
     with pytest.raises(StoreUnavailableError, match="Not a directory|File exists"):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from socket import socket
+from threading import Event
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +16,7 @@ from bdn.core.errors import BdnError, UpstreamUnavailableError
 from bdn.core.ports import Location
 from bdn.transfer.connections import ConnectionPool, origin_of, reason_of
 from bdn.transfer.ranged import RangedReader
-from tests.support.bytes_raw_server import RawServer, answering, message, partial, waiting_after
+from tests.support.bytes_raw_server import RawServer, answering, message, partial, read_head, waiting_after
 from tests.support.bytes_upstream import CONTENT, SIZE, read_range, upstream
 
 GOOD = partial(CONTENT[:10], 0, SIZE)
@@ -131,6 +134,38 @@ def test_closing_closes_the_idle_connections(reader: RangedReader, pool: Connect
         assert not server.closed[0].is_set()
         pool.close()
         assert server.closed[0].wait(10)
+
+
+def test_closing_breaks_a_read_that_is_under_way(reader: RangedReader, pool: ConnectionPool) -> None:
+    """The end of a program does not wait until a silent upstream times out."""
+    asked = Event()
+
+    def stall(connection: socket) -> None:
+        read_head(connection)
+        connection.sendall(GOOD[:-5])
+        asked.set()
+        connection.recv(1)
+
+    with RawServer(stall) as server, ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read, reader, server)
+        assert asked.wait(10)
+        pool.close()
+        with pytest.raises(UpstreamUnavailableError):
+            reading.result(5)
+
+
+def test_after_closing_no_connection_is_opened_or_kept(pool: ConnectionPool) -> None:
+    answer = message("200 OK", "Content-Length: 3", body=b"abc")
+    with RawServer(waiting_after(answer)) as server, RawServer(answering(answer)) as other:
+        with pool.get(server.url, {}) as response:
+            assert response.read(3) == b"abc"
+            pool.close()
+            connection = server.closed[0]
+        for url in (server.url, other.url):
+            with pytest.raises(ConnectionAbortedError, match="ending"), pool.get(url, {}):
+                pass
+        assert connection.wait(10)
+        assert (server.connections, other.connections) == (1, 0)
 
 
 def test_an_answer_that_was_not_read_to_its_end_is_not_mixed_with_the_next(pool: ConnectionPool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +12,7 @@ import pytest
 
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.ports import Location
-from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool
 from bdn.transfer.ranged import RangedReader
 from tests.support.bytes_authority import Authority, new_authority
 from tests.support.bytes_raw_server import RawServer, answering, message, partial
@@ -81,6 +81,21 @@ def test_an_idle_tls_connection_that_the_server_closed_is_replaced(reader: Range
         read_range(reader, Location(local_url(server)), 0, 10)
         server.closed[0].wait(10)
         assert read_range(reader, Location(local_url(server)), 0, 10) == CONTENT[:10]
+
+
+def test_a_body_that_is_broken_off_by_closing_never_turns_into_ciphertext(authority: Authority) -> None:
+    """What had arrived is read on as it was sent, or not at all: the records behind it are no data."""
+    body = bytes(range(256)) * 512
+    answer = message("200 OK", f"Content-Length: {2 * len(body)}", body=body)
+    with closing(ConnectionPool(timeout_seconds=10)) as pool, tls_server(authority, answer) as server:
+        with pool.get(local_url(server), {}) as response:
+            received = response.read(10)
+            assert server.closed[0].wait(10)  # everything is on its way
+            pool.close()
+            with suppress(*NETWORK_ERRORS):
+                while piece := response.read1(65536):
+                    received += piece
+    assert body.startswith(received)
 
 
 def test_https_goes_through_the_proxy_encrypted_to_the_end(

@@ -1,0 +1,179 @@
+"""A disk that is full, read-only or damaged fails one stage with its reason; the agent and its promises stay."""
+
+# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.errors import BdnError, DiskFailedError
+from bdn.wire.eviction_schema import EvictCommand
+from node_agent.part import Part
+from tests.support.agent_mirror import AgentMirror, refused
+from tests.support.agent_mounts import mounted_tmpfs, needs_mounts, read_only
+from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.trees import tree
+
+FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
+
+
+@pytest.fixture
+def mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@needs_mounts
+async def test_a_disk_that_others_fill_is_no_budget(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest = mirror.publish(FILES)
+    with mounted_tmpfs(tmp_path / "disk", "32m") as disk:
+        rig = Rig(mirror, disk, {"cache_bytes": 10**12})
+        async with rig.agent() as agent:
+            (disk / "foreign").write_bytes(bytes(20 * MIB))
+            with pytest.raises(BdnError) as caught:
+                await staged(agent, mirror, manifest)
+            assert caught.value.code == "CACHE_TOO_SMALL"
+            assert caught.value.details()["needed_bytes"] == manifest.bytes_total
+            (disk / "foreign").unlink()
+            assert (await staged(agent, mirror, manifest)).state == "READY"
+
+
+@needs_mounts
+async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing_uncounted(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(FILES)
+    with mounted_tmpfs(tmp_path / "disk", "32m") as disk:
+        rig = Rig(mirror, disk, {"cache_bytes": 30 * MIB})
+        async with rig.agent(byte_threads=1) as agent:
+            real = agent.cache.space.budget
+
+            def generous(committed: int) -> int:
+                budget = real(committed)
+                (disk / "foreign").write_bytes(bytes(20 * MIB))  # just after the budget was found to be enough
+                return budget
+
+            object.__setattr__(agent.cache, "space", type("Space", (), {"budget": staticmethod(generous)}))
+            with pytest.raises(BdnError) as caught:
+                await staged(agent, mirror, manifest)
+
+            assert caught.value.code == "DISK_FAILED"
+            assert "No space left on device" in str(caught.value)
+            assert str(disk) in str(caught.value.details()["path"])
+            ledger = agent.cache.index.ledger
+            assert ledger.used_bytes == disk_bytes(rig.cache)
+            assert ledger.reserved_bytes == 0
+            (disk / "foreign").unlink()
+            object.__setattr__(agent.cache, "space", type("Space", (), {"budget": staticmethod(real)}))
+            stage = await staged(agent, mirror, manifest)
+            assert tree(Path(stage.mounts[0].path)) == FILES
+
+
+async def test_a_write_that_fails_fails_the_stage_alone(
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, other = mirror.publish(FILES), mirror.publish({"other": b"other"})
+    large = next(entry.digest for entry in manifest.files if entry.path == "large")
+    real = Part.write
+
+    def failing(part: Part, *arguments: object) -> None:
+        if part.layout.digest == large:
+            raise DiskFailedError("/cache/filling/x.part", "Input/output error")
+        real(part, *arguments)  # type: ignore[arg-type]
+
+    async with Rig(mirror, tmp_path).agent() as agent:
+        monkeypatch.setattr(Part, "write", failing)
+        with pytest.raises(BdnError, match=r"the disk failed at /cache/filling/x\.part: Input/output error"):
+            await staged(agent, mirror, manifest)
+        assert (await staged(agent, mirror, other)).state == "READY"
+        monkeypatch.setattr(Part, "write", real)
+        assert (await staged(agent, mirror, manifest)).state == "READY"
+
+
+async def test_a_chunk_that_was_damaged_in_a_part_is_fetched_again(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest = mirror.publish(FILES)
+    chunks = mirror.chunks(manifest, "large")
+    mirror.faults[chunks[2]] = [refused] * 3
+    rig = Rig(mirror, tmp_path)
+    async with rig.agent(byte_threads=1) as agent:
+        with pytest.raises(BdnError):
+            await staged(agent, mirror, manifest)
+    part = next((rig.cache / "filling").glob("*.part"))
+    with part.open("r+b") as file:
+        file.seek(CHUNK_SIZE + 4711)
+        file.write(b"damage")
+    mirror.forget()
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+
+        assert tree(Path(stage.mounts[0].path)) == FILES
+        assert [mirror.chunk_requests[chunk] for chunk in chunks] == [0, 1, 1]
+
+
+@needs_mounts
+async def test_nothing_is_evicted_from_a_disk_that_cannot_be_written(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest, other = mirror.publish(FILES), mirror.publish({"other": noise(2 * CHUNK_SIZE, 2)})
+    rig = Rig(mirror, tmp_path, {"cache_bytes": 20 * MIB})
+    async with rig.agent() as agent:
+        await agent.stages.release((await staged(agent, mirror, manifest)).id)
+        with read_only(rig.cache):
+            with pytest.raises(DiskFailedError, match="Read-only file system"):
+                await agent.evictions.evict(EvictCommand(id="e", all=True))
+            assert agent.cache.index.is_complete(manifest.digest)
+            with pytest.raises(BdnError, match="Read-only file system"):
+                await staged(agent, mirror, other)
+            assert agent.cache.index.is_complete(manifest.digest)
+        assert agent.cache.index.ledger.used_bytes == disk_bytes(rig.cache) == manifest.bytes_total
+        assert agent.cache.index.leases.leased() == ()
+        assert (await staged(agent, mirror, other)).state == "READY"
+
+
+async def test_an_eviction_that_stops_half_way_is_finished_by_the_next_start(
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = mirror.publish({"one": noise(100, 1), "more": noise(100, 2)}), mirror.publish({"two": noise(100, 3)})
+    rig = Rig(mirror, tmp_path)
+    real = Path.unlink
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.parent.parent.name == "files":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        real(path, missing_ok=missing_ok)
+
+    async with rig.agent() as agent:
+        for manifest in (one, two):
+            await agent.stages.release((await staged(agent, mirror, manifest, job=str(manifest.digest))).id)
+        monkeypatch.setattr(Path, "unlink", failing)
+        with pytest.raises(DiskFailedError, match="Input/output error"):
+            await agent.evictions.evict(EvictCommand(id="e", all=True))
+        monkeypatch.setattr(Path, "unlink", real)
+
+        # The record of the first was removed, so it is not held any more; the second was not touched.
+        assert agent.cache.index.manifests() == (two.digest,)
+        assert agent.cache.index.is_complete(two.digest)
+    async with rig.agent() as agent:
+        assert agent.cache.index.manifests() == (two.digest,)
+        assert disk_bytes(rig.cache) == 100
+
+
+@needs_mounts
+async def test_a_stage_on_a_full_disk_cannot_be_recorded_and_is_not_begun(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish({"small": b"small"})
+    with mounted_tmpfs(tmp_path / "disk", "4m") as disk:
+        async with Rig(mirror, disk).agent() as agent:
+            await agent.heartbeats.beat()
+            with (disk / "foreign").open("wb", buffering=0) as foreign, pytest.raises(OSError, match="No space"):
+                while True:
+                    foreign.write(bytes(4096))
+            with pytest.raises(DiskFailedError, match="No space left on device"):
+                await agent.stages.start("job", mirror.grant(manifest))
+            assert agent.stages.book.all() == []
+            (disk / "foreign").unlink()
+            assert (await staged(agent, mirror, manifest)).state == "READY"

@@ -1,0 +1,291 @@
+"""The control API over its unix socket, as commands and job controllers use it."""
+
+# ruff: noqa: ASYNC110, ASYNC240 - a test's loop has nobody else to serve
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from bdn.core.errors import BdnError
+from bdn.wire.client import AgentClient
+from bdn.wire.http_server import serving
+from bdn.wire.stage_schema import StageRequest
+from node_agent.agent import Agent
+from node_agent.api import build_app
+from node_agent.sockets import unix_socket
+from tests.support.agent_mirror import AgentMirror, flipped, held_by
+from tests.support.agent_mounts import needs_mounts, read_only
+from tests.support.agent_rig import MIB, Rig, metrics, noise
+from tests.support.trees import tree
+
+FILES = {"weights": noise(MIB, 1), "config.json": b"{}"}
+
+
+@pytest.fixture
+def mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
+    return Rig(mirror, tmp_path)
+
+
+@dataclass(frozen=True)
+class Site:
+    """An agent, our own client of it, and a plain HTTP client."""
+
+    agent: Agent
+    client: AgentClient
+    http: httpx2.AsyncClient
+
+
+@asynccontextmanager
+async def serving_agent(rig: Rig, **changes: Any) -> AsyncIterator[Site]:
+    path = rig.root / "agent.sock"
+    async with rig.agent(**changes) as agent:
+        with unix_socket(path) as listener:
+            async with (
+                serving(build_app(agent), listener),
+                AgentClient(f"unix:{path}") as client,
+                httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(path)), base_url="http://agent") as http,
+            ):
+                yield Site(agent, client, http)
+
+
+async def test_a_stage_is_accepted_then_ready_then_released(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with serving_agent(rig) as site:
+        body = {"job_id": "job", "grant": mirror.grant(manifest)}
+        accepted = await site.http.post("/stages", json=body)
+        assert accepted.status_code == 202
+        assert accepted.json()["state"] in ("STAGING", "READY")
+
+        ready = await site.client.stage_by_id(accepted.json()["id"], 30)
+        assert ready.state == "READY"
+        assert tree(Path(ready.mounts[0].path)) == FILES
+        assert [stage.id for stage in (await site.client.stages()).items] == [ready.id]
+
+        assert (await site.client.unstage(ready.id)).state == "RELEASED"
+        assert (await site.client.unstage(ready.id)).state == "RELEASED"
+
+
+async def test_waiting_answers_when_the_stage_is_ready(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with serving_agent(rig) as site:
+        body = {"job_id": "job", "grant": mirror.grant(manifest), "wait": True, "ttl_seconds": 60}
+        answer = await site.http.post("/stages", json=body)
+
+        assert (answer.status_code, answer.json()["state"]) == (201, "READY")
+        assert answer.json()["expires_at"] is not None
+        again = await site.http.post("/stages", json=body)
+        assert (again.status_code, again.json()["id"]) == (201, answer.json()["id"])
+
+
+async def test_a_wait_that_ends_in_failure_answers_with_the_error(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    for chunk in mirror.chunks(manifest, "weights"):
+        mirror.faults[chunk] = [flipped, flipped]
+    async with serving_agent(rig) as site:
+        answer = await site.http.post("/stages", json={"job_id": "j", "grant": mirror.grant(manifest), "wait": True})
+
+        error = answer.json()["error"]
+        assert (error["code"], error["retryable"]) == ("CHECKSUM_MISMATCH", False)
+        assert str(mirror.chunks(manifest, "weights")[0]) in error["message"]
+        failed = (await site.client.stages()).items[0]
+        assert failed.state == "FAILED"
+        assert failed.error is not None
+        assert failed.error.model_dump() == error
+
+
+async def test_events_tell_progress_until_it_is_done(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish({"large": noise(17 * MIB, 2)})
+    chunks, gate = mirror.chunks(manifest, "large"), threading.Event()
+    mirror.faults[chunks[2]] = [held_by(gate)]
+    async with serving_agent(rig) as site:
+        stage = await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest)))
+        events: list[tuple[str, dict[str, Any]]] = []
+        async with site.http.stream("GET", f"/stages/{stage.id}/events", timeout=30) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            name = ""
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                if line.startswith("data: "):
+                    events.append((name, json.loads(line.removeprefix("data: "))))
+                    if events[-1][1]["mounts"][0]["bytes_done"] == 16 * MIB:
+                        gate.set()
+
+        assert [name for name, _ in events[:-1]] == ["progress"] * (len(events) - 1)
+        assert events[-1][0] == "done"
+        done = [event["mounts"][0]["bytes_done"] for _, event in events]
+        assert done == sorted(done)
+        assert 16 * MIB in done
+        assert done[-1] == 17 * MIB
+        assert events[-1][1]["state"] == "READY"
+        unknown = await site.http.get("/stages/stg_unknown/events")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "NOT_FOUND")
+
+
+async def test_a_wait_for_a_stage_ends_with_its_time(rig: Rig, mirror: AgentMirror) -> None:
+    manifest, gate = mirror.publish(FILES), threading.Event()
+    mirror.every = held_by(gate)
+    async with serving_agent(rig) as site:
+        stage = await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest)))
+        waited = await site.client.stage_by_id(stage.id, 0.01)
+        assert waited.state == "STAGING"
+        gate.set()
+        assert (await site.client.stage_by_id(stage.id, 30)).state == "READY"
+
+
+async def test_a_stage_is_renewed(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with serving_agent(rig) as site:
+        body = {"job_id": "job", "grant": mirror.grant(manifest), "wait": True, "ttl_seconds": 60}
+        stage = (await site.http.post("/stages", json=body)).json()
+
+        renewed = (await site.http.post(f"/stages/{stage['id']}/renew", json={"ttl_seconds": 3600})).json()
+        endless = (await site.http.post(f"/stages/{stage['id']}/renew", json={})).json()
+
+        assert renewed["expires_at"] > stage["expires_at"]
+        assert endless["expires_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code", "words"),
+    [
+        ("POST", "/stages", {"job_id": "j"}, 422, "INVALID_REQUEST", "grant: Field required"),
+        ("POST", "/stages", {"job_id": "j", "grant": "g", "colour": 1}, 422, "INVALID_REQUEST", "colour: Extra inputs"),
+        ("POST", "/stages", {"job_id": "j", "grant": "g", "ttl_seconds": 0}, 422, "INVALID_REQUEST", "ttl_seconds: "),
+        ("POST", "/stages", {"job_id": "j", "grant": "rubbish"}, 403, "GRANT_INVALID", "the grant is not valid"),
+        ("GET", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),
+        ("DELETE", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),
+        ("GET", "/stages/stg_unknown?wait=61", None, 422, "INVALID_REQUEST", "wait: "),
+        ("GET", "/nowhere", None, 404, "NOT_FOUND", "path /nowhere"),
+        ("PUT", "/stages", None, 405, "INVALID_REQUEST", "PUT /stages"),
+    ],
+)
+async def test_errors_are_documents_that_name_what_is_wrong(
+    rig: Rig, method: str, path: str, body: object, status: int, code: str, words: str
+) -> None:
+    async with serving_agent(rig) as site:
+        answer = await site.http.request(method, path, json=body)
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert words in answer.json()["error"]["message"]
+
+
+async def test_a_bug_is_an_internal_error_that_tells_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving_agent(rig) as site:
+
+        def broken() -> None:
+            raise RuntimeError("a secret detail")
+
+        monkeypatch.setattr(type(site.agent.holdings), "all", lambda _: broken())
+        answer = await site.http.get("/cache")
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL")
+        assert "secret" not in answer.text
+        assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+async def test_the_cache_says_what_it_holds_and_for_whom(rig: Rig, mirror: AgentMirror) -> None:
+    one, two = mirror.publish(FILES), mirror.publish({"other": b"other"})
+    async with serving_agent(rig, cache_bytes=10 * MIB) as site:
+        for job, manifest in (("one", one), ("two", two)):
+            await site.client.stage(StageRequest(job_id=job, grant=mirror.grant(manifest), wait=True))
+        await site.client.unstage((await site.client.stages()).items[0].id)
+
+        cache = await site.client.cache()
+
+        assert cache.tiers["node"].model_dump() == {
+            "budget": 10 * MIB,
+            "committed": MIB + 7,
+            "reserved": 0,
+            "leased": MIB + 2,
+        }
+        assert [(held.manifest, held.complete, held.held_by) for held in cache.manifests] == [
+            (str(one.digest), True, ["one"]),
+            (str(two.digest), True, []),
+        ]
+        assert cache.manifests[0].sources == ["hf://org/model-0"]
+
+
+EXPECTED = {
+    'bdn_agent_stages{state="READY"}': 1,
+    'bdn_agent_stages{state="FAILED"}': 0,
+    'bdn_agent_fill_bytes_total{tier="mirror"}': MIB + 2,
+    "bdn_agent_cache_budget_bytes": 10 * MIB,
+    "bdn_agent_cache_committed_bytes": MIB + 2,
+    "bdn_agent_cache_leased_bytes": MIB + 2,
+    "bdn_agent_cache_reserved_bytes": 0,
+    "bdn_agent_verification_failures_total": 1,
+    "bdn_agent_ready_seconds_count": 1,
+}
+
+
+async def test_health_metrics_and_documentation_are_served(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    mirror.faults[mirror.chunks(manifest, "weights")[0]] = [flipped]
+    async with serving_agent(rig, cache_bytes=10 * MIB) as site:
+        await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
+
+        assert (await site.http.get("/healthz")).status_code == 200
+        assert await site.client.ready()
+        figures = metrics((await site.http.get("/metrics")).text)
+        assert {name: figures[name] for name in EXPECTED} == EXPECTED
+        document = (await site.http.get("/openapi.json")).json()
+        assert set(document["paths"]) == {
+            "/stages",
+            "/stages/{stage_id}",
+            "/stages/{stage_id}/events",
+            "/stages/{stage_id}/renew",
+            "/cache",
+            "/healthz",
+            "/readyz",
+            "/metrics",
+        }
+        assert "text/html" in (await site.http.get("/docs")).headers["content-type"]
+
+
+@needs_mounts
+async def test_an_agent_whose_disk_became_read_only_is_alive_and_not_ready(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with serving_agent(rig) as site:
+        with read_only(rig.cache):
+            assert not await site.client.ready()
+            assert (await site.http.get("/healthz")).status_code == 200
+            with pytest.raises(BdnError) as caught:
+                await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
+            assert caught.value.code == "DISK_FAILED"
+            assert "Read-only file system" in str(caught.value)
+        assert (await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))).state == "READY"
+
+
+async def test_many_waiters_for_one_stage_are_answered(rig: Rig, mirror: AgentMirror) -> None:
+    manifest, gate = mirror.publish(FILES), threading.Event()
+    mirror.every = held_by(gate)
+    request = StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True)
+    async with serving_agent(rig) as site:
+        waiting = [asyncio.create_task(site.client.stage(request)) for _ in range(5)]
+        while not site.agent.stages.book.all():
+            await asyncio.sleep(0)
+        gate.set()
+
+        stages = await asyncio.gather(*waiting)
+
+        assert len({stage.id for stage in stages}) == 1
+        assert set(mirror.chunk_requests.values()) == {1}

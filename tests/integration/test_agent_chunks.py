@@ -1,0 +1,90 @@
+"""The data plane: an agent serves what it holds to its peers, with the reader that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import BdnError, NotFoundError
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.transfer.verifying import VerifyingReader
+from node_agent.agent import Agent
+from node_agent.crew import in_thread
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
+
+LARGE = noise(9 * MIB, 1)
+FILES = {"large": LARGE, "small": b"small"}
+
+
+@pytest.fixture
+def mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def connections() -> Iterator[ConnectionPool]:
+    pool = ConnectionPool(timeout_seconds=10)
+    yield pool
+    pool.close()
+
+
+def fetch(pool: ConnectionPool, agent: Agent, digest: Digest, size: int, bearer: str | None = None) -> bytes:
+    buffer = bytearray(size)
+    reader = VerifyingReader(HttpChunkReader(pool, f"http://127.0.0.1:{agent.data_port}", bearer))
+    reader.read_into(digest, memoryview(buffer))
+    return bytes(buffer)
+
+
+PIECES = [LARGE[: 8 * MIB], LARGE[8 * MIB :], b"small"]
+
+
+async def test_every_chunk_of_a_staged_manifest_is_served_also_after_a_restart(
+    mirror: AgentMirror, tmp_path: Path, connections: ConnectionPool
+) -> None:
+    rig, manifest = Rig(mirror, tmp_path), mirror.publish(FILES)
+    async with rig.agent() as agent:
+        await staged(agent, mirror, manifest)
+        for piece in PIECES:
+            assert await in_thread(fetch, connections, agent, digest_of(piece), len(piece)) == piece
+        figures = metrics(agent.metrics.render(await agent.cache.use()).decode())
+        assert figures["bdn_agent_served_bytes_total"] >= 9 * MIB  # the last piece is counted after it has arrived
+    async with rig.agent() as agent:
+        for piece in PIECES:
+            assert await in_thread(fetch, connections, agent, digest_of(piece), len(piece)) == piece
+
+
+async def test_evicted_chunks_are_not_served(mirror: AgentMirror, tmp_path: Path, connections: ConnectionPool) -> None:
+    rig, manifest = Rig(mirror, tmp_path, {"cache_bytes": 10 * MIB}), mirror.publish(FILES)
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+        await agent.stages.release(stage.id)
+        await staged(agent, mirror, mirror.publish({"other": noise(5 * MIB, 2)}))
+
+        with pytest.raises(NotFoundError):
+            await in_thread(fetch, connections, agent, digest_of(PIECES[0]), 8 * MIB)
+
+
+async def test_with_authentication_a_chunk_takes_a_grant_for_a_manifest_that_has_it(
+    mirror: AgentMirror, tmp_path: Path, connections: ConnectionPool
+) -> None:
+    manifest, other = mirror.publish(FILES), mirror.publish({"other": b"other"})
+    async with Rig(mirror, tmp_path, {"auth": "token"}).agent() as agent:
+        await staged(agent, mirror, manifest, other)
+        for piece in PIECES:
+            digest, size = digest_of(piece), len(piece)
+            assert await in_thread(fetch, connections, agent, digest, size, mirror.grant(manifest)) == piece
+            for bearer, code in (
+                (None, "UNAUTHENTICATED"),
+                ("rubbish", "GRANT_INVALID"),
+                (mirror.grant(manifest, expires_in=-1), "GRANT_EXPIRED"),
+                (mirror.grant(other), "NOT_FOUND"),
+            ):
+                with pytest.raises(BdnError) as caught:
+                    await in_thread(fetch, connections, agent, digest, size, bearer)
+                assert caught.value.code == code

@@ -1,0 +1,147 @@
+"""What the mirror hears of an agent, and what it makes it do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bdn.core.errors import GrantInvalidError
+from bdn.wire.agent_schema import Heartbeat
+from bdn.wire.eviction_schema import EvictCommand, EvictReport
+from bdn.wire.grants import GrantSigner, new_signing_key
+from node_agent.owner import boot_id
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_rig import MIB, Rig, noise, staged
+
+
+class ListeningMirror(AgentMirror):
+    """Lets a test wait until a heartbeat of some kind has come."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    def beat(self, heartbeat: Heartbeat):  # type: ignore[no-untyped-def]
+        reply = super().beat(heartbeat)
+        self._loop.call_soon_threadsafe(self._beats.put_nowait, heartbeat)
+        return reply
+
+    async def heard(self, condition: Callable[[Heartbeat], bool]) -> Heartbeat:
+        async with asyncio.timeout(30):
+            while True:
+                heartbeat = await self._beats.get()
+                if condition(heartbeat):
+                    return heartbeat
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[ListeningMirror]:
+    mirror = ListeningMirror()
+    with mirror.running():
+        yield mirror
+
+
+async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(tmp_path: Path) -> None:
+    async with listening() as mirror:
+        rig = Rig(mirror, tmp_path, {"cluster": "east", "roles": "node", "cache_bytes": MIB})
+        async with rig.agent() as agent:
+            first = await mirror.heard(lambda _: True)
+
+            assert (first.node, first.cluster, first.roles) == ("node-1", "east", ["node"])
+            assert first.boot_id == boot_id()
+            assert first.advertise == f"http://127.0.0.1:{agent.data_port}"
+            assert first.holdings == []
+            assert first.tiers["node"].budget == MIB
+
+
+async def test_new_holdings_are_told_at_once_and_not_told_again(tmp_path: Path) -> None:
+    async with listening() as mirror:
+        manifest = mirror.publish({"f": b"content"})
+        async with Rig(mirror, tmp_path).agent() as agent:
+            stage = await staged(agent, mirror, manifest, job="job")
+            told = await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
+            assert told.holdings is not None
+            assert told.holdings[0].manifest == str(manifest.digest)
+            assert (told.holdings[0].bytes, told.holdings[0].held_by) == (7, ["job"])
+
+            await agent.stages.release(stage.id)
+            await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
+            await mirror.heard(lambda beat: beat.holdings is None)
+
+
+async def test_a_command_is_carried_out_once_and_reported(tmp_path: Path) -> None:
+    async with listening() as mirror:
+        one, two = mirror.publish({"f": noise(100, 1)}), mirror.publish({"f": noise(100, 2)})
+        async with Rig(mirror, tmp_path).agent() as agent:
+            kept = await staged(agent, mirror, one, job="kept")
+            stage = await staged(agent, mirror, two, job="gone")
+            await agent.stages.release(stage.id)
+            mirror.commands.append(EvictCommand(id="evc_1", all=True))
+
+            reports = (await mirror.heard(lambda beat: bool(beat.reports))).reports
+
+            assert [(item.manifest, item.refused, item.bytes) for item in reports[0].items] == [
+                (str(two.digest), False, 100),
+                (str(one.digest), True, 0),
+            ]
+            assert reports[0].items[1].holders == [f"job kept (stage {kept.id})"]
+            assert agent.cache.index.manifests() == (one.digest,)
+            await mirror.heard(lambda beat: not beat.reports)
+            assert [report.id for beat in mirror.heartbeats for report in beat.reports].count("evc_1") == 1
+
+
+async def test_a_command_that_cannot_be_carried_out_is_reported_with_its_error(tmp_path: Path) -> None:
+    async with listening() as mirror:
+        async with Rig(mirror, tmp_path).agent():
+            mirror.commands.append(EvictCommand(id="evc_1"))
+
+            report: EvictReport = (await mirror.heard(lambda beat: bool(beat.reports))).reports[0]
+
+            assert report.error is not None
+            assert report.error.code == "INVALID_REQUEST"
+
+
+@pytest.fixture
+def down() -> Iterator[AgentMirror]:
+    """A mirror that was there once."""
+    mirror = AgentMirror()
+    with mirror.running():
+        pass
+    yield mirror
+
+
+async def test_a_mirror_that_is_down_is_complained_about_once(
+    tmp_path: Path, down: AgentMirror, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Rig(down, tmp_path).agent() as agent:
+        for _ in range(3):
+            await agent.heartbeats.ask_for_keys()
+
+        complaints = [record for record in caplog.records if "does not take heartbeats" in record.message]
+        assert len(complaints) == 1
+
+
+async def test_without_a_mirror_only_known_keys_are_believed(tmp_path: Path, down: AgentMirror) -> None:
+    manifest = down.publish({"f": b"f"})
+    async with Rig(down, tmp_path).agent() as agent:
+        with pytest.raises(GrantInvalidError, match="a key that this agent does not know"):
+            await agent.stages.start("job", down.grant(manifest))
+
+
+async def test_one_grant_with_an_unknown_key_costs_one_heartbeat(tmp_path: Path) -> None:
+    async with listening() as mirror:
+        manifest = mirror.publish({"f": b"f"})
+        stranger = AgentMirror(signer=GrantSigner(new_signing_key()))
+        async with Rig(mirror, tmp_path).agent() as agent:
+            await mirror.heard(lambda _: True)
+            before = len(mirror.heartbeats)
+            with pytest.raises(GrantInvalidError):
+                await agent.stages.start("job", stranger.grant(manifest))
+
+            asked = [beat for beat in mirror.heartbeats[before:] if beat.wait_seconds == 0]
+            assert len(asked) == 1

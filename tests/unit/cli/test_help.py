@@ -1,0 +1,59 @@
+"""What ``--help`` says."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bdn.cli.admin import main as admin
+from bdn.cli.lazy import LazyGroup
+from bdn.cli.main import main as bdn
+from node_agent.__main__ import main as agent
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    found: list[tuple[str, click.Command]] = [("bdn-node-agent", agent)]
+    for program, group in (("bdn", bdn), ("bdn-admin", admin)):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            found.append((f"{program} {name}", command))
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
+def test_every_command_has_help_with_an_example(name: str, command: click.Command) -> None:
+    shown = CliRunner().invoke(command, ["--help"])
+
+    assert shown.exit_code == 0
+    assert "Example" in shown.output
+    assert name.rsplit(maxsplit=1)[-1] in shown.output
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
+def test_every_command_can_print_one_document_and_be_quiet(name: str, command: click.Command) -> None:
+    options = {option for parameter in command.params for option in parameter.opts}
+
+    assert {"--json", "--quiet"} <= options or name == "bdn-node-agent"  # the daemon has no result to print
+
+
+def test_the_commands_of_the_contract_exist() -> None:
+    assert {name for name, _ in commands()} == {
+        "bdn-node-agent",
+        *(f"bdn {name}" for name in ("pull", "demo", "up", "serve", "worker", "migrate", "mirror", "stage", "unstage")),
+        *(f"bdn-admin {name}" for name in ("evict", "ls", "agents")),
+    }
+
+
+def test_the_list_of_commands_speaks_like_the_commands_themselves() -> None:
+    """The list is written down so that ``bdn --help`` need not import everything; it must not drift."""
+    assert isinstance(bdn, LazyGroup)
+    context = click.Context(bdn)
+    for name in bdn.list_commands(context):
+        command = bdn.get_command(context, name)
+        assert command is not None
+        assert command.help
+        line = " ".join(bdn.help_of(name).lower().rstrip(".").split()[:3])
+        assert " ".join(command.help.lower().split()).startswith(line), (name, line)

@@ -1,0 +1,200 @@
+"""Grants as tokens: what one key signed, everybody can check, and nobody can change."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError
+from bdn.core.grant import AUDIENCE, Grant, GrantedMount
+from bdn.wire.grants import ISSUER, GrantSigner, GrantVerifier, UnknownKeyError, new_signing_key
+from tests.support.names import named
+from tests.support.wire_hypothesis import BRIEFLY
+
+NOW = 1_795_000_000.0
+GRANT = Grant(
+    "acme",
+    (
+        GrantedMount("/app/models/q", named("a"), "hf://Qwen/Qwen3-0.6B@main"),
+        GrantedMount("/app/données", named("b"), "s3://bucket/ünïcode"),
+    ),
+    NOW + 3600,
+)
+PEM = new_signing_key()
+SIGNER = GrantSigner(PEM)
+VERIFIER = GrantVerifier([SIGNER.public_key])
+TOKEN = SIGNER.sign(GRANT)
+CLAIMS: dict[str, Any] = jwt.decode(TOKEN, options={"verify_signature": False})
+
+
+def signed(**changes: Any) -> str:
+    """A token of the right key with other claims; None leaves a claim away."""
+    claims = {name: value for name, value in {**CLAIMS, **changes}.items() if value is not None}
+    key = serialization.load_pem_private_key(PEM, password=None)
+    return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": SIGNER.key_id})  # type: ignore[arg-type]
+
+
+def encoded(part: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
+
+
+def refused(token: str, *, now: float = NOW, verifier: GrantVerifier = VERIFIER) -> BdnError:
+    """The error; anything else than one of ours fails the test."""
+    with pytest.raises(BdnError) as raised:
+        verifier.verify(token, now=now)
+    return raised.value
+
+
+def test_a_grant_survives_being_signed_and_verified() -> None:
+    assert VERIFIER.verify(TOKEN, now=NOW) == GRANT
+
+
+def test_a_token_goes_through_a_header_as_it_is() -> None:
+    assert TOKEN.isascii()
+    assert not set(TOKEN) & set(" \r\n,;\"'")
+
+
+def test_a_fraction_of_a_second_is_cut_from_the_expiry_and_never_added() -> None:
+    token = SIGNER.sign(Grant(GRANT.organisation, GRANT.mounts, NOW + 10.9))
+    assert VERIFIER.verify(token, now=NOW).expires_at == NOW + 10
+
+
+def test_every_verifier_that_knows_the_key_accepts_the_token() -> None:
+    keys = [GrantSigner(new_signing_key()).public_key, SIGNER.public_key, GrantSigner(new_signing_key()).public_key]
+    assert GrantVerifier(json.loads(json.dumps(keys))).verify(TOKEN, now=NOW) == GRANT
+
+
+def test_a_key_keeps_its_name() -> None:
+    assert GrantSigner(PEM).key_id == SIGNER.key_id
+    assert GrantSigner(new_signing_key()).key_id != SIGNER.key_id
+
+
+def test_the_public_key_holds_nothing_private() -> None:
+    assert set(SIGNER.public_key) == {"kty", "crv", "x", "kid", "alg", "use"}
+
+
+def test_a_key_of_another_kind_does_not_sign() -> None:
+    other = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with pytest.raises(TypeError, match="Ed25519"):
+        GrantSigner(other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"org": "globex"},
+        {"exp": int(NOW) + 10**9},
+        {"mounts": [["/app/models/q", str(named("other")), "hf://o/r"]]},
+    ],
+)
+def test_an_altered_payload_is_refused(change: dict[str, Any]) -> None:
+    head, _, signature = TOKEN.split(".")
+    error = refused(f"{head}.{encoded(CLAIMS | change)}.{signature}")
+    assert (type(error), error.code) == (GrantInvalidError, "GRANT_INVALID")
+
+
+def test_an_altered_signature_is_refused() -> None:
+    head, payload, signature = TOKEN.split(".")
+    other = ("B" if signature[0] == "A" else "A") + signature[1:]
+    assert type(refused(f"{head}.{payload}.{other}")) is GrantInvalidError
+
+
+def test_a_token_of_another_key_is_refused_and_says_that_a_newer_key_may_exist() -> None:
+    error = refused(GrantSigner(new_signing_key()).sign(GRANT))
+    assert isinstance(error, UnknownKeyError)
+    assert error.code == "GRANT_INVALID"
+
+
+def test_a_token_of_another_key_under_the_name_of_ours_is_refused() -> None:
+    other = serialization.load_pem_private_key(new_signing_key(), password=None)
+    token = jwt.encode(CLAIMS, other, algorithm="EdDSA", headers={"kid": SIGNER.key_id})  # type: ignore[arg-type]
+    assert type(refused(token)) is GrantInvalidError
+
+
+@pytest.mark.parametrize("header", [{"alg": "EdDSA"}, {"alg": "EdDSA", "kid": ""}, {"alg": "EdDSA", "kid": "0" * 16}])
+def test_a_token_without_a_key_that_we_know_is_refused(header: dict[str, str]) -> None:
+    _, payload, signature = TOKEN.split(".")
+    assert isinstance(refused(f"{encoded(header)}.{payload}.{signature}"), UnknownKeyError)
+
+
+@pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "nOnE"])
+def test_a_token_that_is_not_signed_is_refused(algorithm: str) -> None:
+    header = encoded({"alg": algorithm, "typ": "JWT", "kid": SIGNER.key_id})
+    for signature in ("", TOKEN.split(".")[2]):
+        assert type(refused(f"{header}.{encoded(CLAIMS)}.{signature}")) is GrantInvalidError
+
+
+def test_a_token_that_is_signed_with_the_public_key_as_a_password_is_refused() -> None:
+    password = base64.urlsafe_b64decode(SIGNER.public_key["x"] + "=")
+    token = jwt.encode(CLAIMS, password, algorithm="HS256", headers={"kid": SIGNER.key_id})
+    assert type(refused(token)) is GrantInvalidError
+
+
+def test_a_verifier_without_keys_knows_nobody() -> None:
+    assert isinstance(refused(TOKEN, verifier=GrantVerifier([])), UnknownKeyError)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5, 10.0**6])
+def test_an_expired_grant_is_refused_with_the_moment_of_its_end(late: float) -> None:
+    error = refused(TOKEN, now=NOW + 3600 + late)
+    assert isinstance(error, GrantExpiredError)
+    assert error.expired_at == "2026-11-18T12:06:40+00:00"
+
+
+def test_a_grant_is_good_until_the_last_moment() -> None:
+    assert VERIFIER.verify(TOKEN, now=NOW + 3599.9) == GRANT
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"aud": "bdn-mirror"},
+        {"aud": None},
+        {"iss": "somebody"},
+        {"iss": None},
+        {"exp": None},
+        {"exp": "soon"},
+        {"org": None},
+        {"mounts": None},
+        {"mounts": []},
+        {"mounts": ["/x"]},
+        {"mounts": [["/x", "b3:0"]]},
+        {"mounts": [["/x", "b3:0", "hf://o/r"]]},
+        {"mounts": "x"},
+        {"mounts": 3},
+    ],
+    ids=str,
+)
+def test_a_signed_token_that_is_no_grant_for_us_is_refused(changes: dict[str, Any]) -> None:
+    assert type(refused(signed(**changes))) is GrantInvalidError
+
+
+def test_the_audience_is_one_of_several_that_a_token_may_name() -> None:
+    assert VERIFIER.verify(signed(aud=["others", AUDIENCE]), now=NOW) == GRANT
+    assert CLAIMS["iss"] == ISSUER
+
+
+@BRIEFLY
+@given(text=st.text(max_size=60) | st.lists(st.text(st.characters(codec="ascii")), min_size=3, max_size=3).map(".".join))
+def test_what_is_no_token_at_all_is_an_invalid_grant(text: str) -> None:
+    assert isinstance(refused(text), GrantInvalidError)
+
+
+@BRIEFLY
+@given(at=st.integers(0, len(TOKEN) - 1), letter=st.sampled_from("Aa0_-.Z{=\0ü"))
+def test_no_changed_letter_makes_another_grant(at: int, letter: str) -> None:
+    token = TOKEN[:at] + letter + TOKEN[at + 1 :]
+    try:
+        assert VERIFIER.verify(token, now=NOW) == GRANT  # the last letter holds bits that mean nothing
+    except BdnError as error:
+        assert error.code == "GRANT_INVALID"

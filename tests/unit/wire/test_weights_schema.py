@@ -1,0 +1,251 @@
+"""Requests for weights: both forms of truss are understood, and nothing that is not understood is accepted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from bdn.core.errors import BdnError, InvalidMountError, InvalidRequestError, InvalidSourceError
+from bdn.core.patterns import Patterns
+from bdn.core.source_uri import parse_source
+from bdn.core.weights import Auth, AuthMethod, WeightsSource
+from bdn.wire.service import describe_validation
+from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody, body_from
+from tests.support.wire_bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
+
+EXPECTED = (
+    WeightsSource(parse_source("hf://Qwen/Qwen3-0.6B"), "/app/models/q"),
+    WeightsSource(
+        parse_source("s3://my-bucket/training-data"),
+        "/app/data",
+        Patterns(("*.safetensors",), ("*.md",)),
+        Auth(AuthMethod.CUSTOM_SECRET, {"auth_secret_name": "aws_credentials"}),
+    ),
+)
+
+
+def sources_of(body: object) -> tuple[WeightsSource, ...]:
+    """As the service reads it: from JSON."""
+    return MirrorRequestBody.model_validate_json(json.dumps(body)).sources()
+
+
+def refusal_of(body: object) -> str:
+    """What the caller is told; the request is refused."""
+    try:
+        sources_of(body)
+    except ValidationError as error:
+        return describe_validation(error.errors())
+    except BdnError as error:
+        return f"{error.code} {error}"
+    pytest.fail("it was accepted")
+
+
+def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: without_nulls(value) if isinstance(value, dict) else value for name, value in body.items() if value is not None
+    }
+
+
+def test_the_list_of_truss_with_all_its_nulls_is_understood() -> None:
+    assert sources_of({"weights": [QWEN, TRAINING_DATA]}) == EXPECTED
+
+
+def test_the_list_of_truss_without_nulls_means_the_same() -> None:
+    assert sources_of({"weights": [without_nulls(QWEN), without_nulls(TRAINING_DATA)]}) == EXPECTED
+
+
+def test_a_whole_training_job_of_truss_is_understood_unchanged() -> None:
+    assert sources_of({"training_job": TRAINING_JOB}) == EXPECTED
+    assert sources_of({"weights": None, "training_job": TRAINING_JOB}) == EXPECTED
+
+
+def test_the_fields_of_auth_reach_the_value() -> None:
+    (_, data) = sources_of({"training_job": TRAINING_JOB})
+    assert data.auth is not None
+    assert data.auth.fields == {"auth_secret_name": "aws_credentials"}
+
+
+@pytest.mark.parametrize("empty", [None, []])
+def test_no_patterns_and_an_empty_list_of_patterns_restrict_nothing(empty: list[str] | None) -> None:
+    (only,) = sources_of({"weights": [source(allow_patterns=empty, ignore_patterns=empty)]})
+    assert only.patterns == Patterns()
+
+
+def test_a_mount_location_is_normalised() -> None:
+    (only,) = sources_of({"weights": [source(mount_location="/app//models/./x/")]})
+    assert only.mount_location == "/app/models/x"
+
+
+@pytest.mark.parametrize("body", [{}, {"weights": None}, {"weights": None, "training_job": None}])
+def test_a_request_has_one_of_the_two_forms(body: dict[str, Any]) -> None:
+    assert refusal_of(body) == 'INVALID_REQUEST send either "weights" or "training_job"'
+
+
+def test_a_request_does_not_have_both_forms() -> None:
+    assert "either" in refusal_of({"weights": [QWEN], "training_job": TRAINING_JOB})
+
+
+@pytest.mark.parametrize("body", [{"weights": []}, {"training_job": {**TRAINING_JOB, "weights": []}}])
+def test_a_request_names_at_least_one_source(body: dict[str, Any]) -> None:
+    assert refusal_of(body) == "INVALID_REQUEST weights is empty; name at least one source"
+
+
+def test_a_training_job_without_weights_is_refused_by_the_name_of_what_is_missing() -> None:
+    job = {name: value for name, value in TRAINING_JOB.items() if name != "weights"}
+    assert refusal_of({"training_job": job}) == "training_job.weights: Field required"
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"weights": [source(ignore_pattern=["x"])]}, "weights.0.ignore_pattern"),
+        ({"weights": [source(), source(mount_location="/n", revision="main")]}, "weights.1.revision"),
+        ({"weights": [source(auth={"auth_method": "CUSTOM_SECRET", "secret": "x"})]}, "weights.0.auth.secret"),
+        ({"weights": [source()], "wieghts": []}, "wieghts"),
+        ({"training_job": {"weights": [source(kind="hf")]}}, "training_job.weights.0.kind"),
+    ],
+)
+def test_an_unknown_field_is_refused_and_named(body: dict[str, Any], place: str) -> None:
+    assert refusal_of(body) == f"{place}: is not a known field"
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"weights": [{"mount_location": "/m"}]}, "weights.0.source: Field required"),
+        ({"weights": [{"source": "hf://o/r"}]}, "weights.0.mount_location: Field required"),
+        ({"weights": [source(source=3)]}, "weights.0.source: Input should be a valid string"),
+        ({"weights": [source(source="")]}, "weights.0.source: "),
+        ({"weights": [source(source="hf://o/" + "r" * 5000)]}, "weights.0.source: "),
+        ({"weights": [source(mount_location="")]}, "weights.0.mount_location: "),
+        ({"weights": [source(allow_patterns="*.bin")]}, "weights.0.allow_patterns: Input should be a valid array"),
+        ({"weights": [source(allow_patterns=[1])]}, "weights.0.allow_patterns.0: Input should be a valid string"),
+        ({"weights": [source(auth={})]}, "weights.0.auth.auth_method: Field required"),
+        ({"weights": [source(auth_secret_name=7)]}, "weights.0.auth_secret_name: Input should be a valid string"),
+        ({"weights": source()}, "weights: Input should be a valid array"),
+        ([], "the body: "),
+        ("x", "the body: "),
+    ],
+)
+def test_a_field_of_the_wrong_form_is_refused_and_named(body: object, place: str) -> None:
+    assert refusal_of(body).startswith(place)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"source": "ftp://host/x"}, InvalidSourceError),
+        ({"source": "s3://b/x@v1"}, InvalidSourceError),
+        ({"mount_location": "relative"}, InvalidMountError),
+        ({"mount_location": "/"}, InvalidMountError),
+        ({"mount_location": "/a/../b"}, InvalidMountError),
+        ({"allow_patterns": ["/absolute"]}, InvalidRequestError),
+        ({"ignore_patterns": [""]}, InvalidRequestError),
+    ],
+)
+def test_what_a_field_says_is_checked(changes: dict[str, Any], code: type[BdnError]) -> None:
+    with pytest.raises(code):
+        sources_of({"weights": [source(**changes)]})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("/m", "/m", "stands twice"),
+        ("/m", "/m/", "stands twice"),
+        ("/m", "/./m//", "stands twice"),
+        ("/m", "/m/inner", "lies inside '/m'"),
+        ("/m/inner", "/m", "lies inside '/m'"),
+    ],
+)
+def test_two_mounts_are_neither_equal_nor_nested(first: str, second: str, told: str) -> None:
+    body = {"weights": [source(mount_location=first), source(mount_location=second)]}
+    assert told in refusal_of(body)
+    assert refusal_of(body).startswith("INVALID_MOUNT")
+
+
+def test_mounts_that_only_begin_alike_stand_side_by_side() -> None:
+    assert len(sources_of({"weights": [source(mount_location="/m"), source(mount_location="/m2")]})) == 2
+
+
+METHODS: list[tuple[str, str, dict[str, str]]] = [
+    ("hf://o/r", "CUSTOM_SECRET", {"auth_secret_name": "name"}),
+    ("r2://account.bucket", "CUSTOM_SECRET", {"auth_secret_name": "name"}),
+    ("s3://bucket", "AWS_OIDC", {"aws_oidc_role_arn": "arn", "aws_oidc_region": "us-east-1"}),
+    ("gs://bucket", "GCP_OIDC", {"gcp_oidc_service_account": "a", "gcp_oidc_workload_id_provider": "p"}),
+    ("s3://bucket", "AWS_ASSUME_ROLE", {"aws_assume_role_arn": "arn", "aws_assume_role_region": "us-east-1"}),
+]
+EACH_METHOD = pytest.mark.parametrize(("uri", "method", "fields"), METHODS)
+
+
+@EACH_METHOD
+def test_a_method_takes_its_own_fields(uri: str, method: str, fields: dict[str, str]) -> None:
+    for spelled in (method, method.lower()):
+        (only,) = sources_of({"weights": [source(source=uri, auth={"auth_method": spelled, **fields})]})
+        assert only.auth == Auth(AuthMethod(method), fields)
+        assert only.auth is not None
+        assert only.auth.fields == fields
+
+
+@EACH_METHOD
+def test_a_method_needs_each_of_its_fields(uri: str, method: str, fields: dict[str, str]) -> None:
+    for missing in fields:
+        for absent in ({}, {missing: None}, {missing: ""}):
+            given = {name: value for name, value in fields.items() if name != missing} | absent
+            told = refusal_of({"weights": [source(source=uri, auth={"auth_method": method, **given})]})
+            assert told == f"INVALID_REQUEST {missing} must be provided when auth_method is {method}"
+
+
+@EACH_METHOD
+def test_a_method_takes_no_field_of_another(uri: str, method: str, fields: dict[str, str]) -> None:
+    others = {name for _, _, theirs in METHODS for name in theirs} - set(fields)
+    for other in others:
+        told = refusal_of({"weights": [source(source=uri, auth={"auth_method": method, **fields, other: "x"})]})
+        assert told == f"INVALID_REQUEST {other} cannot be specified when auth_method is {method}"
+
+
+@pytest.mark.parametrize("uri", ["hf://o/r", "gs://bucket", "r2://account.bucket"])
+def test_a_method_that_does_not_fit_the_scheme_is_refused(uri: str) -> None:
+    auth = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "arn", "aws_oidc_region": "us-east-1"}
+    assert "AWS_OIDC does not fit" in refusal_of({"weights": [source(source=uri, auth=auth)]})
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
+    told = refusal_of({"weights": [source(auth={"auth_method": "PASSWORD"})]})
+    assert told.endswith("Supported auth methods: CUSTOM_SECRET, AWS_OIDC, GCP_OIDC, AWS_ASSUME_ROLE")
+
+
+def test_the_older_spelling_of_a_secret_means_the_same() -> None:
+    (older,) = sources_of({"weights": [source(auth_secret_name="name")]})
+    (newer,) = sources_of({"weights": [source(auth={"auth_method": "CUSTOM_SECRET", "auth_secret_name": "name"})]})
+    assert older == newer
+    assert older.auth is not None
+    assert older.auth.secret_name == "name"
+
+
+def test_a_secret_is_named_in_one_place_only() -> None:
+    auth = {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "name"}
+    told = refusal_of({"weights": [source(auth=auth, auth_secret_name="name")]})
+    assert told == (
+        "INVALID_REQUEST auth_secret_name cannot be specified both at the top level and in auth section. "
+        "Please use only one location."
+    )
+
+
+def test_the_older_spelling_does_not_stand_beside_another_method() -> None:
+    auth = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "arn", "aws_oidc_region": "us-east-1"}
+    told = refusal_of({"weights": [source(source="s3://bucket", auth=auth, auth_secret_name="name")]})
+    assert told == "INVALID_REQUEST auth_secret_name cannot be specified together with auth"
+
+
+@EACH_METHOD
+def test_a_source_survives_being_written_to_the_wire_and_read(uri: str, method: str, fields: dict[str, str]) -> None:
+    given = WeightsSource(parse_source(uri), "/m", Patterns(("*.bin",), ("b/",)), Auth(AuthMethod(method), fields))
+    for source_value in (given, WeightsSource(given.source, "/m")):
+        written = body_from(source_value).model_dump_json()
+        read = WeightsSourceBody.model_validate_json(written).to_core()
+        assert read == source_value
+        assert (read.auth.fields if read.auth else None) == (source_value.auth.fields if source_value.auth else None)
