@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
 
-from bdn import __version__
-from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError
 from bdn.wire.client import LONGEST_WAIT_SECONDS
-from bdn.wire.errors import ErrorDocument, document_of, status_of
+from bdn.wire.service import new_service
 from bdn.wire.stage_schema import Cache, RenewRequest, StageRequest, Stages
 from bdn.wire.stage_schema import Stage as StageDocument
 from node_agent.agent import Agent
@@ -24,7 +18,6 @@ from node_agent.crew import in_thread
 from node_agent.stage import Stage
 from node_agent.stage_book import StageBook
 
-logger = logging.getLogger(__name__)
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
 
 
@@ -39,19 +32,10 @@ Found = Annotated[Stage, Depends(_find)]
 
 def build_app(agent: Agent) -> FastAPI:
     """The whole API of one agent."""
-    app = FastAPI(
-        title="BDN node agent",
-        version=__version__,
-        responses={"default": {"model": ErrorDocument, "description": "What went wrong"}},
-        telemetry={"tracing": False, "metrics": False, "logs": False},
-    )
+    app = new_service("BDN node agent", limit_request_bytes=agent.settings.limit_request_bytes)
     app.state.book = agent.stages.book
     app.include_router(_stages_router(agent))
     app.include_router(_service_router(agent))
-    app.add_exception_handler(BdnError, _answer_error)
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
-    app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, _answer_unknown)
     return app
 
 
@@ -126,38 +110,3 @@ def _service_router(agent: Agent) -> APIRouter:
         return Response(agent.metrics.render(await agent.cache.use()), media_type=CONTENT_TYPE_LATEST)
 
     return router
-
-
-# --- errors ---
-
-
-async def _answer_error(_: Request, error: Exception) -> JSONResponse:
-    known = error if isinstance(error, BdnError) else InternalError(type(error).__name__)
-    return JSONResponse(document_of(known), status_of(known))
-
-
-async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    problems = error.errors() if isinstance(error, RequestValidationError) else []
-    return await _answer_error(
-        request, InvalidRequestError("; ".join(map(_problem, problems)) or "not a valid request")
-    )
-
-
-async def _answer_http(request: Request, error: Exception) -> Response:
-    """What the framework refuses by itself: unknown paths and methods."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    if status == 404:
-        return await _answer_error(request, NotFoundError(f"path {request.url.path}"))
-    return JSONResponse(
-        document_of(InvalidRequestError(f"{request.method} {request.url.path}: status {status}")), status
-    )
-
-
-async def _answer_unknown(request: Request, error: Exception) -> JSONResponse:
-    """A bug: the server logs it with its traceback, once; the caller learns its kind."""
-    return await _answer_error(request, InternalError(f"{type(error).__name__} in {request.method} {request.url.path}"))
-
-
-def _problem(problem: Any) -> str:  # noqa: ANN401 - pydantic's own shape
-    where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
-    return f"{where or 'body'}: {problem['msg']}"

@@ -57,9 +57,11 @@ async def open_agent(
     """A running agent: its disk is scanned and its stages go on. Leaving the context drains it; stages survive.
 
     Raises:
+        SettingsError: these settings do not go together.
         InUseError: another agent has this cache directory, or another program the data port.
         DiskFailedError: the cache directory cannot be used.
     """
+    settings.check()
     policy = policy or RetryPolicy()
     async with AsyncExitStack() as stack:
         # The disk: whose it is, and what is on it.

@@ -66,6 +66,10 @@ class Destination:
         Raises:
             InvalidRequestError: names the directory and says why.
         """
+        with _errors_at(self.path):
+            self._check(earlier, is_last=is_last)
+
+    def _check(self, earlier: Earlier | None, *, is_last: bool) -> None:
         # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under
         # its feet; empty; ours and holding nothing but ours; anything else is the user's.
         if self.path == self.places.root or self.places.root in self.path.parents:
@@ -78,9 +82,8 @@ class Destination:
             self._refuse("it is a file")
         if self.path == Path.cwd() or self.path in Path.cwd().parents:
             self._refuse("it is, or holds, the current directory; name a directory below it")
-        with _errors_at(self.path):
-            if any(self.path.iterdir()):
-                self._check_ours(earlier, is_last=is_last)
+        if any(self.path.iterdir()):
+            self._check_ours(earlier, is_last=is_last)
 
     def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
         if earlier is None or self.inode() != earlier.inode:
@@ -124,7 +127,8 @@ class Destination:
 
     def clear(self) -> None:
         """Remove what a killed process was building here."""
-        remove_tree(self.aside)
+        with _errors_at(self.path):
+            remove_tree(self.aside)
 
     def _appear(self) -> None:
         if not self.path.exists() or not any(self.path.iterdir()):
@@ -143,6 +147,12 @@ class Destination:
 
     def _refuse(self, problem: str) -> NoReturn:
         raise InvalidRequestError(f"cannot put files at {self.path}: {problem}")
+
+
+def resolved(destination: Path) -> Path:
+    """Where the user means, links followed. Blocking."""
+    with _errors_at(destination):
+        return destination.resolve()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bdn.core.errors import DiskFailedError
@@ -26,11 +26,16 @@ def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
     aside = path.with_name(f"{path.name}.tmp")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        write_all(descriptor, memoryview(content), 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    aside.replace(path)
+        try:
+            write_all(descriptor, memoryview(content), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
     sync_folder(path.parent)
 
 
@@ -51,10 +56,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int) -> None:
-    """A folder with exactly this mode, whatever the umask; its parents as the umask says."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.stat().st_mode & 0o7777 != mode:
-        folder.chmod(mode)
+    """A folder, and those above it, with exactly this mode whatever the umask. One that is there stays as it is."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent, mode)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(mode)
 
 
 def remove_tree(root: Path) -> None:

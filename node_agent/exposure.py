@@ -9,7 +9,7 @@ from typing import Protocol
 from bdn.core.errors import MountFailedError
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.bind_mount import bind_read_only, can_bind, unbind
-from node_agent.disk import remove_empty
+from node_agent.disk import make_folder, remove_empty
 from node_agent.places import Places
 
 
@@ -40,7 +40,7 @@ class BindExposure:
     def expose(self, view: Path, place: Path) -> None:
         """Mount the view over an empty directory."""
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            make_folder(place, 0o755)
             bind_read_only(view, place)
         except OSError as error:
             raise MountFailedError(str(place), error.strerror or str(error)) from error
@@ -66,7 +66,7 @@ class SymlinkExposure:
         """Link to the view, in one step also when another link stands there."""
         aside = place.with_name(f".{place.name[:200]}.new")
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(place.parent, 0o755)
             aside.unlink(missing_ok=True)
             aside.symlink_to(view)
             aside.replace(place)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.client import MirrorClient
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
@@ -81,7 +81,10 @@ class Heartbeats:
         self._told = max(self._told, version)
         for report in reports:
             self._reports.pop(report.id, None)
-        await in_thread(self._trust.update, reply.public_keys)
+        try:
+            await in_thread(self._trust.update, reply.public_keys)
+        except DiskFailedError as error:
+            logger.warning("the mirror's keys are not kept for the next start: %s", error)
         for command in reply.commands:
             self._take(command)
         return reply

@@ -50,7 +50,7 @@ class Housekeeping:
         await self._tidy()
         for stage in self.book.all():
             await self._resume(stage)
-        await self.cache.trim()
+        await self.reap()
 
     async def _tidy(self) -> None:
         standing = frozenset(
@@ -60,19 +60,18 @@ class Housekeeping:
         )
         for path in await in_thread(self.views.drop_others, standing):
             logger.info("removed %s: no stage needs it", path)
-        await self._prune()
 
     async def _resume(self, stage: Stage) -> None:
         record = stage.record
         is_pull = record.destination is not None
         if record.state in ("PENDING", "STAGING"):
             if is_pull:
-                await self.lifecycle.release(stage, CanceledError(f"the pull to {record.destination}"))
+                await self.lifecycle.release_all([stage], CanceledError(f"the pull to {record.destination}"))
             else:
                 self.lifecycle.begin(stage)
         elif record.state == "READY" and is_pull:
             if await in_thread(self.pulls.is_abandoned, record):
-                await self.lifecycle.release(stage)
+                await self.lifecycle.release_all([stage])
         elif record.state == "READY":
             with suppress(BdnError):  # the look in the background finds out, and mends it
                 await in_thread(self.views.expose, record.id, [mount.mount_location for mount in record.mounts])
@@ -101,10 +100,14 @@ class Housekeeping:
     async def reap(self) -> None:
         """Release what has expired or was abandoned, forget what ended long ago, and give back what is over the budget."""
         now = self.clock()
-        for stage in self.book.all():
-            expires_at = stage.record.expires_at
-            if expires_at is not None and expires_at <= now and stage.record.state not in ("FAILED", "RELEASED"):
-                await self.lifecycle.release(stage)
+        expired = [
+            stage
+            for stage in self.book.all()
+            if stage.record.state in ("PENDING", "STAGING", "READY")
+            and stage.record.expires_at is not None
+            and stage.record.expires_at <= now
+        ]
+        await self.lifecycle.release_all(expired)
         await self.lifecycle.release_abandoned()
         await self._prune()
         await self.cache.trim()

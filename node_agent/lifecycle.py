@@ -74,7 +74,7 @@ class Lifecycle:
             return
         self.on_ready(time.monotonic() - began)
         if record.destination is not None:
-            await self._release_all(self.pulls.replaced_by(record))
+            await self.release_all(self.pulls.replaced_by(record))
 
     async def _fail(self, stage: Stage, error: BdnError) -> None:
         record = stage.record
@@ -116,14 +116,15 @@ class Lifecycle:
 
     async def release_abandoned(self) -> None:
         """Release the pulled stages whose directories are gone."""
-        await self._release_all(await in_thread(self.pulls.abandoned))
+        await self.release_all(await in_thread(self.pulls.abandoned))
 
-    async def _release_all(self, stages: Iterable[Stage]) -> None:
+    async def release_all(self, stages: Iterable[Stage], error: BdnError | None = None) -> None:
+        """Release each, for whatever reason of our own; one that cannot be taken down now is tried again later."""
         for stage in stages:
             try:
-                await self.release(stage)
-            except BdnError as error:
-                logger.warning("stage %s could not be released: %s", stage.record.id, error)
+                await self.release(stage, error)
+            except BdnError as failure:
+                logger.warning("stage %s could not be released: %s", stage.record.id, failure)
 
     def _take_down(self, record: StageRecord) -> str | None:
         if record.destination is not None:

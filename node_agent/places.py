@@ -33,7 +33,7 @@ class Places:
 
     def make(self) -> None:
         """Make what is absent."""
-        make_folder(self.root, _PUBLIC)
+        make_folder(self.root, _PUBLIC)  # one that the operator made keeps its mode
         for folder in (self.files, self.filling, self.manifests, self.stages, self.quarantine):
             make_folder(folder, _PRIVATE)
         make_folder(self.views, _PASSABLE)

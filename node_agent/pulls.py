@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.destination import Destination, Earlier
+from node_agent.destination import Destination, Earlier, resolved
 from node_agent.places import Places
 from node_agent.records import ManifestRecords
 from node_agent.stage import Stage
@@ -30,7 +30,7 @@ class Pulls:
 
     def check(self, destination: Path) -> None:
         """Refuse a directory where no view could be published. Raises ``InvalidRequestError``."""
-        path = destination.resolve()
+        path = resolved(destination)
         Destination(path, "", self.places).check(self.earlier(path))
 
     def earlier(self, path: Path) -> Earlier | None:

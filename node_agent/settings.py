@@ -64,6 +64,7 @@ class AgentSettings(BaseSettings):
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"
     byte_threads: Annotated[int, Field(ge=1, le=256)] = 8
+    limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @classmethod
     def settings_customise_sources(

@@ -13,7 +13,7 @@ from bdn.wire.errors import ReportedError
 from bdn.wire.grants import UnknownKeyError
 from node_agent.cache import Clock
 from node_agent.crew import in_thread
-from node_agent.destination import Earlier
+from node_agent.destination import Earlier, resolved
 from node_agent.lifecycle import Lifecycle
 from node_agent.pulls import Pulls
 from node_agent.stage import Stage
@@ -86,7 +86,7 @@ class Stages:
         grant = await self._verify(token)
         if len(grant.mounts) != 1:
             raise InvalidRequestError(f"a pull takes a grant for one source, not for {len(grant.mounts)}")
-        path = await in_thread(destination.resolve)
+        path = await in_thread(resolved, destination)
         record = self._record(f"pull:{path}", token, grant)
         record.destination = path
         known = self.book.get(record.id)

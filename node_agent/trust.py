@@ -41,7 +41,7 @@ class Trust:
 
         Raises:
             InternalError: they are no keys; the old ones stay.
-            DiskFailedError: they could not be kept; the old ones stay.
+            DiskFailedError: they are believed, but could not be kept for the next start.
         """
         if not public_keys or public_keys == self._verifier.public_keys:
             return
@@ -49,9 +49,9 @@ class Trust:
             verifier = GrantVerifier(public_keys)
         except (jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
             raise InternalError(f"the mirror sent public keys that cannot be used ({error})") from error
+        self._verifier, self._verified = verifier, {}
         with self._lock, disk_errors(self._path):
             write_durably(self._path, json.dumps(public_keys).encode())
-        self._verifier, self._verified = verifier, {}
 
     def verify(self, token: str) -> Grant:
         """The grant. A token is checked once and remembered, because every chunk request of a peer brings one.

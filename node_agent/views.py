@@ -48,7 +48,7 @@ class Views:
                 built = {}
                 for location, manifest in manifests.items():
                     target = aside / location.lstrip("/")
-                    target.parent.mkdir(parents=True, exist_ok=True)
+                    make_folder(target.parent, 0o755)
                     built[location] = build_view(manifest, target, self.places.files, stop)
                 _appear(aside, root)
             finally:

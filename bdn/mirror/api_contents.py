@@ -68,7 +68,8 @@ def build_contents_router(service: ContentsService) -> APIRouter:
         document = await asyncio.to_thread(_layout_document, name, service.data_port, layouts)
         return Response(document, media_type=MEDIA_JSON)
 
-    @router.api_route("/chunks/{digest}", methods=["GET", "HEAD"], summary="A chunk's bytes, or a range of them")
+    @router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them")
+    @router.head("/chunks/{digest}", summary="A chunk's size")
     async def chunk(digest: str, request: Request, bearer: Bearer) -> Response:
         name = _digest(digest)
         await service.access.check_chunk(bearer, name)

@@ -100,11 +100,15 @@ class Database:
 
     async def migrate(self) -> None:
         """Bring the schema to this version with the real migrations. Cheap when it is there already."""
-        if await self.version() == HEAD:
+        version = await self.version()
+        if version == HEAD:
             return
         with _mapped_errors():
             async with self._engine.begin() as connection:
-                await connection.run_sync(_upgrade)
+                if not await connection.run_sync(_upgrade):
+                    raise DatabaseNotMigratedError(
+                        f"the database is at migration {version}, which this version does not know; run a newer version"
+                    )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -133,14 +137,20 @@ def _is_away(error: SQLAlchemyError | OSError) -> bool:
     return error.connection_invalidated or lost_a_race or isinstance(error, (OperationalError, InterfaceError))
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection) -> bool:
+    """False when the schema is at a migration that is not one of ours."""
     from alembic import command  # noqa: PLC0415 - 0.9 s to import, needed once in a database's life
     from alembic.config import Config  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError:
+        return False
+    return True
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's own connection

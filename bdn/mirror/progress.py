@@ -37,7 +37,7 @@ class Progress:
 
     database: Database
     mirror_id: str
-    worker: str
+    claimant: str
     on_flushed: Callable[[list[str]], None]
     on_transferred: Callable[[int], None]
     counters: dict[int, SourceCounters] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Progress:
             ClaimLostError: nothing was written.
         """
         async with self.database.write() as session:
-            status = await mirrors.claimed_status(session, self.mirror_id, self.worker, time.time())
+            status = await mirrors.claimed_status(session, self.mirror_id, self.claimant, time.time())
             if status != "SYNCING" and not (canceled_too and status is not None):
                 raise ClaimLostError
             yield session

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -40,7 +41,8 @@ class Worker:
     watch: Watch
     jobs: int
     on_transferred: Callable[[int], None]
-    name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}")
+    name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
+    _claims: Iterator[int] = field(default_factory=itertools.count)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -59,20 +61,24 @@ class Worker:
     async def _loop(self) -> None:
         while not _is_stopping():
             try:
-                mirror_id = await self._claim()
+                # A new name for each claim: one that ran out may be taken again by another loop of this very worker.
+                claimant = f"{self.name}:{next(self._claims)}"
+                mirror_id = await self._claim(claimant)
                 if mirror_id is not None:
-                    await self._work(mirror_id)
+                    await self._work(mirror_id, claimant)
                     continue
             except BdnError as error:  # the database is away: wait for it, do not die of it
                 logger.warning("worker cannot reach its database", extra={"error": str(error)})
+            except Exception:  # a bug must not end the worker, and with it everybody's mirrors
+                logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
             await self.watch.changed(NEW_WORK, POLL_SECONDS)
 
-    async def _claim(self) -> str | None:
+    async def _claim(self, claimant: str) -> str | None:
         now = time.time()
         async with self.database.write() as session:
-            return await mirrors.claim(session, self.name, now=now, until=now + CLAIM_SECONDS)
+            return await mirrors.claim(session, claimant, now=now, until=now + CLAIM_SECONDS)
 
-    async def _work(self, mirror_id: str) -> None:
+    async def _work(self, mirror_id: str, claimant: str) -> None:
         """Bring a claimed mirror to its end, unless the database goes away: then the claim runs out, and it goes on later."""
         async with self.database.read() as session:
             found = await mirrors.get_any(session, mirror_id)
@@ -86,13 +92,13 @@ class Worker:
             self.ingest.flights.forget(keys, mirror_id)
             self.watch.notify(mirror_id)
 
-        progress = Progress(self.database, mirror_id, self.name, flushed, self.on_transferred)
+        progress = Progress(self.database, mirror_id, claimant, flushed, self.on_transferred)
         try:
             await self._run(row, sources, progress)
         except ClaimLostError:
             logger.info("mirror was taken away", extra={"mirror": mirror_id})
             async with self.database.write() as writing:
-                await mirrors.release_claims(writing, self.name, mirror_id)
+                await mirrors.release_claims(writing, claimant)
         finally:
             progress.abandon()
             self.watch.notify(mirror_id)
@@ -102,7 +108,7 @@ class Worker:
         try:
             with single_error():
                 async with asyncio.TaskGroup() as group:
-                    keeper = group.create_task(self._keep_claim(row.id))
+                    keeper = group.create_task(self._keep_claim(row.id, progress.claimant))
                     flusher = group.create_task(self._flush(progress))
                     await self.ingest.run(row.id, row.organisation, sources, progress)
                     keeper.cancel()
@@ -118,7 +124,7 @@ class Worker:
             raise
         except BdnError as error:
             failure = error
-        except Exception as error:  # a bug must not end the worker, and with it everybody's mirrors
+        except Exception as error:
             logger.exception("mirroring failed", extra={"mirror": row.id})
             failure = InternalError(f"{type(error).__name__} while mirroring")
         await progress.flush()
@@ -131,11 +137,11 @@ class Worker:
             status = "FAILED" if failure else "READY"
             await mirrors.finish(session, row.id, status, now=time.time(), error=error_body)
 
-    async def _keep_claim(self, mirror_id: str) -> None:
+    async def _keep_claim(self, mirror_id: str, claimant: str) -> None:
         while True:
             await self.watch.changed(f"{mirror_id} canceled", RENEW_SECONDS)
             async with self.database.write() as session:
-                if not await mirrors.renew_claim(session, mirror_id, self.name, time.time() + CLAIM_SECONDS):
+                if not await mirrors.renew_claim(session, mirror_id, claimant, time.time() + CLAIM_SECONDS):
                     raise ClaimLostError
 
     @staticmethod

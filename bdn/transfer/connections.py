@@ -19,7 +19,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 Origin = tuple[str, str, int]
-NETWORK_ERRORS: Final = (OSError, http.client.HTTPException, ValueError)  # ValueError: an address or header nobody can send
+NETWORK_ERRORS: Final = (
+    OSError,
+    http.client.HTTPException,
+    ValueError,
+)  # ValueError: an address or header nobody can send
 
 
 def origin_of(url: SplitResult) -> Origin:

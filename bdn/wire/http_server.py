@@ -62,7 +62,7 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
         app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS, ws="none"
     )
     server = _Server(config)
-    with single_error():
+    with single_error(), contextlib.closing(listener):
         async with asyncio.TaskGroup() as group:
             task = group.create_task(server.serve(sockets=[listener]))
             while not server.started and not task.done():
@@ -71,3 +71,4 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
                 yield
             finally:
                 server.should_exit = True
+                await asyncio.wait([task])  # or the group would cut it off when the block failed or was canceled

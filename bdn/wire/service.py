@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bdn
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, LimitExceededError, NotFoundError
 from bdn.wire.errors import ErrorDocument, document_of, status_of
 
+_LIMITED: Final = "bytes of the request"
 _bearer = HTTPBearer(auto_error=False)
 
 
@@ -30,10 +35,10 @@ def new_service(title: str, *, limit_request_bytes: int) -> FastAPI:
         title=title,
         version=bdn.__version__,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
-        max_body_size=limit_request_bytes,
         responses={"default": {"model": ErrorDocument, "description": "Any failure"}},
         redoc_url=None,
     )
+    app.add_middleware(_LimitedRequests, limit=limit_request_bytes)
 
     @app.exception_handler(BdnError)
     async def on_error(_: Request, error: BdnError) -> JSONResponse:
@@ -48,10 +53,9 @@ def new_service(title: str, *, limit_request_bytes: int) -> FastAPI:
         if error.status_code == 404:
             return _answer(NotFoundError(f"path {request.url.path[:200]}"))
         if error.status_code == 413:
-            return _answer(LimitExceededError("bytes of the request", limit_request_bytes + 1, limit_request_bytes))
-        return _answer(
-            InvalidRequestError(f"{request.method} {request.url.path[:200]}: {error.detail}"), error.status_code
-        )
+            return _answer(LimitExceededError(_LIMITED, limit_request_bytes + 1, limit_request_bytes))
+        problem = InvalidRequestError(f"{request.method} {request.url.path[:200]}: {error.detail}")
+        return _answer(problem, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, error: Exception) -> JSONResponse:
@@ -60,16 +64,45 @@ def new_service(title: str, *, limit_request_bytes: int) -> FastAPI:
     return app
 
 
-def _answer(error: BdnError, status: int | None = None) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else None
-    return JSONResponse(document_of(error), status or status_of(error), headers=headers)
+class _LimitedRequests:
+    """Refuses a body over the limit, whether its length is announced or not.
+
+    ``FastAPI(max_body_size=…)`` does the same, but answers an announced length in plain text, past our handlers.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        announced = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        if re.fullmatch(r"[0-9]{1,30}", announced) and int(announced) > self._limit:
+            await _answer(LimitExceededError(_LIMITED, int(announced), self._limit))(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise HTTPException(413)  # an error of ours would be taken for a body that cannot be parsed
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+
+def _answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    challenge = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else {}
+    return JSONResponse(document_of(error), status or status_of(error), headers={**(headers or {}), **challenge})
 
 
 def describe_validation(problems: Any) -> str:  # noqa: ANN401 - pydantic's own list of dictionaries
     """One line that names each field and what is wrong with it, without repeating the value: it may be a secret."""
     lines: list[str] = []
     for problem in problems:
-        place = ".".join(str(part) for part in problem["loc"] if part != "body") or "the body"
+        parts = [str(part) for part in problem["loc"] if part != "body"]
+        place = "the body" if not parts or problem["type"] == "json_invalid" else ".".join(parts)
         wrong = "is not a known field" if problem["type"] == "extra_forbidden" else problem["msg"]
         lines.append(f"{place}: {wrong}")
     return "; ".join(lines)

@@ -1,11 +1,10 @@
 """A disk that is full, read-only or damaged fails one stage with its reason; the agent and its promises stay."""
 
-# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
-
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,20 +44,18 @@ async def test_a_disk_that_others_fill_is_no_budget(mirror: AgentMirror, tmp_pat
 
 @needs_mounts
 async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing_uncounted(
-    mirror: AgentMirror, tmp_path: Path
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = mirror.publish(FILES)
+    manifest, real = mirror.publish(FILES), Part.open
     with mounted_tmpfs(tmp_path / "disk", "32m") as disk:
         rig = Rig(mirror, disk, {"cache_bytes": 30 * MIB})
+
+        def late(part: Part) -> None:
+            (disk / "foreign").write_bytes(bytes(20 * MIB))  # the budget was enough a moment ago
+            real(part)
+
         async with rig.agent(byte_threads=1) as agent:
-            real = agent.cache.space.budget
-
-            def generous(committed: int) -> int:
-                budget = real(committed)
-                (disk / "foreign").write_bytes(bytes(20 * MIB))  # just after the budget was found to be enough
-                return budget
-
-            object.__setattr__(agent.cache, "space", type("Space", (), {"budget": staticmethod(generous)}))
+            monkeypatch.setattr(Part, "open", late)
             with pytest.raises(BdnError) as caught:
                 await staged(agent, mirror, manifest)
 
@@ -68,8 +65,8 @@ async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing
             ledger = agent.cache.index.ledger
             assert ledger.used_bytes == disk_bytes(rig.cache)
             assert ledger.reserved_bytes == 0
+            monkeypatch.setattr(Part, "open", real)
             (disk / "foreign").unlink()
-            object.__setattr__(agent.cache, "space", type("Space", (), {"budget": staticmethod(real)}))
             stage = await staged(agent, mirror, manifest)
             assert tree(Path(stage.mounts[0].path)) == FILES
 
@@ -98,7 +95,7 @@ async def test_a_write_that_fails_fails_the_stage_alone(
 async def test_a_chunk_that_was_damaged_in_a_part_is_fetched_again(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)
     chunks = mirror.chunks(manifest, "large")
-    mirror.faults[chunks[2]] = [refused] * 3
+    mirror.faults[chunks[2]] = [refused] * 10
     rig = Rig(mirror, tmp_path)
     async with rig.agent(byte_threads=1) as agent:
         with pytest.raises(BdnError):
@@ -107,6 +104,7 @@ async def test_a_chunk_that_was_damaged_in_a_part_is_fetched_again(mirror: Agent
     with part.open("r+b") as file:
         file.seek(CHUNK_SIZE + 4711)
         file.write(b"damage")
+    mirror.faults.clear()
     mirror.forget()
     async with rig.agent() as agent:
         stage = await staged(agent, mirror, manifest)
@@ -161,17 +159,20 @@ async def test_an_eviction_that_stops_half_way_is_finished_by_the_next_start(
         assert disk_bytes(rig.cache) == 100
 
 
+def fill(path: Path) -> None:
+    """To the last block."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
 @needs_mounts
-async def test_a_stage_on_a_full_disk_cannot_be_recorded_and_is_not_begun(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_stage_on_a_full_disk_cannot_be_recorded_and_is_not_begun(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish({"small": b"small"})
     with mounted_tmpfs(tmp_path / "disk", "4m") as disk:
         async with Rig(mirror, disk).agent() as agent:
             await agent.heartbeats.beat()
-            with (disk / "foreign").open("wb", buffering=0) as foreign, pytest.raises(OSError, match="No space"):
-                while True:
-                    foreign.write(bytes(4096))
+            fill(disk / "foreign")
             with pytest.raises(DiskFailedError, match="No space left on device"):
                 await agent.stages.start("job", mirror.grant(manifest))
             assert agent.stages.book.all() == []

@@ -1,7 +1,5 @@
 """An agent that is killed in the middle of its work loses little and goes on by itself."""
 
-# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
-
 from __future__ import annotations
 
 import asyncio

@@ -1,6 +1,6 @@
 """The control API over its unix socket, as commands and job controllers use it."""
 
-# ruff: noqa: ASYNC110, ASYNC240 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC110 - a test's loop has nobody else to serve
 
 from __future__ import annotations
 
@@ -162,28 +162,34 @@ async def test_a_stage_is_renewed(rig: Rig, mirror: AgentMirror) -> None:
         assert endless["expires_at"] is None
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "code", "words"),
-    [
-        ("POST", "/stages", {"job_id": "j"}, 422, "INVALID_REQUEST", "grant: Field required"),
-        ("POST", "/stages", {"job_id": "j", "grant": "g", "colour": 1}, 422, "INVALID_REQUEST", "colour: Extra inputs"),
-        ("POST", "/stages", {"job_id": "j", "grant": "g", "ttl_seconds": 0}, 422, "INVALID_REQUEST", "ttl_seconds: "),
-        ("POST", "/stages", {"job_id": "j", "grant": "rubbish"}, 403, "GRANT_INVALID", "the grant is not valid"),
-        ("GET", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),
-        ("DELETE", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),
-        ("GET", "/stages/stg_unknown?wait=61", None, 422, "INVALID_REQUEST", "wait: "),
-        ("GET", "/nowhere", None, 404, "NOT_FOUND", "path /nowhere"),
-        ("PUT", "/stages", None, 405, "INVALID_REQUEST", "PUT /stages"),
-    ],
-)
-async def test_errors_are_documents_that_name_what_is_wrong(
-    rig: Rig, method: str, path: str, body: object, status: int, code: str, words: str
-) -> None:
-    async with serving_agent(rig) as site:
-        answer = await site.http.request(method, path, json=body)
+REFUSED = [
+    ("POST", "/stages", {"job_id": "j"}, 422, "INVALID_REQUEST", "grant: Field required"),
+    (
+        "POST",
+        "/stages",
+        {"job_id": "j", "grant": "g", "colour": 1},
+        422,
+        "INVALID_REQUEST",
+        "colour: is not a known field",
+    ),
+    ("POST", "/stages", {"job_id": "j", "grant": "g", "ttl_seconds": 0}, 422, "INVALID_REQUEST", "ttl_seconds: "),
+    ("POST", "/stages", {"job_id": "j", "grant": "rubbish"}, 403, "GRANT_INVALID", "the grant is not valid"),
+    ("POST", "/stages", {"job_id": "j", "grant": "x" * 70_000}, 413, "LIMIT_EXCEEDED", "over the limit of 65536"),
+    ("GET", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),
+    ("DELETE", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),
+    ("GET", "/stages/stg_unknown?wait=61", None, 422, "INVALID_REQUEST", "wait: "),
+    ("GET", "/nowhere", None, 404, "NOT_FOUND", "path /nowhere"),
+    ("PUT", "/stages", None, 405, "INVALID_REQUEST", "PUT /stages"),
+]
 
-        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-        assert words in answer.json()["error"]["message"]
+
+async def test_errors_are_documents_that_name_what_is_wrong(rig: Rig) -> None:
+    async with serving_agent(rig, limit_request_bytes="64KiB") as site:
+        for method, path, body, status, code, words in REFUSED:
+            answer = await site.http.request(method, path, json=body)
+
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+            assert words in answer.json()["error"]["message"]
 
 
 async def test_a_bug_is_an_internal_error_that_tells_nothing(
@@ -272,7 +278,9 @@ async def test_an_agent_whose_disk_became_read_only_is_alive_and_not_ready(rig: 
                 await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
             assert caught.value.code == "DISK_FAILED"
             assert "Read-only file system" in str(caught.value)
-        assert (await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))).state == "READY"
+        assert (
+            await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
+        ).state == "READY"
 
 
 async def test_many_waiters_for_one_stage_are_answered(rig: Rig, mirror: AgentMirror) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from bdn.core.errors import GrantInvalidError
-from bdn.wire.agent_schema import Heartbeat
+from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.owner import boot_id
@@ -26,7 +26,7 @@ class ListeningMirror(AgentMirror):
         self._beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    def beat(self, heartbeat: Heartbeat):  # type: ignore[no-untyped-def]
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         reply = super().beat(heartbeat)
         self._loop.call_soon_threadsafe(self._beats.put_nowait, heartbeat)
         return reply
@@ -96,23 +96,22 @@ async def test_a_command_is_carried_out_once_and_reported(tmp_path: Path) -> Non
 
 
 async def test_a_command_that_cannot_be_carried_out_is_reported_with_its_error(tmp_path: Path) -> None:
-    async with listening() as mirror:
-        async with Rig(mirror, tmp_path).agent():
-            mirror.commands.append(EvictCommand(id="evc_1"))
+    async with listening() as mirror, Rig(mirror, tmp_path).agent():
+        mirror.commands.append(EvictCommand(id="evc_1"))
 
-            report: EvictReport = (await mirror.heard(lambda beat: bool(beat.reports))).reports[0]
+        report: EvictReport = (await mirror.heard(lambda beat: bool(beat.reports))).reports[0]
 
-            assert report.error is not None
-            assert report.error.code == "INVALID_REQUEST"
+        assert report.error is not None
+        assert report.error.code == "INVALID_REQUEST"
 
 
 @pytest.fixture
-def down() -> Iterator[AgentMirror]:
+def down() -> AgentMirror:
     """A mirror that was there once."""
     mirror = AgentMirror()
     with mirror.running():
         pass
-    yield mirror
+    return mirror
 
 
 async def test_a_mirror_that_is_down_is_complained_about_once(

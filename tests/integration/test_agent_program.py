@@ -1,7 +1,5 @@
 """The daemon as an operator meets it: help, exit codes, sockets, signals."""
 
-# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
-
 from __future__ import annotations
 
 import asyncio
@@ -36,33 +34,6 @@ def taken() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
-
-
-def test_help_has_an_example(program: Program) -> None:
-    done = program.run("--help")
-
-    assert done.returncode == 0
-    assert "BDN_AGENT_CACHE_BYTES=2TB bdn-node-agent" in done.stdout
-    assert "--roles" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "words"),
-    [
-        (["--roles", "king"], {}, "BDN_AGENT_ROLES: "),
-        ([], {"BDN_AGENT_CACHE_BYTES": "lots", "BDN_AGENT_PORT": "x"}, "BDN_AGENT_CACHE_BYTES: not a size"),
-        ([], {"BDN_AGENT_HOST": "0.0.0.0"}, "BDN_AGENT_HOST: 0.0.0.0 is not a loopback address"),
-        (["--colour"], {}, "No such option"),
-    ],
-)
-def test_what_makes_no_sense_is_a_usage_error_that_names_it(
-    program: Program, arguments: list[str], environment: dict[str, str], words: str
-) -> None:
-    done = program.run(*arguments, **environment)
-
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("setting", ["BDN_AGENT_PORT", "BDN_AGENT_DATA_PORT"])

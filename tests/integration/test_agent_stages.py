@@ -276,6 +276,11 @@ async def test_an_expired_stage_is_released_and_a_renewed_one_is_not(rig: Rig, m
         clock.now += 1e6
         await agent.housekeeping.reap()
         assert stages[1].record.state == "READY"
+        await agent.stages.renew(stages[1].record.id, 100)
+    clock.now += 100
+    async with rig.agent(clock=clock) as agent:  # its time was over while the agent was down
+        assert agent.stages.book.find(stages[1].record.id).record.state == "RELEASED"
+        assert agent.stages.book.find(stages[2].record.id).record.state == "READY"
 
 
 async def test_released_stages_are_remembered_for_a_week(rig: Rig, mirror: AgentMirror) -> None:

@@ -64,4 +64,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=settings().max_examples // 4)
+TestLeaseMachine.settings = settings(max_examples=settings().max_examples // 2)

@@ -62,4 +62,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=settings().max_examples // 4)
+TestLedgerMachine.settings = settings(max_examples=settings().max_examples // 2)

@@ -39,4 +39,4 @@ class RecencyMachine(RuleBasedStateMachine):
 
 
 TestRecencyMachine = RecencyMachine.TestCase
-TestRecencyMachine.settings = settings(max_examples=settings().max_examples // 4)
+TestRecencyMachine.settings = settings(max_examples=settings().max_examples // 2)

@@ -12,6 +12,7 @@ from huggingface_hub import close_session
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
+from tests.support.mirror_postgres import drop_database, new_database, postgres
 from tests.support.mirror_service import MirrorUnderTest, mirror_under_test
 
 _NUMBERS = count()
@@ -72,3 +73,17 @@ async def idle(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest
     """A mirror without a worker: requests stay as they came."""
     async with mirror_under_test(tmp_path / "mirror", work=False) as mirror:
         yield mirror
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture
+async def postgres_url(postgres_server: str) -> AsyncIterator[str]:
+    """An empty database."""
+    url = await new_database(postgres_server)
+    yield url
+    await drop_database(postgres_server, url)

@@ -75,7 +75,7 @@ async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str,
     return found
 
 
-async def claim(session: WriteSession, worker: str, *, now: float, until: float) -> str | None:
+async def claim(session: WriteSession, claimant: str, *, now: float, until: float) -> str | None:
     """Take the oldest mirror that nobody works on. Not while an eviction deletes chunks: a copy could count on them."""
     free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
     candidate = (
@@ -89,7 +89,7 @@ async def claim(session: WriteSession, worker: str, *, now: float, until: float)
     statement = (
         update(MirrorRow)
         .where(MirrorRow.id == candidate)
-        .values(claimed_by=worker, claim_expires_at=until, status="SYNCING")
+        .values(claimed_by=claimant, claim_expires_at=until, status="SYNCING")
         .returning(MirrorRow.id)
         .execution_options(synchronize_session=False)
     )
@@ -102,18 +102,18 @@ async def claim(session: WriteSession, worker: str, *, now: float, until: float)
     return mirror_id
 
 
-async def renew_claim(session: WriteSession, mirror_id: str, worker: str, until: float) -> bool:
+async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, until: float) -> bool:
     """Keep the claim; False when it was lost or the mirror is no longer running (somebody canceled it)."""
     statement = (
         update(MirrorRow)
-        .where(MirrorRow.id == mirror_id, MirrorRow.claimed_by == worker, MirrorRow.status == "SYNCING")
+        .where(MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status == "SYNCING")
         .values(claim_expires_at=until)
     )
     return _count(await session.execute(statement)) == 1
 
 
-async def claimed_status(session: WriteSession, mirror_id: str, worker: str, now: float) -> str | None:
-    """The status of a mirror that this worker may still write for; None when it may not.
+async def claimed_status(session: WriteSession, mirror_id: str, claimant: str, now: float) -> str | None:
+    """The status of a mirror that this claimant may still write for; None when it may not.
 
     A claim on a canceled mirror counts until it has run out: so long, evictions wait for its worker to come to an end. One
     on a running mirror counts until another worker takes it over.
@@ -122,7 +122,7 @@ async def claimed_status(session: WriteSession, mirror_id: str, worker: str, now
         select(MirrorRow.status)
         .where(
             MirrorRow.id == mirror_id,
-            MirrorRow.claimed_by == worker,
+            MirrorRow.claimed_by == claimant,
             or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now),
         )
         .with_for_update()
@@ -130,13 +130,15 @@ async def claimed_status(session: WriteSession, mirror_id: str, worker: str, now
     return (await session.execute(query)).scalar()
 
 
-async def release_claims(session: WriteSession, worker: str | None = None, mirror_id: str | None = None) -> None:
-    """Give claims back so that they can be taken at once: a worker's own, or all of them when only one process can be."""
+async def release_claims(session: WriteSession, worker: str | None = None) -> None:
+    """Give claims back so that they can be taken at once.
+
+    ``worker`` is the name in one claim, or what all names of one worker begin with; None is for the time when nobody works.
+    """
     statement = update(MirrorRow).where(MirrorRow.claimed_by.is_not(None))
     if worker is not None:
-        statement = statement.where(MirrorRow.claimed_by == worker)
-    if mirror_id is not None:
-        statement = statement.where(MirrorRow.id == mirror_id)
+        own = or_(MirrorRow.claimed_by == worker, MirrorRow.claimed_by.startswith(f"{worker}:", autoescape=True))
+        statement = statement.where(own)
     await session.execute(statement.values(claimed_by=None, claim_expires_at=None))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import digest_of
-from bdn.core.errors import GrantExpiredError, GrantInvalidError, InternalError
+from bdn.core.errors import DiskFailedError, GrantExpiredError, GrantInvalidError, InternalError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.wire.grants import GrantSigner, UnknownKeyError, new_signing_key
 from node_agent.trust import Trust
@@ -83,3 +83,15 @@ def test_a_damaged_file_of_keys_is_as_good_as_none(tmp_path: Path) -> None:
 
     with pytest.raises(UnknownKeyError):
         trust_at(tmp_path, Clock()).verify(SIGNER.sign(GRANT))
+
+
+def test_keys_that_cannot_be_kept_are_believed_until_the_next_start(tmp_path: Path) -> None:
+    clock = Clock(1000.0)
+    trust = trust_at(tmp_path / "absent", clock)
+
+    with pytest.raises(DiskFailedError):
+        trust.update([SIGNER.public_key])
+
+    assert trust.verify(SIGNER.sign(GRANT)) == GRANT
+    with pytest.raises(UnknownKeyError):
+        trust_at(tmp_path / "absent", clock).verify(SIGNER.sign(GRANT))

@@ -143,9 +143,9 @@ def test_a_store_that_is_gone_does_not_say_that_it_never_held_the_chunk(root: Pa
 
 def test_a_directory_that_cannot_be_made_is_an_unavailable_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in the way")
-    with pytest.raises(StoreUnavailableError, match="Not a directory|File exists"):
+    with pytest.raises(StoreUnavailableError, match=r"Not a directory|File exists"):
         DirectoryStore(tmp_path / "file" / "store")
-    with pytest.raises(StoreUnavailableError, match="Not a directory|File exists"):
+    with pytest.raises(StoreUnavailableError, match=r"Not a directory|File exists"):
         DirectoryStore(tmp_path / "file")
 
 

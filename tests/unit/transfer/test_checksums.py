@@ -38,7 +38,9 @@ def test_the_right_bytes_pass(kind: ChecksumKind, content: bytes, known: str) ->
 def test_other_bytes_are_refused_with_both_values(kind: ChecksumKind, content: bytes, known: str) -> None:
     running = RunningChecksum(Checksum(kind, known), len(content))
     running.update(memoryview(b"other"))
-    with pytest.raises(ChecksumMismatchError, match=f"a/file has the wrong content: expected {kind}:{known}, got {kind}:"):
+    with pytest.raises(
+        ChecksumMismatchError, match=f"a/file has the wrong content: expected {kind}:{known}, got {kind}:"
+    ):
         running.check("a/file")
 
 
@@ -52,7 +54,9 @@ def test_missing_or_additional_bytes_are_refused(kind: ChecksumKind, content: by
 
 
 def test_a_git_blob_is_named_with_its_size() -> None:
-    running = RunningChecksum(Checksum(ChecksumKind.GIT_BLOB, "ce013625030ba8dba906f756967f9e9ca394464a"), len(HELLO) + 1)
+    running = RunningChecksum(
+        Checksum(ChecksumKind.GIT_BLOB, "ce013625030ba8dba906f756967f9e9ca394464a"), len(HELLO) + 1
+    )
     running.update(memoryview(HELLO))
     with pytest.raises(ChecksumMismatchError):
         running.check("file")

@@ -47,7 +47,9 @@ BAD = {
     "a refusal": message("503 Busy", "Content-Length: 4", body=b"busy"),
     "the whole file": message("200 OK", f"Content-Length: {SIZE}", body=CONTENT),
     "other bytes": partial(CONTENT[1:11], 1, SIZE),
-    "a wrong length": message("206 Partial Content", "Content-Range: bytes 0-9/4096", "Content-Length: 12", body=bytes(12)),
+    "a wrong length": message(
+        "206 Partial Content", "Content-Range: bytes 0-9/4096", "Content-Length: 12", body=bytes(12)
+    ),
 }
 
 
@@ -121,11 +123,10 @@ def test_a_connection_is_never_shared_by_two_answers_at_a_time(pool: ConnectionP
 
 def test_no_more_connections_are_kept_than_the_limit() -> None:
     answer = message("200 OK", "Content-Length: 0")
-    with closing(ConnectionPool(timeout_seconds=10, idle_limit=0)) as pool:
-        with RawServer(waiting_after(answer)) as server:
-            with pool.get(server.url, {}) as response:
-                response.read()
-            assert server.closed[0].wait(10)
+    with closing(ConnectionPool(timeout_seconds=10, idle_limit=0)) as pool, RawServer(waiting_after(answer)) as server:
+        with pool.get(server.url, {}) as response:
+            response.read()
+        assert server.closed[0].wait(10)
 
 
 def test_closing_closes_the_idle_connections(reader: RangedReader, pool: ConnectionPool) -> None:

@@ -79,7 +79,9 @@ def test_a_circle_of_redirects_ends(pool: ConnectionPool, mirror: Upstream) -> N
     assert len(mirror.heard) == 3
 
 
-@pytest.mark.parametrize("target", ["http://[::1", "http://host:port/", "file:///etc/passwd", "/a b?Signature=5igned", "/\xfc"])
+@pytest.mark.parametrize(
+    "target", ["http://[::1", "http://host:port/", "file:///etc/passwd", "/a b?Signature=5igned", "/\xfc"]
+)
 def test_a_redirect_that_cannot_be_followed_makes_the_store_unavailable(pool: ConnectionPool, target: str) -> None:
     with pytest.raises(StoreUnavailableError) as raised:
         read_raw(pool, message("307 Temporary Redirect", f"Location: {target}", "Content-Length: 0"))
@@ -136,9 +138,9 @@ def test_a_connection_that_is_reset_is_an_error_that_may_pass(pool: ConnectionPo
 
 def test_a_mirror_that_stalls_times_out_as_an_error_that_may_pass(mirror: Upstream) -> None:
     mirror.script.add(faults.stall(100))
-    with closing(ConnectionPool(timeout_seconds=0.05)) as hasty:
-        with pytest.raises(StoreUnavailableError, match="timed out"):
-            read_chunk(reader_of(hasty, mirror), CONTENT)
+    hasty = ConnectionPool(timeout_seconds=0.05)
+    with closing(hasty), pytest.raises(StoreUnavailableError, match="timed out"):
+        read_chunk(reader_of(hasty, mirror), CONTENT)
 
 
 def test_chunks_share_a_connection(pool: ConnectionPool) -> None:

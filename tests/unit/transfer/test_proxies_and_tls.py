@@ -66,12 +66,18 @@ def test_a_server_that_nobody_vouches_for_is_refused(
     reader: RangedReader, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(new_authority(tmp_path, "localhost").certificates))
-    with tls_server(authority, GOOD) as server, pytest.raises(UpstreamUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+    with (
+        tls_server(authority, GOOD) as server,
+        pytest.raises(UpstreamUnavailableError, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
         read_range(reader, Location(local_url(server)), 0, 10)
 
 
 def test_a_server_that_is_another_one_is_refused(reader: RangedReader, authority: Authority) -> None:
-    with tls_server(authority, GOOD) as server, pytest.raises(UpstreamUnavailableError, match="not valid for '127.0.0.1'"):
+    with (
+        tls_server(authority, GOOD) as server,
+        pytest.raises(UpstreamUnavailableError, match=r"not valid for '127\.0\.0\.1'"),
+    ):
         read_range(reader, Location(f"https://127.0.0.1:{address_of(server)[1]}/file"), 0, 10)
 
 
@@ -87,14 +93,17 @@ def test_a_body_that_is_broken_off_by_closing_never_turns_into_ciphertext(author
     """What had arrived is read on as it was sent, or not at all: the records behind it are no data."""
     body = bytes(range(256)) * 512
     answer = message("200 OK", f"Content-Length: {2 * len(body)}", body=body)
-    with closing(ConnectionPool(timeout_seconds=10)) as pool, tls_server(authority, answer) as server:
-        with pool.get(local_url(server), {}) as response:
-            received = response.read(10)
-            assert server.closed[0].wait(10)  # everything is on its way
-            pool.close()
-            with suppress(*NETWORK_ERRORS):
-                while piece := response.read1(65536):
-                    received += piece
+    with (
+        closing(ConnectionPool(timeout_seconds=10)) as pool,
+        tls_server(authority, answer) as server,
+        pool.get(local_url(server), {}) as response,
+    ):
+        received = response.read(10)
+        assert server.closed[0].wait(10)  # everything is on its way
+        pool.close()
+        with suppress(*NETWORK_ERRORS):
+            while piece := response.read1(65536):
+                received += piece
     assert body.startswith(received)
 
 
@@ -130,9 +139,7 @@ def test_a_proxys_credentials_go_to_the_proxy(
         assert f"Proxy-Authorization: Basic {expected}\r\n" in proxy.heads[0]
 
 
-def test_a_proxy_that_refuses_is_an_error_that_may_pass(
-    reader: RangedReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_refuses_is_an_error_that_may_pass(reader: RangedReader, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = message("407 Proxy Authentication Required", "Content-Length: 0")
     with ConnectProxy(("127.0.0.1", 9), refuse=refusal) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)

@@ -16,7 +16,7 @@ from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults
 from tests.doubles.faults import Fault
-from tests.support.bytes_raw_server import Play, RawServer, answering, message, partial, resetting_after, waiting_after
+from tests.support.bytes_raw_server import Play, RawServer, answering, message, partial, resetting_after
 from tests.support.bytes_upstream import CONTENT, ETAG, SIZE, SOURCE, Upstream, read_range, upstream
 
 

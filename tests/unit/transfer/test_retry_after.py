@@ -41,7 +41,18 @@ def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", "soon", "-1", "1.5", "\xb2", "1e9", "9" * 400, "Sun, 06 Foo 1994 08:49:37 GMT", "later, please", "Sun, 99 Nov 99999 1:1:1 GMT"],
+    [
+        "",
+        "soon",
+        "-1",
+        "1.5",
+        "\xb2",
+        "1e9",
+        "9" * 400,
+        "Sun, 06 Foo 1994 08:49:37 GMT",
+        "later, please",
+        "Sun, 99 Nov 99999 1:1:1 GMT",
+    ],
 )
 def test_what_is_neither_says_nothing(value: str) -> None:
     assert parse_retry_after({"Retry-After": value}) is None

@@ -111,7 +111,10 @@ def test_stopping_ends_the_waiting() -> None:
         calls[0] += 1
         raise AWAY
 
-    waits = CountedWaits(on_wait=lambda: waits.set())
+    def stop() -> None:
+        waits.set()
+
+    waits = CountedWaits(on_wait=stop)
     with pytest.raises(CanceledError):
         retrier(waits).run(call)
     assert (calls, len(waits.waits)) == ([1], 1)

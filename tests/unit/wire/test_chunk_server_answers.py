@@ -143,7 +143,9 @@ class SlabShelf(Shelf):
         return OpenChunk(io.BytesIO(b"<" * 1000 + content + b">" * 1000), 1000, len(content))
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [("", CONTENT), ("bytes=10-19", CONTENT[10:20]), ("bytes=-4", CONTENT[-4:])])
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("", CONTENT), ("bytes=10-19", CONTENT[10:20]), ("bytes=-4", CONTENT[-4:])]
+)
 def test_a_chunk_inside_a_larger_file_is_served_alone(wanted: str, expected: bytes) -> None:
     shelf = SlabShelf()
     shelf.add(CONTENT)
@@ -186,7 +188,9 @@ def test_a_path_that_names_no_chunk_is_not_found(client: Client, shelf: Shelf, p
     assert shelf.bearers == []  # nobody was even asked
 
 
-@pytest.mark.parametrize("path", [PATH, f"{PATH}?x=y", f"{PATH}?a=/b/c", PATH.replace(":", "%3A"), PATH.replace(":", "%3a")])
+@pytest.mark.parametrize(
+    "path", [PATH, f"{PATH}?x=y", f"{PATH}?a=/b/c", PATH.replace(":", "%3A"), PATH.replace(":", "%3a")]
+)
 def test_a_path_may_be_escaped_and_have_a_query(client: Client, path: str) -> None:
     assert client.ask(path)[1] == CONTENT
     assert parse_chunk_path(path) == CHUNK

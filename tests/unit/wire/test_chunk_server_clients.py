@@ -50,7 +50,9 @@ def test_one_connection_carries_many_requests(shelf: Shelf) -> None:
         local = set()
         for number in range(50):
             path = PATH if number % 3 else "/nothing"
-            response, body = client.ask(path, method="GET" if number % 2 else "HEAD", Range="bytes=0-9" if number % 5 else "")
+            response, body = client.ask(
+                path, method="GET" if number % 2 else "HEAD", Range="bytes=0-9" if number % 5 else ""
+            )
             assert response.status in (200, 206, 404)
             assert body == b"" or response.status == 404 or CONTENT.startswith(body)
             local.add(client.connection.sock.getsockname())
@@ -137,7 +139,9 @@ def test_a_client_that_vanishes_leaves_the_server_working(shelf: Shelf, asked_fo
             assert client.ask(PATH)[1] == CONTENT
 
 
-@pytest.mark.parametrize("nonsense", [b"\x16\x03\x01\x02\x00\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 70_000 + b"\r\n"])
+@pytest.mark.parametrize(
+    "nonsense", [b"\x16\x03\x01\x02\x00\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 70_000 + b"\r\n"]
+)
 def test_nonsense_is_refused_and_the_connection_closed(shelf: Shelf, nonsense: bytes) -> None:
     with serving(shelf) as server:
         with connect(server) as connection:
@@ -164,7 +168,9 @@ def test_a_file_that_is_too_short_ends_the_connection_at_once(shelf: Shelf) -> N
     assert sent == [len(CONTENT)]
 
 
-def test_a_bug_of_the_shelf_is_logged_as_one_and_costs_one_connection(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_of_the_shelf_is_logged_as_one_and_costs_one_connection(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
     shelf.refusal = LookupError("a bug")
     with serving(shelf) as server, connected(server) as client:
         with connect(server) as connection:

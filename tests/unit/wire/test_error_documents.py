@@ -24,7 +24,7 @@ from tests.support.wire_bodies import source
 from tests.support.wire_hypothesis import BRIEFLY
 
 FACTS: dict[object, Any] = {
-    str: "a fact with \"quotes\", ü and\nlines",
+    str: 'a fact with "quotes", ü and\nlines',
     int: 4711,
     tuple[str, ...]: ("one", "two"),
     float | None: 2.5,
@@ -94,7 +94,11 @@ def test_every_error_has_its_status(error: BdnError) -> None:
 
 
 def test_the_facts_are_told() -> None:
-    assert document_of(errors.LimitExceededError("files", 11, 10))["error"]["details"] == {"what": "files", "value": 11, "limit": 10}
+    assert document_of(errors.LimitExceededError("files", 11, 10))["error"]["details"] == {
+        "what": "files",
+        "value": 11,
+        "limit": 10,
+    }
 
 
 def test_a_reported_error_does_not_change_its_kin() -> None:
@@ -104,7 +108,8 @@ def test_a_reported_error_does_not_change_its_kin() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"<html>", b"{}", b"[]", b"null", b'{"error": "x"}', b'{"error": {"code": "X"}}', b"\xff\xfe", b"{" * 10_000]
+    "content",
+    [b"", b"<html>", b"{}", b"[]", b"null", b'{"error": "x"}', b'{"error": {"code": "X"}}', b"\xff\xfe", b"{" * 10_000],
 )
 def test_an_answer_that_reports_no_error_of_ours_is_an_internal_one(content: bytes) -> None:
     error = error_from(500, content)
@@ -159,20 +164,35 @@ def test_a_refusal_of_a_form_never_repeats_a_value(kind: type[MirrorRequestBody 
 @given(
     body=st.recursive(
         st.just(SECRET) | st.none() | st.booleans() | st.integers() | st.floats(),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["weights", "training_job", "source", "auth", "auth_method", "auth_secret_name", "allow_patterns", "x"]),
-            inner,
-            max_size=4,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "weights",
+                        "training_job",
+                        "source",
+                        "auth",
+                        "auth_method",
+                        "auth_secret_name",
+                        "allow_patterns",
+                        "x",
+                    ]
+                ),
+                inner,
+                max_size=4,
+            )
         ),
         max_leaves=12,
     )
 )
 def test_no_body_makes_a_refusal_that_repeats_a_value(body: object) -> None:
+    text = ""
     try:
         MirrorRequestBody.model_validate(body)
     except ValidationError as error:
-        assert SECRET not in describe_validation(error.errors())
+        text = describe_validation(error.errors())
+    assert SECRET not in text
 
 
 def test_every_problem_is_named_in_one_line() -> None:

@@ -185,7 +185,9 @@ def test_the_audience_is_one_of_several_that_a_token_may_name() -> None:
 
 
 @BRIEFLY
-@given(text=st.text(max_size=60) | st.lists(st.text(st.characters(codec="ascii")), min_size=3, max_size=3).map(".".join))
+@given(
+    text=st.text(max_size=60) | st.lists(st.text(st.characters(codec="ascii")), min_size=3, max_size=3).map(".".join)
+)
 def test_what_is_no_token_at_all_is_an_invalid_grant(text: str) -> None:
     assert isinstance(refused(text), GrantInvalidError)
 
@@ -195,6 +197,7 @@ def test_what_is_no_token_at_all_is_an_invalid_grant(text: str) -> None:
 def test_no_changed_letter_makes_another_grant(at: int, letter: str) -> None:
     token = TOKEN[:at] + letter + TOKEN[at + 1 :]
     try:
-        assert VERIFIER.verify(token, now=NOW) == GRANT  # the last letter holds bits that mean nothing
+        outcome: Grant | str = VERIFIER.verify(token, now=NOW)  # the last letter holds bits that mean nothing
     except BdnError as error:
-        assert error.code == "GRANT_INVALID"
+        outcome = error.code
+    assert outcome in (GRANT, "GRANT_INVALID")

@@ -45,7 +45,9 @@ def refusal_of(body: object) -> str:
 
 def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: without_nulls(value) if isinstance(value, dict) else value for name, value in body.items() if value is not None
+        name: without_nulls(value) if isinstance(value, dict) else value
+        for name, value in body.items()
+        if value is not None
     }
 
 

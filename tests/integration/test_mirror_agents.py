@@ -1,0 +1,190 @@
+"""Agents as the mirror sees them: membership, commands, reports, and leases that hold off evictions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.doubles.hub import Hub
+from tests.support.mirror_service import Json, MirrorUnderTest, source
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+USE = {"budget": 1000, "committed": 300, "reserved": 20, "leased": 100}
+
+
+class FakeAgent:
+    """Reports what it is told to report, as an agent does."""
+
+    def __init__(self, mirror: MirrorUnderTest, node: str, cluster: str = "c", **state: Any) -> None:
+        self._mirror = mirror
+        self._state: Json = {"node": node, "cluster": cluster, "boot_id": "b", "roles": ["node"], "version": "1.2"}
+        self._state |= {"advertise": f"http://{node}:8471", "tiers": {"node": USE}, "holdings": [], **state}
+
+    async def beat(self, **changes: Any) -> Json:
+        answer = await self._mirror.http.post("/agents/heartbeat", json={**self._state, **changes})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def carry_out(self, reply: Json, *items: Json, error: Json | None = None) -> Json:
+        (command,) = reply["commands"]
+        return await self.beat(reports=[{"id": command["id"], "items": list(items), "error": error}])
+
+
+def item(manifest: str, size: int, **refusal: Any) -> Json:
+    return {"tier": "node", "cluster": "c", "node": "n1", "manifest": manifest, "bytes": size, **refusal}
+
+
+@pytest.fixture
+async def manifest(mirror: MirrorUnderTest, hub: Hub) -> str:
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    return str((await mirror.ready(source("hf://org/model")))["sources"][0]["manifest"])
+
+
+async def begun(mirror: MirrorUnderTest, **request: Any) -> Json:
+    """An eviction that nobody has waited for."""
+    answer = await mirror.http.post("/evictions", json=request)
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+async def test_the_epoch_grows_when_members_change_and_only_then(idle: MirrorUnderTest) -> None:
+    one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
+    elsewhere = FakeAgent(idle, "n1", cluster="d")
+    epochs = [(await agent.beat())["epoch"] for agent in (one, one, two, one, two, elsewhere, one)]
+    assert epochs == [1, 1, 2, 2, 2, 1, 2]
+    moved = await two.beat(advertise="http://n2:9999", tiers={})
+    assert moved["epoch"] == 3
+    assert [member["node"] for member in moved["members"]] == ["n1", "n2"]
+    assert (await one.beat(holdings=[{"manifest": f"b3:{'0' * 64}", "bytes": 1}]))["epoch"] == 3
+
+
+async def test_an_agent_that_is_silent_is_no_member_and_not_alive(
+    idle: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
+    await one.beat()
+    await two.beat()
+    monkeypatch.setattr("bdn.mirror.membership.ALIVE_SECONDS", -1.0)
+    reply = await two.beat()
+    assert (reply["members"], reply["epoch"]) == ([], 3)
+    assert [agent["alive"] for agent in (await idle.http.get("/agents")).json()["items"]] == [False, False]
+
+
+async def test_agents_and_clusters_tell_capacity_and_use(idle: MirrorUnderTest) -> None:
+    holding = {"manifest": f"b3:{'0' * 64}", "bytes": 300}
+    await FakeAgent(idle, "n1", holdings=[holding]).beat()
+    await FakeAgent(idle, "n2").beat()
+    agents = (await idle.http.get("/agents")).json()["items"]
+    assert [(agent["node"], agent["manifests"], agent["tiers"]["node"]) for agent in agents] == [
+        ("n1", 1, USE),
+        ("n2", 0, USE),
+    ]
+    (cluster,) = (await idle.http.get("/clusters")).json()["items"]
+    assert (cluster["agents"], cluster["agents_alive"], cluster["epoch"]) == (2, 2, 2)
+    assert cluster["tiers"]["node"] == {name: 2 * size for name, size in USE.items()}
+
+
+async def test_holdings_stay_until_others_are_reported(mirror: MirrorUnderTest, manifest: str) -> None:
+    agent = FakeAgent(mirror, "n1", holdings=[{"manifest": manifest, "bytes": 5, "held_by": ["job-7"]}])
+    await agent.beat()
+    await agent.beat(holdings=None)
+    (held,) = (await mirror.http.get("/manifests")).json()["items"]
+    assert held["mirror"] and held["nodes"]["c/n1"]["held_by"] == ["job-7"]
+    assert held["sources"] == ["hf://org/model"]
+    await agent.beat(holdings=[])
+    assert (await mirror.http.get("/manifests")).json()["items"][0]["nodes"] == {}
+
+
+async def test_a_command_answers_the_open_heartbeat_at_once_and_its_report_ends_the_eviction(
+    mirror: MirrorUnderTest, manifest: str
+) -> None:
+    agent = FakeAgent(mirror, "n1", holdings=[{"manifest": manifest, "bytes": 5}])
+    await agent.beat()
+    waiting = asyncio.create_task(agent.beat(wait_seconds=30))
+    await asyncio.sleep(0)
+    eviction = await begun(mirror, source="hf://org/model", tier="node")
+    reply = await asyncio.wait_for(waiting, 10)
+    assert reply["commands"][0] | {"id": ""} == {"id": "", "manifests": [manifest], "job": None, "lru_bytes": None} | {
+        "all": False,
+        "dry_run": False,
+        "force": False,
+    }
+    assert eviction["status"] == "RUNNING"
+    after = await agent.carry_out(reply, item(manifest, 5))
+    assert after["commands"] == []
+    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    assert (done["status"], done["bytes_freed"], done["unreachable"]) == ("DONE", 5, [])
+    assert done["items"][0]["sources"] == ["hf://org/model"]
+    await agent.carry_out(reply, item(manifest, 5))  # told twice, counted once
+    assert (await mirror.http.get(f"/evictions/{eviction['id']}")).json() == done
+
+
+async def test_an_eviction_waits_for_every_agent_it_concerns(mirror: MirrorUnderTest, manifest: str) -> None:
+    one, two, other = (FakeAgent(mirror, *name) for name in (("n1", "c"), ("n2", "c"), ("n1", "d")))
+    for agent in (one, two, other):
+        await agent.beat()
+    eviction = await begun(mirror, all=True, cluster="c")
+    replies = [await agent.beat() for agent in (one, two, other)]
+    assert [len(reply["commands"]) for reply in replies] == [1, 1, 0]
+    await one.carry_out(replies[0], item(manifest, 5))
+    assert (await mirror.http.get(f"/evictions/{eviction['id']}")).json()["status"] == "RUNNING"
+    refusal = item(manifest, 5, refused=True, holders=["job-9"]) | {"node": "n2"}
+    await two.carry_out(replies[1], refusal)
+    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    assert (done["status"], done["bytes_freed"]) == ("REFUSED", 5)
+    narrowed = await begun(mirror, job="j", node="n1", cluster="d", dry_run=True)
+    assert [len((await agent.beat())["commands"]) for agent in (one, two, other)] == [0, 0, 1]
+    assert narrowed["request"]["job"] == "j"
+
+
+async def test_an_agent_s_own_failure_fails_the_eviction(mirror: MirrorUnderTest, manifest: str) -> None:
+    agent = FakeAgent(mirror, "n1")
+    await agent.beat()
+    eviction = await begun(mirror, all=True, tier="node")
+    error = {"code": "DISK_FAILED", "message": "the disk failed", "retryable": False}
+    await agent.carry_out(await agent.beat(), error=error)
+    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    assert (done["status"], done["error"]["code"]) == ("FAILED", "DISK_FAILED")
+
+
+async def test_an_agent_that_never_answers_fails_the_eviction_after_its_time_and_is_then_left_alone(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = FakeAgent(mirror, "n1")
+    await agent.beat()
+    eviction = await begun(mirror, all=True, tier="node")
+    monkeypatch.setattr("bdn.mirror.evictions.ANSWER_SECONDS", -1.0)
+    assert (await agent.beat())["commands"] == []  # it came too late: nobody waits for its answer
+    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
+    assert done["completed_at"]
+
+
+async def test_an_agent_that_was_silent_before_is_named_as_unreachable(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await FakeAgent(mirror, "n1").beat()
+    monkeypatch.setattr("bdn.mirror.evictions._ALIVE_SECONDS", -1.0)
+    done = await mirror.evict(all=True, tier="node")
+    assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
+
+
+async def test_what_an_agent_leases_stays_unless_forced_and_the_holder_is_named(
+    mirror: MirrorUnderTest, manifest: str
+) -> None:
+    agent = FakeAgent(mirror, "n1", holdings=[{"manifest": manifest, "bytes": 5, "held_by": ["job-7"]}])
+    await agent.beat()
+    before = mirror.chunks()
+    for dry_run in (True, False):
+        refused = await mirror.evict(source="hf://org/model", tier="mirror", dry_run=dry_run)
+        assert (refused["status"], refused["bytes_freed"]) == ("REFUSED", 0)
+        assert refused["items"][0]["holders"] == ["job-7 on n1"]
+    assert (await mirror.evict(lru_bytes=1, tier="mirror"))["items"] == []
+    assert mirror.chunks() == before
+    forced = await mirror.evict(source="hf://org/model", tier="mirror", force=True)
+    assert (forced["status"], forced["bytes_freed"], mirror.chunks()) == ("DONE", 5, {})
+    assert forced["request"]["force"] and forced["items"][0]["holders"] == ["job-7 on n1"]
+    assert mirror.count("evictions") == 4  # every one is recorded

@@ -1,0 +1,98 @@
+"""The migrations make the tables that the code knows, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.config import main as alembic
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+from sqlalchemy.engine import Connection
+
+from bdn.core.errors import StoreUnavailableError
+from bdn.mirror.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError, DatabaseUnavailableError
+from bdn.mirror.repository import mirrors
+from bdn.mirror.tables import Base
+from tests.support.mirror_service import mirror_under_test
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/new.sqlite"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+def test_the_newest_migration_is_the_one_that_the_code_names() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+async def differences(database: Database) -> object:
+    def compare(connection: Connection) -> object:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        return compare_metadata(context, Base.metadata)
+
+    async with database._engine.connect() as connection:
+        return await connection.run_sync(compare)
+
+
+async def test_an_empty_database_migrated_to_the_head_equals_the_models(url: str) -> None:
+    database = Database(url)
+    assert await database.version() is None
+    with pytest.raises(DatabaseNotMigratedError, match="run 'bdn migrate'"):
+        await database.check_version()
+    await database.migrate()
+    assert await database.version() == HEAD
+    await database.check_version()
+    assert await differences(database) == []
+    await database.migrate()  # nothing to do
+    await database.close()
+
+
+async def test_alembic_s_own_command_goes_up_and_down_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BDN_DATABASE_URL", url)
+    project = ["--config", str(MIGRATIONS.parent / "pyproject.toml")]
+    await asyncio.to_thread(alembic, [*project, "upgrade", "head"])
+    database = Database(url)
+    assert await database.version() == HEAD
+    await asyncio.to_thread(alembic, [*project, "downgrade", "base"])
+    assert await database.version() is None
+    await database.migrate()
+    assert await differences(database) == []
+    await database.close()
+
+
+async def test_a_database_of_a_newer_version_is_refused_and_left_alone(url: str) -> None:
+    database = Database(url)
+    await database.migrate()
+    async with database.write() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StoreUnavailableError, match="9999"):
+        await database.migrate()
+    assert await database.version() == "9999"
+    await database.close()
+
+
+async def test_a_mirror_on_postgresql_does_not_start_before_the_migration(tmp_path: Path, postgres_url: str) -> None:
+    with pytest.raises(DatabaseNotMigratedError, match="'bdn migrate'"):
+        async with mirror_under_test(tmp_path, database_url=postgres_url):
+            pytest.fail("it started")
+
+
+async def test_a_database_that_is_away_is_unavailable_not_a_crash() -> None:
+    database = Database("postgresql+asyncpg://bdn@127.0.0.1:1/bdn")
+    with pytest.raises(DatabaseUnavailableError, match="ConnectionRefusedError"):
+        await database.version()
+    with pytest.raises(DatabaseUnavailableError):
+        async with database.write() as session:
+            await mirrors.any_running(session, 0.0)
+    await database.close()

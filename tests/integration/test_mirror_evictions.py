@@ -1,0 +1,208 @@
+"""The mirror's own tier: what an eviction takes, what it spares, and what a crash or a running copy does to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest
+from bdn.core.errors import StoreUnavailableError
+from bdn.store.directory import DirectoryStore
+from tests.doubles.content import GeneratedContent
+from tests.doubles.faults import stall
+from tests.doubles.hub import Hub
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, until
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+SHARED = GeneratedContent(CHUNK_SIZE + 10)
+# Equal chunks in different files: the first chunk of this is the first chunk of SHARED.
+LONGER = GeneratedContent(2 * CHUNK_SIZE + 20)
+ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
+
+
+@pytest.fixture
+async def filled(mirror: MirrorUnderTest, hub: Hub) -> Json:
+    """Two revisions of ``one``, then ``two``; manifests by name, in the order of their last use."""
+    one = hub.repo("org/one")
+    one.commit({"shared.bin": SHARED, "only.txt": b"1", "old.txt": b"old"})
+    names = {"old": (await mirror.ready(ONE))["sources"][0]["manifest"]}
+    one.commit({"old.txt": None, "new.txt": b"newer"})
+    names["new"] = (await mirror.ready(ONE))["sources"][0]["manifest"]
+    hub.repo("org/two").commit({"same.bin": SHARED, "longer.bin": LONGER})
+    names["two"] = (await mirror.ready(TWO))["sources"][0]["manifest"]
+    hub.log.clear()
+    return names
+
+
+async def evicted(mirror: MirrorUnderTest, **request: Any) -> tuple[str, dict[str, int], int]:
+    """Status, bytes by manifest, and bytes freed."""
+    document = await mirror.evict(**request)
+    assert all(item["tier"] == "mirror" and not item["refused"] for item in document["items"])
+    return document["status"], {item["manifest"]: item["bytes"] for item in document["items"]}, document["bytes_freed"]
+
+
+async def held(mirror: MirrorUnderTest) -> set[str]:
+    return {item["manifest"] for item in (await mirror.http.get("/manifests")).json()["items"]}
+
+
+async def check_store(mirror: MirrorUnderTest) -> None:
+    """Every manifest that is held is whole, and nothing else is kept."""
+    needed: set[str] = set()
+    for manifest in await held(mirror):
+        await mirror.tree(manifest)
+        layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
+        needed |= {Digest.parse(chunk).hex for file in layout["files"] for chunk in file["chunks"]}
+    assert {Path(path).name for path in mirror.chunks()} == needed
+
+
+async def test_by_source_all_its_revisions_go_and_shared_contents_stay(mirror: MirrorUnderTest, filled: Json) -> None:
+    assert await evicted(mirror, source="hf://org/one") == ("DONE", {filled["old"]: 3, filled["new"]: 6}, 9)
+    assert await held(mirror) == {filled["two"]}
+    await check_store(mirror)
+
+
+async def test_by_source_with_its_revision_only_what_was_mirrored_by_that_name_goes(
+    mirror: MirrorUnderTest, hub: Hub, filled: Json
+) -> None:
+    hub.repo("org/three").commit({"a.txt": b"1"})
+    tagged = (await mirror.ready(source("hf://org/three@main")))["sources"][0]["manifest"]
+    assert (await evicted(mirror, source="hf://org/three@main"))[1].keys() == {tagged}
+    answer = await mirror.http.post("/evictions", json={"source": "hf://org/one@v9"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+
+
+async def test_by_manifest_only_that_one_goes(mirror: MirrorUnderTest, filled: Json) -> None:
+    assert await evicted(mirror, manifest=filled["old"]) == ("DONE", {filled["old"]: 3}, 3)
+    assert await held(mirror) == {filled["new"], filled["two"]}
+    await check_store(mirror)
+    answer = await mirror.http.post("/evictions", json={"manifest": "latest"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
+
+
+async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest, hub: Hub, filled: Json) -> None:
+    before = await mirror.ready(TWO)
+    status, items, freed = await evicted(mirror, all=True)
+    assert (status, items.keys()) == ("DONE", set(filled.values()))
+    assert freed == SHARED.size + LONGER.size + 9
+    assert mirror.chunks() == {}
+    for table in ("manifests", "manifest_contents", "contents", "identities", "copied_chunks"):
+        assert mirror.count(table) == 0
+    again = await mirror.ready(TWO)
+    assert again["bytes_transferred"] == SHARED.size + LONGER.size
+    assert again["sources"][0]["manifest"] == before["sources"][0]["manifest"]
+    await check_store(mirror)
+
+
+async def test_by_lru_the_longest_unused_go_until_enough_is_free(mirror: MirrorUnderTest, filled: Json) -> None:
+    await mirror.http.get(f"/manifests/{filled['old']}")  # used now
+    assert await evicted(mirror, lru_bytes=5, tier="mirror") == ("DONE", {filled["new"]: 5}, 5)
+    assert await evicted(mirror, lru_bytes=6, tier="mirror") == ("DONE", {filled["two"]: LONGER.size}, LONGER.size)
+    await check_store(mirror)
+
+
+async def test_mirroring_again_counts_as_use(mirror: MirrorUnderTest, filled: Json) -> None:
+    await mirror.ready(ONE)
+    assert (await evicted(mirror, lru_bytes=4, tier="mirror"))[1].keys() == {filled["old"], filled["two"]}
+
+
+async def test_lru_bytes_spare_the_mirror_unless_its_tier_is_named(mirror: MirrorUnderTest, filled: Json) -> None:
+    for request in ({"lru_bytes": 5}, {"job": "j"}, {"all": True, "tier": "node"}, {"all": True, "node": "n"}):
+        assert await evicted(mirror, **request) == ("DONE", {}, 0)
+    assert await held(mirror) == set(filled.values())
+
+
+async def test_a_dry_run_tells_the_same_and_changes_nothing_but_its_record(
+    mirror: MirrorUnderTest, filled: Json
+) -> None:
+    for request in ({"all": True}, {"source": "hf://org/one"}, {"lru_bytes": 1, "tier": "mirror"}):
+        before = mirror.rows(), mirror.chunks()
+        planned = await evicted(mirror, dry_run=True, **request)
+        after = mirror.rows(), mirror.chunks()
+        assert len(after[0].pop("evictions")) == len(before[0].pop("evictions")) + 1
+        assert after == before
+    assert await evicted(mirror, **request) == planned
+
+
+async def test_a_selector_says_exactly_one_thing(idle: MirrorUnderTest, subtests: pytest.Subtests) -> None:
+    digest = f"b3:{'0' * 64}"
+    for request in ({}, {"all": True, "job": "j"}, {"source": "s", "manifest": digest}, {"lru_bytes": 0}, {"everything": 1}):
+        with subtests.test(**request):
+            answer = await idle.http.post("/evictions", json=request)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
+    assert idle.count("evictions") == 0
+
+
+async def test_nothing_is_evicted_while_a_mirror_runs_forced_or_not(
+    mirror: MirrorUnderTest, hub: Hub, filled: Json
+) -> None:
+    hub.repo("org/slow").commit({"slow.bin": b"slow"})
+    hub.fail(stall(at=1), origin="cdn")
+    begun = await mirror.begin(source("hf://org/slow"))
+    await until(lambda: hub.log.count(origin="cdn"))
+    before = mirror.chunks()
+    for force in (False, True):
+        document = await mirror.evict(manifest=filled["old"], force=force)
+        assert (document["status"], document["bytes_freed"]) == ("REFUSED", 0)
+        assert document["items"][0]["holders"] == [f"mirror {begun['id']}"]
+    assert mirror.chunks() == before
+    hub.release_stalled()
+    await mirror.ended(begun["id"])
+    assert (await evicted(mirror, manifest=filled["old"]))[0] == "DONE"
+
+
+async def test_a_canceled_mirror_holds_off_evictions_until_its_worker_has_stopped(
+    mirror: MirrorUnderTest, hub: Hub, filled: Json
+) -> None:
+    hub.repo("org/slow").commit({"slow.bin": b"slow"})
+    hub.fail(stall(at=1), origin="cdn")
+    begun = await mirror.begin(source("hf://org/slow"))
+    await until(lambda: hub.log.count(origin="cdn"))
+    await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+    assert (await mirror.evict(all=True))["status"] == "REFUSED"  # a thread of it still may store a chunk
+    hub.release_stalled()
+    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+    assert (await evicted(mirror, all=True))[0] == "DONE"
+
+
+async def test_chunks_of_a_half_copied_file_survive(mirror: MirrorUnderTest, hub: Hub, filled: Json) -> None:
+    hub.repo("org/longest").commit({"longest.bin": GeneratedContent(2 * CHUNK_SIZE + 30)})  # shares two chunks with LONGER
+    hub.fail(stall(at=1), origin="cdn", skip=2)
+    begun = await mirror.begin(source("hf://org/longest"))
+    await until(lambda: len(mirror.rows("copied_chunks")["copied_chunks"]) == 2)
+    await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+    hub.release_stalled()
+    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+    assert (await evicted(mirror, all=True))[0] == "DONE"
+    document = await mirror.ready(source("hf://org/longest"))
+    assert document["bytes_transferred"] <= CHUNK_SIZE + 30
+    await check_store(mirror)
+
+
+async def test_a_crash_between_rows_and_chunks_is_made_good_at_the_next_start(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repo("org/one").commit({"shared.bin": SHARED, "only.txt": b"1"})
+
+    def fail(self: DirectoryStore, digest: Digest) -> None:
+        raise StoreUnavailableError("the disk is away")
+
+    async with mirror_under_test(tmp_path) as mirror:
+        await mirror.ready(ONE)
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectoryStore, "delete", fail)
+            answer = await mirror.http.post("/evictions", json={"all": True})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
+        assert mirror.count("contents") == 0 and len(mirror.chunks()) == 3
+        # Until the chunks are gone no copy may begin: it could count on one of them.
+        begun = await mirror.begin(ONE)
+        assert (await mirror.http.get(f"/mirror/{begun['id']}?wait=0.05")).json()["status"] == "PENDING"
+    async with mirror_under_test(tmp_path) as mirror:
+        assert (await mirror.ended(begun["id"]))["bytes_transferred"] == SHARED.size + 1
+        await check_store(mirror)
+        (eviction,) = mirror.rows("evictions")["evictions"]
+        document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
+        assert (document["status"], document["bytes_freed"]) == ("DONE", SHARED.size + 1)

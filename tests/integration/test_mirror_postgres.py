@@ -1,0 +1,210 @@
+"""The mirror on a real PostgreSQL: the main flow, two workers that share one database, and a database that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.mirror import worker
+from bdn.mirror.database import Database
+from bdn.mirror.store_eviction import StoreEviction
+from tests.doubles.content import GeneratedContent
+from tests.doubles.faults import stall
+from tests.doubles.hub import Hub
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, until
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+LARGE = GeneratedContent(3 * CHUNK_SIZE + 1)
+MODEL = source("hf://org/model")
+
+
+@pytest.fixture(autouse=True)
+def model(hub: Hub) -> None:
+    hub.repo("org/model").commit({"model.safetensors": LARGE, "config.json": b"{}", "ü.txt": b"", "b.txt": b"b"})
+
+
+@pytest.fixture
+async def database_url(upstreams: None, postgres_url: str) -> str:
+    database = Database(postgres_url)
+    await database.migrate()
+    await database.close()
+    return postgres_url
+
+
+@pytest.fixture
+async def pg_mirror(database_url: str, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with beside(database_url, tmp_path) as mirror:
+        yield mirror
+
+
+def beside(url: str, tmp_path: Path, name: str = "a", **options: Any) -> AbstractAsyncContextManager[MirrorUnderTest]:
+    """One of several processes of a mirror: its own data directory, the same database and store."""
+    return mirror_under_test(tmp_path / name, database_url=url, store=f"file://{tmp_path}/store", **options)
+
+
+async def fetch(url: str, query: str) -> list[Any]:
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        return list(await connection.fetch(query))
+    finally:
+        await connection.close()
+
+
+async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnderTest, database_url: str) -> None:
+    plan = await pg_mirror.plan(MODEL)
+    document = await pg_mirror.ready(MODEL)
+    assert plan["bytes_to_transfer"] == document["bytes_transferred"] == LARGE.size + 3
+    tree = await pg_mirror.tree(document["sources"][0]["manifest"])
+    assert tree == {"model.safetensors": LARGE.read(0, LARGE.size), "config.json": b"{}", "ü.txt": b"", "b.txt": b"b"}
+    assert (await pg_mirror.ready({**MODEL, "mount_location": "/other"}))["bytes_transferred"] == 0
+    assert (await pg_mirror.http.get("/readyz")).status_code == 200
+    assert len((await pg_mirror.http.get("/mirror", params={"limit": 1, "source": MODEL["source"]})).json()["items"]) == 1
+    for dry_run in (True, False):
+        evicted = await pg_mirror.evict(all=True, dry_run=dry_run)
+        assert (evicted["status"], evicted["bytes_freed"]) == ("DONE", LARGE.size + 3)
+    assert await fetch(database_url, "SELECT digest FROM contents") == []
+    assert (await pg_mirror.ready(MODEL))["bytes_transferred"] == LARGE.size + 3
+
+
+async def test_many_requests_at_once_are_shared_by_two_workers_and_read_each_file_once_per_worker(
+    database_url: str, tmp_path: Path, hub: Hub
+) -> None:
+    files = {f"{number}.json": b"%d" % number for number in range(20)}
+    hub.repo("org/many").commit(files)
+    size = sum(map(len, files.values()))
+    wanted = [source("hf://org/many", f"/m{number}") for number in range(12)]
+    async with beside(database_url, tmp_path) as one, beside(database_url, tmp_path, "b"):
+        begun = await asyncio.gather(*(one.begin(body) for body in wanted * 2))
+        assert len({document["id"] for document in begun}) == 12
+        documents = [await one.ended(document["id"]) for document in begun[:12]]
+    assert {document["status"] for document in documents} == {"READY"}
+    assert len({document["sources"][0]["manifest"] for document in documents}) == 1
+    assert {document["bytes_transferred"] + document["bytes_reused"] for document in documents} == {size}
+    assert sum(document["bytes_transferred"] for document in documents) <= 2 * size
+
+
+async def test_a_claim_that_ran_out_is_taken_over_and_its_first_holder_writes_nothing_more(
+    database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.fail(stall(at=1), origin="cdn", skip=2, times=1)
+    async with beside(database_url, tmp_path, jobs=1) as silent:
+        begun = await silent.begin(MODEL)
+        await until(lambda: hub.log.count(origin="cdn") >= 3)
+        (row,) = await fetch(database_url, "SELECT claimed_by, claim_expires_at FROM mirrors")
+        assert row["claim_expires_at"] > time.time()
+        async with beside(database_url, tmp_path, "b", jobs=1) as other:
+            assert (await other.http.get(f"/mirror/{begun['id']}?wait=0.05")).json()["status"] == "SYNCING"
+            assert [tuple(row)] == [tuple(r) for r in await fetch(database_url, "SELECT claimed_by, claim_expires_at FROM mirrors")]
+            # As if the first worker's machine had stood still for longer than its claim.
+            await fetch(database_url, "UPDATE mirrors SET claim_expires_at = 1")
+            done = await other.ended(begun["id"])
+            assert done["status"] == "READY"
+            assert await other.tree(done["sources"][0]["manifest"]) == await silent.tree(done["sources"][0]["manifest"])
+        rows = await fetch(database_url, "SELECT bytes_transferred, bytes_reused FROM mirror_sources")
+        hub.release_stalled()
+    assert await fetch(database_url, "SELECT bytes_transferred, bytes_reused FROM mirror_sources") == rows
+    assert await fetch(database_url, "SELECT * FROM copied_chunks") == []
+    assert worker.CLAIM_SECONDS > 2 * worker.RENEW_SECONDS
+
+
+async def test_no_claim_is_made_between_an_eviction_s_look_and_its_commit(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beside(database_url, tmp_path, jobs=1) as mirror:
+        await mirror.ready(MODEL)
+        plan = StoreEviction._plan
+        seen: list[str] = []
+
+        async def plan_slowly(self: StoreEviction, *given: Any) -> Any:
+            planned = await plan(self, *given)
+            request = asyncio.create_task(mirror.begin(MODEL))
+            # The request itself waits for the eviction, too: its row is in the table of the claims.
+            done, _ = await asyncio.wait([request], timeout=0.2)
+            seen.append("waits" if not done else "went on")
+            self.__dict__["request"] = request
+            return planned
+
+        monkeypatch.setattr(StoreEviction, "_plan", plan_slowly)
+        evicted = await mirror.evict(all=True)
+        assert (evicted["status"], seen) == ("DONE", ["waits"])
+        (running,) = (await mirror.http.get("/mirror", params={"limit": 1})).json()["items"]
+        document = await mirror.ended(running["id"])
+        assert document["bytes_transferred"] == LARGE.size + 3
+        await mirror.tree(document["sources"][0]["manifest"])
+
+
+async def test_two_evictions_and_their_sweeps_exclude_each_other_across_processes(
+    database_url: str, tmp_path: Path
+) -> None:
+    one, two = Database(database_url), Database(database_url)
+    order: list[str] = []
+
+    async def second() -> None:
+        async with two.alone("eviction"):
+            order.append("second")
+
+    async with one.alone("eviction"):
+        waiting = asyncio.create_task(second())
+        async with two.alone("something else"):
+            order.append("first")
+        await until(lambda: waiting.get_coro())
+        locks = await fetch(database_url, "SELECT granted FROM pg_locks WHERE locktype = 'advisory' ORDER BY 1")
+        assert True in [lock["granted"] for lock in locks]
+        assert order == ["first"]
+    await waiting
+    assert order == ["first", "second"]
+    await one.close()
+    await two.close()
+
+
+async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirror: MirrorUnderTest) -> None:
+    def body(node: int) -> Json:
+        return {"node": f"n{node}", "cluster": "c", "boot_id": "b", "roles": ["node"], "advertise": None} | {
+            "version": "1",
+            "tiers": {},
+            "holdings": [],
+        }
+
+    replies = await asyncio.gather(
+        *(pg_mirror.http.post("/agents/heartbeat", json=body(node % 8)) for node in range(16))
+    )
+    assert {reply.status_code for reply in replies} == {200}
+    last = (await pg_mirror.http.post("/agents/heartbeat", json=body(0))).json()
+    assert (len(last["members"]), last["epoch"]) == (8, 8)
+    eviction = (await pg_mirror.http.post("/evictions", json={"all": True, "tier": "node"})).json()
+    report = {"id": eviction["id"], "items": [{"tier": "node", "manifest": f"b3:{'0' * 64}", "bytes": 1}]}
+    await asyncio.gather(
+        *(pg_mirror.http.post("/agents/heartbeat", json={**body(node), "reports": [report]}) for node in range(8))
+    )
+    done = (await pg_mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    assert (done["status"], len(done["items"]), done["unreachable"]) == ("DONE", 8, [])
+
+
+async def test_a_worker_survives_that_its_database_goes_away_and_goes_on_with_the_mirror(
+    database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "POLL_SECONDS", 0.01)
+    hub.fail(stall(at=1), origin="cdn", skip=1, times=1)
+    async with beside(database_url, tmp_path, jobs=1) as mirror:
+        begun = await mirror.begin(MODEL)
+        await until(lambda: hub.log.count(origin="cdn") >= 2)
+        name = database_url.rpartition("/")[2]
+        server = database_url.rpartition("/")[0] + "/postgres"
+        await fetch(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await fetch(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+        assert (await mirror.http.get("/readyz")).status_code == 503
+        assert (await mirror.http.get("/readyz")).json()["error"]["code"] == "STORE_UNAVAILABLE"
+        hub.release_stalled()
+        await fetch(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await fetch(database_url, "UPDATE mirrors SET claim_expires_at = 1 WHERE status = 'SYNCING'")
+        assert (await mirror.ended(begun["id"]))["status"] == "READY"
+        assert (await mirror.http.get("/readyz")).status_code == 200

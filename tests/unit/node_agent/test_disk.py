@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from bdn.core.errors import DiskFailedError
+from node_agent.disk import DurableFolders, disk_errors, make_folder, remove_empty, write_durably
+from node_agent.places import Places
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_durably(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_durably(path, b"new")
+
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_folders_have_their_mode_whatever_the_umask_and_existing_ones_keep_theirs(tmp_path: Path) -> None:
+    (tmp_path / "operators").mkdir(mode=0o750)
+    before = os.umask(0o077)
+    try:
+        make_folder(tmp_path / "operators/one/two", 0o755)
+    finally:
+        os.umask(before)
+
+    modes = [
+        path.stat().st_mode & 0o777 for path in sorted([tmp_path / "operators", *(tmp_path / "operators").rglob("*")])
+    ]
+    assert modes == [0o750, 0o755, 0o755]
+
+
+def test_content_is_private_to_the_agent_and_views_can_be_passed_but_not_listed(tmp_path: Path) -> None:
+    places = Places(tmp_path / "cache")
+    places.make()
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in places.root.iterdir()}
+    assert modes == {
+        "files": 0o700,
+        "filling": 0o700,
+        "manifests": 0o700,
+        "stages": 0o700,
+        "quarantine": 0o700,
+        "views": 0o711,
+        "mounts": 0o755,
+    }
+
+
+def test_folders_are_synced_once_before_anything_is_put_into_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("node_agent.disk.sync_folder", lambda folder: synced.append(folder.name))
+    folders = DurableFolders()
+    (tmp_path / "files").mkdir()
+
+    for _ in range(2):
+        folders.make(tmp_path / "files/aa/bb", tmp_path / "files")
+    folders.make(tmp_path / "files/aa/cc", tmp_path / "files")
+
+    assert synced == ["files", "aa", "aa"]
+    assert (tmp_path / "files/aa/cc").is_dir()
+
+
+def test_empty_folders_are_removed_up_to_the_first_that_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "stop/a/b/c").mkdir(parents=True)
+    (tmp_path / "stop/a/needed").write_bytes(b"")
+
+    remove_empty(tmp_path / "stop/a/b/c", tmp_path / "stop")
+    remove_empty(tmp_path / "elsewhere", tmp_path / "stop")
+
+    assert sorted(path.name for path in (tmp_path / "stop").rglob("*")) == ["a", "needed"]
+
+
+def test_an_error_of_the_disk_names_the_path_and_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(DiskFailedError) as caught, disk_errors(tmp_path):
+        (tmp_path / "absent").read_bytes()
+
+    assert caught.value.details() == {"path": str(tmp_path / "absent"), "reason": "No such file or directory"}

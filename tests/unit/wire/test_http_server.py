@@ -1,0 +1,124 @@
+"""A control plane's server: where it may listen, and that it ends with its block and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.wire.http_server import bind_tcp, serving
+from bdn.wire.service import new_service
+from tests.support.wire_service import client_of, listening, new_app
+
+
+def test_a_free_port_is_found() -> None:
+    with closing(bind_tcp("127.0.0.1", 0)) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+def test_a_port_that_is_taken_is_in_use() -> None:
+    with closing(bind_tcp("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(InUseError, match=f"port {port} of 127.0.0.1 is in use by another process"):
+            bind_tcp("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"cannot listen on {host} port 8460"):
+        bind_tcp(host, 8460)
+
+
+async def test_the_port_is_free_again_after_the_block() -> None:
+    listener = bind_tcp("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    async with serving(new_app(), listener), httpx2.AsyncClient(trust_env=False, verify=False) as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/orders")).status_code == 200
+    assert listener.fileno() == -1
+    bind_tcp("127.0.0.1", port).close()
+
+
+async def test_an_error_of_the_block_is_raised_alone_and_ends_the_server() -> None:
+    listener = bind_tcp("127.0.0.1", 0)
+    with pytest.raises(LookupError, match="of the block"):
+        async with serving(new_app(), listener):
+            raise LookupError("of the block")
+    assert listener.fileno() == -1
+
+
+async def test_a_canceled_block_ends_the_server_in_order() -> None:
+    app = new_service("slow", limit_request_bytes=100)
+    asked, ended = asyncio.Event(), list[str]()
+
+    @app.get("/slow")
+    async def slow() -> str:
+        asked.set()
+        try:
+            await asyncio.sleep(0)
+            return "done"
+        finally:
+            ended.append("the answer")
+
+    listener = bind_tcp("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/slow"
+
+    async def serve() -> None:
+        async with serving(app, listener):
+            await asked.wait()
+            await asyncio.Event().wait()
+
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
+        task = asyncio.create_task(serve())
+        answer = asyncio.create_task(client.get(url))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await answer).json() == "done"
+    assert ended == ["the answer"]
+    assert listener.fileno() == -1
+
+
+async def test_an_answer_that_is_under_way_is_finished_before_the_end() -> None:
+    app = new_service("slow", limit_request_bytes=100)
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @app.get("/slow")
+    async def slow() -> str:
+        begun.set()
+        await release.wait()
+        return "done"
+
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
+        async with listening(app) as url:
+            answer = asyncio.create_task(client.get(f"{url}/slow"))
+            await begun.wait()
+            asyncio.get_running_loop().call_soon(release.set)
+        assert (await answer).json() == "done"
+
+
+async def test_two_services_run_in_one_program() -> None:
+    async with client_of(new_app()) as one, client_of(new_app()) as other:
+        assert [(await client.get("/orders")).status_code for client in (one, other)] == [200, 200]
+
+
+async def test_signals_stay_with_the_program() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    async with listening(new_app()):
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+async def test_a_unix_socket_serves_too(tmp_path: Path) -> None:
+    path = f"{tmp_path}/s"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    transport = httpx2.AsyncHTTPTransport(uds=path)
+    async with listening(new_app(), listener), httpx2.AsyncClient(transport=transport) as client:
+        assert (await client.get("http://agent/orders")).status_code == 200
