@@ -58,7 +58,6 @@ class Filler:
             else:
                 await self._fill_in_pieces(part, order)
         finally:
-            await in_thread(part.close)
             if part.is_committed:  # also when the cancellation came during the commit
                 self._on_committed(order.layout.digest)
 
@@ -66,25 +65,31 @@ class Filler:
         """One chunk, one thread, no bitmap: a dataset of a million small files lives here."""
 
         def work(buffer: memoryview) -> Tier | None:
-            part.open()
-            tier = None
-            for chunk in order.layout.placed():
-                tier = _obtain(part, order.supply, chunk, buffer)
-            part.commit()
-            return tier
+            try:
+                part.open()
+                tier = None
+                for chunk in order.layout.placed():
+                    tier = _obtain(part, order.supply, chunk, buffer)
+                part.commit()
+                return tier
+            finally:
+                part.close()
 
         tier = await self._threads.run(order.layout.size, work)
         if tier:
             order.report(tier, order.layout.size)
 
     async def _fill_in_pieces(self, part: Part, order: Order) -> None:
-        await in_thread(part.open)
-        chunks = iter(order.layout.placed())
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(len(order.layout.chunks), 2 * self._threads.count)):
-                    group.create_task(self._take_chunks(chunks, part, order))
-        await in_thread(part.commit)
+        try:
+            await in_thread(part.open)
+            chunks = iter(order.layout.placed())
+            with single_error():
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(len(order.layout.chunks), 2 * self._threads.count)):
+                        group.create_task(self._take_chunks(chunks, part, order))
+            await in_thread(part.commit)
+        finally:
+            await in_thread(part.close)
 
     async def _take_chunks(self, chunks: Iterator[PlacedChunk], part: Part, order: Order) -> None:
         """One of several that draw from the same iterator, so that there is always a chunk waiting for a free thread."""

@@ -39,7 +39,7 @@ STORE: list[Breakage] = [
         "store/directory.py",
         "threads take names from one generator",
         "self._numbers = itertools.count()",
-        "self._numbers = (os.getrandom(4).hex() for _ in itertools.count())",
+        "self._numbers = (os.urandom(4).hex() for _ in itertools.count())",
     ),
     (
         "store/directory.py",

@@ -1,0 +1,96 @@
+"""Liveness, readiness and numbers."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+import bdn
+from tests.doubles.hub import Hub
+from tests.support.mirror_service import MirrorUnderTest, source, until
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+
+async def refusal(mirror: MirrorUnderTest) -> tuple[int, str, bool]:
+    answer = await mirror.http.get("/readyz")
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["retryable"]
+
+
+async def numbers(mirror: MirrorUnderTest) -> dict[str, float]:
+    answer = await mirror.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            found[sample.name + "".join(f" {value}" for value in sample.labels.values())] = sample.value
+    return found
+
+
+async def test_a_mirror_with_a_database_and_a_store_is_ready(idle: MirrorUnderTest) -> None:
+    assert [(await idle.http.get(path)).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+
+
+async def test_a_store_that_was_removed_or_cannot_be_read_is_not_ready_but_alive(idle: MirrorUnderTest) -> None:
+    chunks = idle.data_dir / "store/chunks"
+    kept = chunks.rename(idle.data_dir / "kept")
+    assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
+    chunks.touch()  # something else is in its place
+    assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
+    assert (await idle.http.get("/healthz")).status_code == 200
+    chunks.unlink()
+    kept.rename(chunks)
+    assert (await idle.http.get("/readyz")).status_code == 200
+    shutil.rmtree(idle.data_dir / "store")
+    assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
+    assert (await idle.http.get(f"/chunks/b3:{'0' * 64}")).status_code == 503  # not "not found": agents would believe it
+
+
+async def test_a_mirror_into_a_store_that_is_gone_fails_and_publishes_nothing(
+    mirror: MirrorUnderTest, hub: Hub
+) -> None:
+    hub.repo("org/model").commit({"a.txt": b"1"})
+    shutil.rmtree(mirror.data_dir / "store")
+    assert (await mirror.failed(source("hf://org/model")))["code"] == "STORE_UNAVAILABLE"
+
+
+async def test_a_database_of_another_version_is_not_ready(idle: MirrorUnderTest) -> None:
+    with closing(sqlite3.connect(idle.data_dir / "mirror.sqlite")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0000'")
+    assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
+
+
+async def test_the_numbers_tell_what_happened(mirror: MirrorUnderTest, hub: Hub) -> None:
+    before = await numbers(mirror)
+    assert before[f"bdn_mirror_build_info {bdn.__version__}"] == 1
+    assert {value for name, value in before.items() if "info" not in name and "_created" not in name} == {0}
+    hub.repo("org/model").commit({"a.txt": b"12345", "b.txt": b"12345", "empty.txt": b""})
+    document = await mirror.ready(source("hf://org/model"))
+    await mirror.mirror(source("hf://org/none"))
+    beat = {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1", "tiers": {}}
+    await mirror.http.post("/agents/heartbeat", json={**beat, "holdings": []})
+    layout = (await mirror.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")).json()
+    (chunk,) = [file["chunks"][0] for file in layout["files"] if file["size"]]
+    async with httpx2.AsyncClient(trust_env=False) as plane:
+        await plane.get(f"http://127.0.0.1:{layout['data_port']}/chunks/{chunk}", headers={"Range": "bytes=1-3"})
+    served = "bdn_mirror_served_bytes_total"
+    found: dict[str, float] = {}
+    while not found.get(served):  # counted once it is sent, by a thread of the data plane
+        found = await numbers(mirror)
+    assert {name: value for name, value in found.items() if value and "info" not in name and "_created" not in name} == {
+        "bdn_mirror_mirrors READY": 1,
+        "bdn_mirror_mirrors FAILED": 1,
+        "bdn_mirror_contents": 2,
+        "bdn_mirror_stored_bytes": 5,
+        "bdn_mirror_agents_alive": 1,
+        "bdn_mirror_transferred_bytes_total": 5,
+        served: 3,
+    }
+    await mirror.evict(all=True, tier="mirror")
+    assert (await numbers(mirror))["bdn_mirror_stored_bytes"] == 0
+    await until(lambda: not mirror.chunks())
