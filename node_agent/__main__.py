@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 
 import click
 
 from bdn import __version__
+from bdn.cli.exit_codes import USAGE, exit_code_of
+from bdn.cli.logs import log_to_stderr
 from bdn.core.errors import BdnError
 from node_agent.server import serve
 from node_agent.settings import SettingsError, load_settings
@@ -29,18 +30,17 @@ def main(roles: str | None) -> None:
     BDN_CONFIG names. The control API listens on the unix socket BDN_AGENT_SOCKET, and on the loopback port BDN_AGENT_PORT
     if that is set.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     try:
         settings = load_settings(**({"roles": roles} if roles is not None else {}))
     except SettingsError as error:
-        click.echo(f"bdn-node-agent: {error}", err=True)
-        sys.exit(2)
+        click.echo(f"error: {error}", err=True)
+        sys.exit(USAGE)
+    log_to_stderr()
     try:
         sys.exit(asyncio.run(serve(settings)))
     except BdnError as error:
-        click.echo(f"bdn-node-agent: {error}", err=True)
-        sys.exit(1)
+        click.echo(f"error: {error} [{error.code}]", err=True)
+        sys.exit(exit_code_of(error))
 
 
 if __name__ == "__main__":

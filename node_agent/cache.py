@@ -32,13 +32,19 @@ class CacheEvents:
 
 
 class _Before:
-    """What an admission is about to add, to take it back."""
+    """What an admission is about to add, to check it as a whole and to take it back."""
 
     def __init__(self, index: CacheIndex, held: Sequence[Held]) -> None:
         known = frozenset(index.manifests())
-        contents = {digest for one in held for digest in one.manifest.contents}
+        self.contents = {digest: size for one in held for digest, size in one.manifest.contents.items()}
         self.new = [one.manifest.digest for one in held if one.manifest.digest not in known]
-        self.absent = [content for content in contents if index.ledger.size_of(content) is None]
+        self.absent = [content for content in self.contents if index.ledger.size_of(content) is None]
+
+    def check(self, budget: int) -> None:
+        """Several manifests of one stage must fit together; each alone is checked by the index."""
+        total = sum(self.contents.values())
+        if self.absent and total > budget:
+            raise CacheTooSmallError(total, budget)
 
 
 @dataclass(frozen=True)
@@ -71,9 +77,9 @@ class NodeCache:
 
     async def _admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
         budget = await self.budget()
-        self._check_together(held, budget)
-        now = self.clock()
         before = _Before(self.index, held)
+        before.check(budget)
+        now = self.clock()
         victims: list[Victim] = []
         missing: set[Digest] = set()
         try:
@@ -101,13 +107,6 @@ class NodeCache:
         for found in survivors:
             found.restore(self.index)
         await self._forget(before.new)
-
-    def _check_together(self, held: Sequence[Held], budget: int) -> None:
-        """Several manifests of one stage must fit together; each alone is checked by the index."""
-        together = {digest: size for one in held for digest, size in one.manifest.contents.items()}
-        total = sum(together.values())
-        if total > budget and not all(map(self.index.ledger.is_committed, together)):
-            raise CacheTooSmallError(total, budget)
 
     def commit(self, content: Digest) -> None:
         """A fill finished: the file is whole and durable. Constant time: there may be a million of them."""

@@ -27,27 +27,27 @@ class Catalogue:
     policy: RetryPolicy
 
     async def obtain(self, digest: Digest, bearer: str, *, is_complete: bool) -> Held:
-        """The manifest with its layout.
+        """The manifest, and its layout unless everything is here.
 
-        When content is missing, the layout is asked for again, because it says on which port the mirror serves chunks
-        now; if the mirror does not give it, the one on this disk is used.
+        The layout is asked for again although it may be on this disk, because it says on which port the mirror serves
+        chunks now; if the mirror does not give it, the one on this disk is used.
 
         Raises:
             BdnError: it is not here, and the mirror did not give it.
         """
         manifest = await in_thread(self.records.load, digest)
-        layout = await in_thread(self.records.load_layout, digest)
-        is_recorded = manifest is not None and layout is not None
         if manifest is None:
             manifest = await self._persist(lambda: self.client.manifest(digest, bearer))
-        if layout is None or not is_complete:
-            try:
-                layout, _ = await self._persist(lambda: self.client.layout(digest, bearer))
-                is_recorded = False
-            except BdnError:
-                if layout is None and not is_complete:
-                    raise
-        return Held(manifest, layout, is_recorded)
+        if is_complete:
+            return Held(manifest, None)
+        try:
+            layout, _ = await self._persist(lambda: self.client.layout(digest, bearer))
+        except BdnError:
+            known = await in_thread(self.records.load_layout, digest)
+            if known is None:
+                raise
+            layout = known
+        return Held(manifest, layout)
 
     async def _persist(self, ask: Callable[[], Awaitable[_Result]]) -> _Result:
         """Ask again after failures that may pass: a mirror that restarts shall not fail a job."""

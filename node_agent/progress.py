@@ -18,11 +18,13 @@ class StageProgress:
     """Counts what arrives. Content is fetched once; under every further path and mount it comes from this node."""
 
     def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest]) -> None:
-        self._paths = [Counter(entry.digest for entry in manifest.files) for manifest in manifests]
+        self._paths = [
+            Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
+        ]
         self._mounts: list[Counter[Tier]] = []
         for manifest, paths in zip(manifests, self._paths, strict=True):
-            here = sum(size * paths[digest] for digest, size in manifest.contents.items() if digest not in missing)
-            self._mounts.append(Counter({"node": here}))
+            to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
+            self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
         self._coming: dict[Digest, Counter[Tier]] = {}
 
     def report(self, content: Digest, tier: Tier, size: int) -> None:

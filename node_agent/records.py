@@ -17,14 +17,10 @@ from node_agent.places import Places
 
 @dataclass(frozen=True)
 class Held:
-    """A manifest with its layout as it came from the mirror; a layout may be unknown for what is whole already.
-
-    ``is_recorded`` says that both were read from this disk just now.
-    """
+    """A manifest with its layout. The layout is None where nobody needs it: for what is whole on this disk already."""
 
     manifest: Manifest
     layout: LayoutBody | None
-    is_recorded: bool = False
 
     def file_layouts(self, wanted: frozenset[Digest]) -> dict[Digest, FileLayout]:
         """The layouts of these contents, as far as the manifest names them; each is checked against the file's name.
@@ -57,10 +53,9 @@ class ManifestRecords:
         digest = held.manifest.digest
         path = self._places.manifest(digest)
         with disk_errors(path):
-            is_there = path.exists()
-            if held.layout and not (is_there and held.is_recorded):
+            if held.layout:
                 write_durably(self._places.layout(digest), held.layout.model_dump_json().encode())
-            if not is_there:
+            if not path.exists():
                 write_durably(path, held.manifest.canonical)
         self.touch(digest, now)
 

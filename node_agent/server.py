@@ -6,15 +6,13 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Final
 
+from bdn.cli.exit_codes import DONE, INTERRUPTED
 from bdn.wire.http_server import bind_tcp, serving
 from node_agent.api import build_app
 from node_agent.app import open_agent
 from node_agent.settings import AgentSettings
 from node_agent.sockets import unix_socket
-
-INTERRUPTED: Final = 130
 
 
 async def serve(settings: AgentSettings) -> int:
@@ -41,7 +39,7 @@ def _signals() -> Iterator[asyncio.Future[int]]:
     """The exit code, once a signal says that it is time."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
-    codes = {signal.SIGTERM: 0, signal.SIGINT: INTERRUPTED}
+    codes = {signal.SIGTERM: DONE, signal.SIGINT: INTERRUPTED}
 
     def note(code: int) -> None:
         if not stop.done():

@@ -54,16 +54,21 @@ class Staging:
 
     async def run(self, stage: Stage) -> None:
         """Obtain the manifests, make room, fill what is missing, and let the view appear."""
-        held = [await self._obtain(digest, stage.record.grant) for digest in stage.record.manifests]
+        held = [await self._obtain(digest, stage) for digest in stage.record.manifests]
         missing = await self.cache.admit(held, stage.record.holder)
+        if missing and any(one.layout is None for one in held):
+            # It was whole when we looked, and was evicted before we were admitted; now our lease protects it.
+            held = [await self._obtain(digest, stage) for digest in stage.record.manifests]
+            missing = await self.cache.admit(held, stage.record.holder)
         by_digest = {one.manifest.digest: one for one in held}
         mounts = [by_digest[mount.digest] for mount in stage.record.mounts]
         self._announce(stage, mounts, missing)
         await self._fill(stage, held, missing)
         await self._show(stage, mounts)
 
-    async def _obtain(self, digest: Digest, grant: str) -> Held:
-        return await self.catalogue.obtain(digest, grant, is_complete=self.cache.index.is_complete(digest))
+    async def _obtain(self, digest: Digest, stage: Stage) -> Held:
+        is_complete = self.cache.index.is_complete(digest)
+        return await self.catalogue.obtain(digest, stage.record.grant, is_complete=is_complete)
 
     @staticmethod
     def _announce(stage: Stage, mounts: list[Held], missing: frozenset[Digest]) -> None:
@@ -74,7 +79,7 @@ class Staging:
 
     async def _fill(self, stage: Stage, held: list[Held], missing: frozenset[Digest]) -> None:
         wanted: dict[Digest, Wanted] = {}
-        for one in held:
+        for one in held if missing else ():
             base_url = chunk_base(self.mirror_url, one.layout.data_port if one.layout else None)
             layouts = await in_thread(one.file_layouts, missing)
             wanted.update((digest, Wanted(layout, base_url)) for digest, layout in layouts.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bdn.cli.stage import grant_of, stage_bytes
 from bdn.core.errors import CanceledError
 from bdn.core.sizes import format_size
 from bdn.mirror.access import DEFAULT_ORGANISATION
+from bdn.sources.opener import prepare
 from bdn.wire.errors import ReportedError
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.stage_schema import BytesFrom, Stage
@@ -59,6 +61,7 @@ async def pull(
     """
     body = request_body((source,), (), allow, ignore, secret)
     async with embedded_services(output, "bdn pull") as services:
+        await asyncio.to_thread(prepare, [wanted.source.scheme for wanted in body.sources()])
         began = time.perf_counter()
         await services.agent.check_destination(dest)
         mirror = await _mirror(output, services, body)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import click
 
 from bdn.cli.embedding import running_services
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import stop_signal
+from bdn.core.source_uri import SCHEMES
 from bdn.mirror.settings import MirrorSettings
+from bdn.sources.opener import prepare
 
 
 @click.command()
@@ -20,6 +24,7 @@ async def up(output: Output) -> None:
     Example: bdn up &
     """
     log_to_stderr()
+    await asyncio.to_thread(prepare, SCHEMES)
     with stop_signal() as stop:
         async with running_services(MirrorSettings(), program="bdn up", serve=True) as services:
             mirror, agent = services.mirror, services.agent

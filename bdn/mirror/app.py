@@ -39,7 +39,6 @@ from bdn.mirror.survey import Surveyor
 from bdn.mirror.views import MirrorViews
 from bdn.mirror.watch import Watch
 from bdn.mirror.worker import Worker
-from bdn.sources import hub_session
 from bdn.sources.settings import UpstreamSettings
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool
@@ -93,7 +92,6 @@ async def open_mirror(
         metrics = Metrics(database)
 
         # upstream → store
-        await asyncio.to_thread(hub_session.warm_up)
         connections = stack.enter_context(closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS)))
         threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
         copier = Copier(store, RangedReader(connections), threads)

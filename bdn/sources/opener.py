@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from bdn.core.errors import InvalidSourceError
 from bdn.core.ports import Source
 from bdn.core.source_uri import BucketUri, HuggingFaceUri, SourceUri
 from bdn.sources.credentials import Secret, hugging_face_token, s3_credentials
-from bdn.sources.huggingface import HuggingFaceSource
-from bdn.sources.s3 import S3Source
-from bdn.sources.s3_bucket import S3Endpoint, connect
 from bdn.sources.settings import UpstreamSettings
 
 
@@ -42,18 +39,33 @@ async def open_source(
             token = settings.hf_token if ambient_credentials else None
             if secret:
                 token = hugging_face_token(secret)
+            from bdn.sources.huggingface import HuggingFaceSource  # noqa: PLC0415 - see prepare
+
             yield HuggingFaceSource(uri, endpoint=settings.hf_endpoint, token=token, organisation=organisation)
         case BucketUri(scheme="s3"):
-            endpoint = _s3_endpoint(secret, settings, ambient_credentials=ambient_credentials)
+            from bdn.sources.s3 import S3Source  # noqa: PLC0415 - see prepare
+            from bdn.sources.s3_bucket import S3Endpoint, connect  # noqa: PLC0415
+
+            credentials = settings.s3_credentials if ambient_credentials else None
+            if secret:
+                credentials = s3_credentials(secret)
+            region = (credentials and credentials.region) or settings.s3_region
+            endpoint = S3Endpoint(settings.s3_endpoint_url, region, credentials, settings.ca_bundle)
             async with connect(uri, endpoint) as bucket:
                 yield S3Source(uri, bucket, endpoint=endpoint.url or "aws", organisation=organisation)
         case BucketUri():
             raise InvalidSourceError(str(uri), f"{uri}: this version cannot open {uri.scheme}:// sources yet")
 
 
-def _s3_endpoint(secret: Secret | None, settings: UpstreamSettings, *, ambient_credentials: bool) -> S3Endpoint:
-    credentials = settings.s3_credentials if ambient_credentials else None
-    if secret:
-        credentials = s3_credentials(secret)
-    region = (credentials and credentials.region) or settings.s3_region
-    return S3Endpoint(settings.s3_endpoint_url, region, credentials, settings.ca_bundle)
+def prepare(schemes: Iterable[str]) -> None:
+    """Load what sources of these schemes need, so that the first request does not wait for it. Blocking.
+
+    Each SDK takes a quarter of a second to import, and its certificates a tenth; a command that reads from one hub shall not
+    pay for all of them, and a service shall pay before somebody waits.
+    """
+    if "hf" in schemes:
+        from bdn.sources import hub_session, huggingface  # noqa: F401, PLC0415
+
+        hub_session.warm_up()
+    if "s3" in schemes:
+        from bdn.sources import s3, s3_bucket  # noqa: F401, PLC0415

@@ -17,6 +17,8 @@ from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from node_agent.agent import Agent
+from node_agent.catalogue import Catalogue
+from node_agent.records import Held
 from tests.support.agent_mirror import AgentMirror, failing, held_by
 from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
@@ -229,6 +231,29 @@ async def test_lowering_the_budget_evicts_what_nobody_needs(rig: Rig, mirror: Ag
     async with rig.agent(cache_bytes=MIB) as agent:
         assert held(agent) == {three.digest}
         assert disk_bytes(rig.cache) == MIB
+
+
+async def test_what_is_evicted_between_the_look_and_the_admission_is_filled_again(
+    rig: Rig, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = published(mirror, 1)
+    async with rig.agent() as agent:
+        await used_and_released(agent, mirror, manifest)
+        real = Catalogue.obtain
+
+        async def obtain(catalogue: Catalogue, digest: Digest, bearer: str, *, is_complete: bool) -> Held:
+            found = await real(catalogue, digest, bearer, is_complete=is_complete)
+            if is_complete:
+                await agent.evictions.evict(EvictCommand(id="evc_1", all=True))
+            return found
+
+        monkeypatch.setattr(Catalogue, "obtain", obtain)
+        stage = await staged(agent, mirror, manifest)
+
+        assert tree(Path(stage.mounts[0].path)).keys() == {"0.bin", "1.bin"}
+        assert stage.mounts[0].bytes_from.mirror == MIB
+    async with rig.agent() as agent:
+        assert held(agent) == {manifest.digest}
 
 
 # --- evictions on request ---

@@ -37,11 +37,11 @@ def taken() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("setting", ["BDN_AGENT_PORT", "BDN_AGENT_DATA_PORT"])
-def test_a_port_that_is_taken_is_a_failure_that_names_it(program: Program, taken: int, setting: str) -> None:
+def test_a_port_that_is_taken_is_refused_by_name(program: Program, taken: int, setting: str) -> None:
     done = program.run(**{setting: str(taken)})
 
-    assert done.returncode == 1
-    assert f"port {taken} of 127.0.0.1 is in use" in done.stderr
+    assert done.returncode == 3
+    assert f"error: port {taken} of 127.0.0.1 is in use by another process [IN_USE]" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -65,7 +65,7 @@ async def test_a_second_agent_on_the_same_directory_is_refused_and_the_first_goe
                 pass
         second = await asyncio.to_thread(program.run)
 
-        assert second.returncode == 1
+        assert second.returncode == 3
         assert f"is in use by process {daemon.process.pid}" in second.stderr
         assert await daemon.client.ready()
 

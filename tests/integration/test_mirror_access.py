@@ -35,7 +35,7 @@ def models(hub: Hub) -> None:
 @pytest.fixture
 async def guarded(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
     """A mirror with authentication; its client is the operator."""
-    async with mirror_under_test(tmp_path / "mirror", bearer=TOKEN, auth="token", token=TOKEN) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, bearer=TOKEN, auth="token", token=TOKEN) as mirror:
         yield mirror
 
 

@@ -35,7 +35,8 @@ RANGES = [
 
 
 @pytest.fixture(params=["api", "data plane"])
-async def reader(mirror: MirrorUnderTest, hub: Hub, request: pytest.FixtureRequest) -> AsyncIterator[httpx2.AsyncClient]:
+async def reader(mirror_with_data_plane: MirrorUnderTest, hub: Hub, request: pytest.FixtureRequest) -> AsyncIterator[httpx2.AsyncClient]:
+    mirror = mirror_with_data_plane
     hub.repo("org/model").commit({"a.bin": CONTENT})
     await mirror.ready(source("hf://org/model"))
     if request.param == "api":
@@ -77,11 +78,13 @@ async def test_a_chunk_that_is_not_held_is_not_found(reader: httpx2.AsyncClient)
     assert (await reader.get(f"/chunks/{digest_of(LAST)}".replace(":", "%3A"))).content == LAST
 
 
-async def test_reading_chunks_leaves_no_file_open(reader: httpx2.AsyncClient, mirror: MirrorUnderTest) -> None:
+async def test_reading_chunks_leaves_no_file_open(
+    reader: httpx2.AsyncClient, mirror_with_data_plane: MirrorUnderTest
+) -> None:
     for headers in ({}, {"Range": "bytes=5000-"}, {"Range": "bytes=1-2"}):
         for method in ("GET", "HEAD"):
             await reader.request(method, place(LAST), headers=headers)
-    await until(lambda: not open_files(mirror))
+    await until(lambda: not open_files(mirror_with_data_plane))
 
 
 def open_files(mirror: MirrorUnderTest) -> list[str]:

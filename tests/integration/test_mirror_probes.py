@@ -65,7 +65,8 @@ async def test_a_database_of_another_version_is_not_ready(idle: MirrorUnderTest)
     assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
 
 
-async def test_the_numbers_tell_what_happened(mirror: MirrorUnderTest, hub: Hub) -> None:
+async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnderTest, hub: Hub) -> None:
+    mirror = mirror_with_data_plane
     before = await numbers(mirror)
     assert before[f"bdn_mirror_build_info {bdn.__version__}"] == 1
     assert {value for name, value in before.items() if "info" not in name and "_created" not in name} == {0}

@@ -36,7 +36,7 @@ async def test_no_secret_and_no_signed_address_is_ever_shown_or_kept(
     monkeypatch.setenv("BDN_SECRET_BAD_JSON", '{"aws_secret_access_key": "unclosed-8"')
     monkeypatch.setenv("BDN_SECRET_BAD_TOKEN", "hf_wrong6 with spaces")
     hub.repo("org/private", private=True).commit({"model.safetensors": CONTENT, "small.json": b"{}"})
-    bucket.put({"data/a.bin": CONTENT.read(0, CONTENT.size)})
+    bucket.put({"data/a.bin": b"weights"})
     private = source("hf://org/private", "/p", **with_secret("hub-token"))
     objects = source(f"s3://{bucket.name}/data", "/d", **with_secret("s3-keys"))
     shown: list[str] = []

@@ -69,6 +69,12 @@ async def mirror(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTe
 
 
 @pytest.fixture
+async def mirror_with_data_plane(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
+        yield mirror
+
+
+@pytest.fixture
 async def idle(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
     """A mirror without a worker: requests stay as they came."""
     async with mirror_under_test(tmp_path / "mirror", work=False) as mirror:

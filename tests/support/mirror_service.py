@@ -139,14 +139,20 @@ def rows_of(database: Path, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
 
 @asynccontextmanager
 async def mirror_under_test(
-    data_dir: Path, *, bearer: str | None = None, pause: Pause = pause_not, work: bool = True, **settings: Any
+    data_dir: Path,
+    *,
+    bearer: str | None = None,
+    pause: Pause = pause_not,
+    serve: bool = False,
+    work: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[MirrorUnderTest]:
-    """A mirror on free ports that does not wait between attempts."""
+    """A mirror that does not wait between attempts, with a data plane on a free port only where one is asked for."""
     data_dir.mkdir(exist_ok=True)
     if "database_url" not in settings and not (data_dir / "mirror.sqlite").exists():
         copyfile(await asyncio.to_thread(_migrated), data_dir / "mirror.sqlite")
     async with open_mirror(
-        MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings), work=work, pause=pause
+        MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings), serve=serve, work=work, pause=pause
     ) as service:
         transport = httpx2.ASGITransport(app=service.api, raise_app_exceptions=False)
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}

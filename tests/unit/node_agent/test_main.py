@@ -24,7 +24,7 @@ def test_help_has_an_example() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [
-        (["--roles", "king"], {}, "bdn-node-agent: BDN_AGENT_ROLES: "),
+        (["--roles", "king"], {}, "error: BDN_AGENT_ROLES: "),
         ([], {"BDN_AGENT_CACHE_BYTES": "lots", "BDN_AGENT_PORT": "x"}, "BDN_AGENT_CACHE_BYTES: not a size"),
         ([], {"BDN_AGENT_HOST": "0.0.0.0"}, "BDN_AGENT_HOST: 0.0.0.0 is not a loopback address"),
         (["--colour"], {}, "No such option"),

@@ -1,0 +1,92 @@
+"""``bdn serve`` as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+
+from tests.support.mirror_service import Json
+
+_SERVE = (sys.executable, "-c", "from bdn.cli.main import main; main()", "serve", "--json")
+
+
+async def serve(data_dir: Path, *options: str, **environ: str) -> tuple[int | None, Json, str]:
+    """A mirror that is expected to end by itself: exit status, its document and what it logged."""
+    process = await _start(data_dir, options, environ)
+    out, log = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, json.loads(out), log.decode()
+
+
+@dataclass
+class ServingProcess:
+    """A mirror that serves. ``log`` is there once it has ended."""
+
+    process: asyncio.subprocess.Process
+    url: str
+    http: httpx2.AsyncClient
+    data_dir: Path
+    log: str = ""
+    _reading: asyncio.Task[bytes] | None = field(default=None, repr=False)
+
+    @classmethod
+    async def start(cls, data_dir: Path, **environ: str) -> Self:
+        process = await _start(data_dir, ("--port", "0", "--data-port", "0"), environ)
+        assert process.stdout and process.stderr
+        reading = asyncio.create_task(process.stderr.read())
+        document = b""
+        while not document.endswith(b"}\n"):
+            line = await asyncio.wait_for(process.stdout.readline(), 30)
+            assert line, (await reading).decode()
+            document += line
+        url = json.loads(document)["url"]
+        http = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60)
+        return cls(process, url, http, data_dir, _reading=reading)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end(signal.SIGKILL)
+
+    async def end(self, number: signal.Signals) -> int:
+        """Send the signal and wait; the exit status, negative when the signal itself ended it."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+        status = await asyncio.wait_for(self.process.wait(), 30)
+        if self._reading:
+            self.log = (await self._reading).decode()
+        await self.http.aclose()
+        return status
+
+    async def begin(self, *sources: Json) -> str:
+        answer = await self.http.post("/mirror", json={"weights": sources})
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    async def ended(self, mirror_id: str) -> Json:
+        document: Json = (await self.http.get(f"/mirror/{mirror_id}", params={"wait": 30})).json()
+        assert document["status"] not in ("PENDING", "SYNCING"), document
+        return document
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.data_dir / "mirror.sqlite")) as connection:
+            return list(connection.execute(statement))
+
+
+async def _start(data_dir: Path, options: tuple[str, ...], environ: dict[str, str]) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
+    return await asyncio.create_subprocess_exec(
+        *_SERVE, *options, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    )
