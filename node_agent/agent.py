@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass
 
 from bdn.core.errors import DiskFailedError
-from node_agent.cache import NodeCache
+from node_agent.cache.node_cache import NodeCache
+from node_agent.disk.places import Places
 from node_agent.evictions import Evictions
 from node_agent.heartbeat import Heartbeats
 from node_agent.holdings import Holdings
-from node_agent.housekeeping import Housekeeping
 from node_agent.metrics import Metrics
-from node_agent.places import Places
 from node_agent.settings import AgentSettings
-from node_agent.stages import Stages
+from node_agent.stage.housekeeping import Housekeeping
+from node_agent.stage.stages import Stages
 from node_agent.trust import Trust
 
 

@@ -15,8 +15,8 @@ from bdn.wire.stage_schema import Cache, RenewRequest, StageRequest, Stages
 from bdn.wire.stage_schema import Stage as StageDocument
 from node_agent.agent import Agent
 from node_agent.crew import in_thread
-from node_agent.stage import Stage
-from node_agent.stage_book import StageBook
+from node_agent.stage.book import StageBook
+from node_agent.stage.stage import Stage
 
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
 

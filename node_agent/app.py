@@ -16,36 +16,36 @@ from bdn.transfer.connections import ConnectionPool
 from bdn.wire.chunk_server import ChunkServer
 from bdn.wire.client import MirrorClient
 from node_agent.agent import Agent
-from node_agent.cache import CacheEvents, Clock, NodeCache
-from node_agent.catalogue import Catalogue
+from node_agent.cache.catalogue import Catalogue
+from node_agent.cache.node_cache import CacheEvents, Clock, NodeCache
+from node_agent.cache.records import ManifestRecords
+from node_agent.cache.removal import Removal
+from node_agent.cache.scan import Scanner
+from node_agent.cache.shelf import NodeShelf
+from node_agent.cache.space import Space
 from node_agent.crew import Crew, in_thread
-from node_agent.disk import DurableFolders, disk_errors
+from node_agent.disk.durable import DurableFolders, disk_errors
+from node_agent.disk.owner import boot_id, owned
+from node_agent.disk.places import Places
 from node_agent.evictions import Evictions
-from node_agent.exposure import choose, exposures
-from node_agent.fill import Filler
-from node_agent.flights import Flights
+from node_agent.fill.filler import Filler
+from node_agent.fill.flights import Flights
+from node_agent.fill.supply import Supplier
 from node_agent.heartbeat import Heartbeats, Identity
 from node_agent.holdings import Holdings
-from node_agent.housekeeping import Housekeeping
-from node_agent.lifecycle import Lifecycle
 from node_agent.metrics import Metrics
 from node_agent.news import News
-from node_agent.owner import boot_id, owned
-from node_agent.places import Places
-from node_agent.pulls import Pulls
-from node_agent.records import ManifestRecords
-from node_agent.removal import Removal
-from node_agent.scan import Scanner
 from node_agent.settings import AgentSettings
-from node_agent.shelf import NodeShelf
-from node_agent.space import Space
-from node_agent.stage_book import StageBook
-from node_agent.stage_record import StageRecords
-from node_agent.stages import Stages
-from node_agent.staging import Staging
-from node_agent.supply import Supplier
+from node_agent.stage.book import StageBook
+from node_agent.stage.housekeeping import Housekeeping
+from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.pulls import Pulls
+from node_agent.stage.record import StageRecords
+from node_agent.stage.stages import Stages
+from node_agent.stage.staging import Staging
 from node_agent.trust import Trust
-from node_agent.views import Views
+from node_agent.view.exposure import choose, exposures
+from node_agent.view.views import Views
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
 

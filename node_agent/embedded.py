@@ -14,9 +14,9 @@ from node_agent.agent import Agent
 from node_agent.api import build_app
 from node_agent.app import open_agent
 from node_agent.crew import in_thread
-from node_agent.destination import Destination
 from node_agent.settings import load_settings
 from node_agent.sockets import unix_socket
+from node_agent.view.destination import Destination
 
 
 @dataclass(frozen=True)

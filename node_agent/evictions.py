@@ -12,9 +12,9 @@ from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidReque
 from bdn.core.leases import Holder
 from bdn.wire.errors import body_of
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport
-from node_agent.cache import NodeCache
-from node_agent.lifecycle import Lifecycle
-from node_agent.stage_book import StageBook
+from node_agent.cache.node_cache import NodeCache
+from node_agent.stage.book import StageBook
+from node_agent.stage.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
 Plan = Callable[[CacheIndex], EvictionPlan]

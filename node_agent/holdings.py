@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache
-from node_agent.cache import NodeCache
-from node_agent.stage_book import StageBook
+from node_agent.cache.node_cache import NodeCache
+from node_agent.stage.book import StageBook
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.eviction_schema import EvictCommand
-from node_agent.part import Part
+from node_agent.fill.part import Part
 from tests.support.agent_mirror import AgentMirror, refused
 from tests.support.agent_mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged

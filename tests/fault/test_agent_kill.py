@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.wire.stage_schema import StageRequest
-from node_agent.part import SYNC_CHUNKS
+from node_agent.fill.part import SYNC_CHUNKS
 from tests.support.agent_mirror import AgentMirror, held_by
 from tests.support.agent_process import Program
 from tests.support.agent_rig import disk_bytes

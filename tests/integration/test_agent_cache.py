@@ -17,8 +17,8 @@ from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from node_agent.agent import Agent
-from node_agent.catalogue import Catalogue
-from node_agent.records import Held
+from node_agent.cache.catalogue import Catalogue
+from node_agent.cache.records import Held
 from tests.support.agent_mirror import AgentMirror, failing, held_by
 from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree

@@ -13,7 +13,7 @@ from bdn.core.errors import GrantInvalidError
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
-from node_agent.owner import boot_id
+from node_agent.disk.owner import boot_id
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import MIB, Rig, noise, staged
 

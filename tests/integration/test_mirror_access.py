@@ -93,7 +93,11 @@ async def test_there_is_no_grant_for_what_was_evicted(mirror: MirrorUnderTest) -
 async def test_every_route_refuses_who_has_no_token(guarded: MirrorUnderTest, subtests: pytest.Subtests) -> None:
     document = await guarded.ready(source("hf://org/one"))
     digest = (await guarded.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")).json()["files"][0]
-    values = {"mirror_id": document["id"], "digest": document["sources"][0]["manifest"], "eviction_id": "evi_" + "0" * 24}
+    values = {
+        "mirror_id": document["id"],
+        "digest": document["sources"][0]["manifest"],
+        "eviction_id": "evi_" + "0" * 24,
+    }
     paths: dict[str, dict[str, Any]] = (await guarded.http.get("/openapi.json")).json()["paths"]
     assert len(paths) >= 14
     bodies = {"/agents/heartbeat": heartbeat(), "/evictions": {"all": True}}

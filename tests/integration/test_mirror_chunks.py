@@ -35,7 +35,9 @@ RANGES = [
 
 
 @pytest.fixture(params=["api", "data plane"])
-async def reader(mirror_with_data_plane: MirrorUnderTest, hub: Hub, request: pytest.FixtureRequest) -> AsyncIterator[httpx2.AsyncClient]:
+async def reader(
+    mirror_with_data_plane: MirrorUnderTest, hub: Hub, request: pytest.FixtureRequest
+) -> AsyncIterator[httpx2.AsyncClient]:
     mirror = mirror_with_data_plane
     hub.repo("org/model").commit({"a.bin": CONTENT})
     await mirror.ready(source("hf://org/model"))

@@ -254,8 +254,17 @@ async def test_what_is_not_there_is_not_found(idle: MirrorUnderTest, subtests: p
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "NOT_FOUND")
 
 
-async def test_a_name_that_cannot_be_one_is_an_invalid_request(idle: MirrorUnderTest, subtests: pytest.Subtests) -> None:
-    for path in ("/mirror/x", "/manifests/b3:00", "/chunks/sha256", "/evictions/1", "/mirror?cursor=x", "/mirror?limit=0"):
+async def test_a_name_that_cannot_be_one_is_an_invalid_request(
+    idle: MirrorUnderTest, subtests: pytest.Subtests
+) -> None:
+    for path in (
+        "/mirror/x",
+        "/manifests/b3:00",
+        "/chunks/sha256",
+        "/evictions/1",
+        "/mirror?cursor=x",
+        "/mirror?limit=0",
+    ):
         with subtests.test(path):
             reply = await idle.http.get(path)
             assert (reply.status_code, reply.json()["error"]["code"]) == (422, "INVALID_REQUEST")

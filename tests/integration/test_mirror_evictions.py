@@ -18,9 +18,7 @@ from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_tes
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
-SHARED = GeneratedContent(CHUNK_SIZE + 10)
-# Equal chunks in different files: the first chunk of this is the first chunk of SHARED.
-LONGER = GeneratedContent(2 * CHUNK_SIZE + 20)
+SHARED = b"in both"
 ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
 
 
@@ -32,7 +30,7 @@ async def filled(mirror: MirrorUnderTest, hub: Hub) -> Json:
     names = {"old": (await mirror.ready(ONE))["sources"][0]["manifest"]}
     one.commit({"old.txt": None, "new.txt": b"newer"})
     names["new"] = (await mirror.ready(ONE))["sources"][0]["manifest"]
-    hub.repo("org/two").commit({"same.bin": SHARED, "longer.bin": LONGER})
+    hub.repo("org/two").commit({"same.bin": SHARED, "more.bin": b"more"})
     names["two"] = (await mirror.ready(TWO))["sources"][0]["manifest"]
     hub.log.clear()
     return names
@@ -87,12 +85,12 @@ async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest
     before = await mirror.ready(TWO)
     status, items, freed = await evicted(mirror, all=True)
     assert (status, items.keys()) == ("DONE", set(filled.values()))
-    assert freed == SHARED.size + LONGER.size + 9
+    assert freed == len(SHARED) + 4 + 9
     assert mirror.chunks() == {}
     for table in ("manifests", "manifest_contents", "contents", "identities", "copied_chunks"):
         assert mirror.count(table) == 0
     again = await mirror.ready(TWO)
-    assert again["bytes_transferred"] == SHARED.size + LONGER.size
+    assert again["bytes_transferred"] == len(SHARED) + 4
     assert again["sources"][0]["manifest"] == before["sources"][0]["manifest"]
     await check_store(mirror)
 
@@ -100,7 +98,7 @@ async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest
 async def test_by_lru_the_longest_unused_go_until_enough_is_free(mirror: MirrorUnderTest, filled: Json) -> None:
     await mirror.http.get(f"/manifests/{filled['old']}")  # used now
     assert await evicted(mirror, lru_bytes=5, tier="mirror") == ("DONE", {filled["new"]: 5}, 5)
-    assert await evicted(mirror, lru_bytes=6, tier="mirror") == ("DONE", {filled["two"]: LONGER.size}, LONGER.size)
+    assert await evicted(mirror, lru_bytes=4, tier="mirror") == ("DONE", {filled["two"]: 4}, 4)
     await check_store(mirror)
 
 
@@ -129,7 +127,13 @@ async def test_a_dry_run_tells_the_same_and_changes_nothing_but_its_record(
 
 async def test_a_selector_says_exactly_one_thing(idle: MirrorUnderTest, subtests: pytest.Subtests) -> None:
     digest = f"b3:{'0' * 64}"
-    for request in ({}, {"all": True, "job": "j"}, {"source": "s", "manifest": digest}, {"lru_bytes": 0}, {"everything": 1}):
+    for request in (
+        {},
+        {"all": True, "job": "j"},
+        {"source": "s", "manifest": digest},
+        {"lru_bytes": 0},
+        {"everything": 1},
+    ):
         with subtests.test(**request):
             answer = await idle.http.post("/evictions", json=request)
             assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
@@ -168,17 +172,28 @@ async def test_a_canceled_mirror_holds_off_evictions_until_its_worker_has_stoppe
     assert (await evicted(mirror, all=True))[0] == "DONE"
 
 
-async def test_chunks_of_a_half_copied_file_survive(mirror: MirrorUnderTest, hub: Hub, filled: Json) -> None:
-    hub.repo("org/longest").commit({"longest.bin": GeneratedContent(2 * CHUNK_SIZE + 30)})  # shares two chunks with LONGER
-    hub.fail(stall(at=1), origin="cdn", skip=2)
-    begun = await mirror.begin(source("hf://org/longest"))
-    await until(lambda: len(mirror.rows("copied_chunks")["copied_chunks"]) == 2)
+async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_copied(
+    mirror: MirrorUnderTest, hub: Hub
+) -> None:
+    # Made of the same bytes, so that they begin with equal chunks: files of one, of two and of three.
+    for count, name in enumerate(("one", "two", "three")):
+        hub.repo(f"org/{name}").commit({f"{name}.bin": GeneratedContent(count * CHUNK_SIZE + 10 + count)})
+    one, two = [(await mirror.ready(wanted))["sources"][0]["manifest"] for wanted in (TWO, source("hf://org/three"))]
+    assert len(mirror.chunks()) == 4
+    assert (await evicted(mirror, manifest=one))[2] == CHUNK_SIZE + 11
+    assert len(mirror.chunks()) == 3
+    await check_store(mirror)
+    hub.log.clear()
+    hub.fail(stall(at=1), origin="cdn", skip=1)
+    begun = await mirror.begin(TWO)
+    await until(lambda: len(mirror.rows("copied_chunks")["copied_chunks"]) == 1)
     await mirror.http.post(f"/mirror/{begun['id']}/cancel")
     hub.release_stalled()
     await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
-    assert (await evicted(mirror, all=True))[0] == "DONE"
-    document = await mirror.ready(source("hf://org/longest"))
-    assert document["bytes_transferred"] <= CHUNK_SIZE + 30
+    half = {row[2] for row in mirror.rows("copied_chunks")["copied_chunks"]}
+    assert (await evicted(mirror, manifest=two))[0] == "DONE"
+    assert {Path(path).name for path in mirror.chunks()} >= half
+    assert (await mirror.ready(TWO))["bytes_transferred"] == 11
     await check_store(mirror)
 
 
@@ -196,13 +211,13 @@ async def test_a_crash_between_rows_and_chunks_is_made_good_at_the_next_start(
             patch.setattr(DirectoryStore, "delete", fail)
             answer = await mirror.http.post("/evictions", json={"all": True})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
-        assert mirror.count("contents") == 0 and len(mirror.chunks()) == 3
+        assert mirror.count("contents") == 0 and len(mirror.chunks()) == 2
         # Until the chunks are gone no copy may begin: it could count on one of them.
         begun = await mirror.begin(ONE)
         assert (await mirror.http.get(f"/mirror/{begun['id']}?wait=0.05")).json()["status"] == "PENDING"
     async with mirror_under_test(tmp_path) as mirror:
-        assert (await mirror.ended(begun["id"]))["bytes_transferred"] == SHARED.size + 1
+        assert (await mirror.ended(begun["id"]))["bytes_transferred"] == len(SHARED) + 1
         await check_store(mirror)
         (eviction,) = mirror.rows("evictions")["evictions"]
         document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
-        assert (document["status"], document["bytes_freed"]) == ("DONE", SHARED.size + 1)
+        assert (document["status"], document["bytes_freed"]) == ("DONE", len(SHARED) + 1)

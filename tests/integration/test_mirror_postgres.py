@@ -68,7 +68,9 @@ async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnd
     assert tree == {"model.safetensors": LARGE.read(0, LARGE.size), "config.json": b"{}", "ü.txt": b"", "b.txt": b"b"}
     assert (await pg_mirror.ready({**MODEL, "mount_location": "/other"}))["bytes_transferred"] == 0
     assert (await pg_mirror.http.get("/readyz")).status_code == 200
-    assert len((await pg_mirror.http.get("/mirror", params={"limit": 1, "source": MODEL["source"]})).json()["items"]) == 1
+    assert (
+        len((await pg_mirror.http.get("/mirror", params={"limit": 1, "source": MODEL["source"]})).json()["items"]) == 1
+    )
     for dry_run in (True, False):
         evicted = await pg_mirror.evict(all=True, dry_run=dry_run)
         assert (evicted["status"], evicted["bytes_freed"]) == ("DONE", LARGE.size + 3)

@@ -48,7 +48,9 @@ async def test_a_store_that_was_removed_or_cannot_be_read_is_not_ready_but_alive
     assert (await idle.http.get("/readyz")).status_code == 200
     shutil.rmtree(idle.data_dir / "store")
     assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
-    assert (await idle.http.get(f"/chunks/b3:{'0' * 64}")).status_code == 503  # not "not found": agents would believe it
+    assert (
+        await idle.http.get(f"/chunks/b3:{'0' * 64}")
+    ).status_code == 503  # not "not found": agents would believe it
 
 
 async def test_a_mirror_into_a_store_that_is_gone_fails_and_publishes_nothing(
@@ -83,7 +85,9 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     found: dict[str, float] = {}
     while not found.get(served):  # counted once it is sent, by a thread of the data plane
         found = await numbers(mirror)
-    assert {name: value for name, value in found.items() if value and "info" not in name and "_created" not in name} == {
+    assert {
+        name: value for name, value in found.items() if value and "info" not in name and "_created" not in name
+    } == {
         "bdn_mirror_mirrors READY": 1,
         "bdn_mirror_mirrors FAILED": 1,
         "bdn_mirror_contents": 2,

@@ -32,7 +32,9 @@ async def test_no_secret_and_no_signed_address_is_ever_shown_or_kept(
 ) -> None:
     caplog.set_level(logging.INFO)
     caplog.set_level(logging.DEBUG, logger="bdn")
-    monkeypatch.setenv("BDN_SECRET_BAD_KEYS", '{"aws_access_key_id": "AKIAWRONG", "aws_secret_access_key": "wrong-key-9"}')
+    monkeypatch.setenv(
+        "BDN_SECRET_BAD_KEYS", '{"aws_access_key_id": "AKIAWRONG", "aws_secret_access_key": "wrong-key-9"}'
+    )
     monkeypatch.setenv("BDN_SECRET_BAD_JSON", '{"aws_secret_access_key": "unclosed-8"')
     monkeypatch.setenv("BDN_SECRET_BAD_TOKEN", "hf_wrong6 with spaces")
     hub.repo("org/private", private=True).commit({"model.safetensors": CONTENT, "small.json": b"{}"})
@@ -56,7 +58,11 @@ async def test_no_secret_and_no_signed_address_is_ever_shown_or_kept(
         hub.fail(drop(), "/api/", times=None)
         await mirror.failed(private)
         hub.script.clear()
-        for name, uri in (("bad-keys", objects["source"]), ("bad-json", objects["source"]), ("bad-token", private["source"])):
+        for name, uri in (
+            ("bad-keys", objects["source"]),
+            ("bad-json", objects["source"]),
+            ("bad-token", private["source"]),
+        ):
             await mirror.failed(source(uri, **with_secret(name)))
             await mirror.post(source(uri, **with_secret(name)), dry_run=True)
         await mirror.plan(private, objects)

@@ -199,7 +199,10 @@ async def test_mirrors_made_at_the_same_moment_are_paged_too(
 
 
 async def test_pages_can_be_narrowed_to_a_status_and_a_source(idle: MirrorUnderTest) -> None:
-    one, two = await idle.begin(source("hf://org/one")), await idle.begin(source("hf://org/two@v1"), source("s3://bucket/x", "/x"))
+    one, two = (
+        await idle.begin(source("hf://org/one")),
+        await idle.begin(source("hf://org/two@v1"), source("s3://bucket/x", "/x")),
+    )
     await idle.http.post(f"/mirror/{one['id']}/cancel")
 
     async def found(**params: str) -> list[str]:

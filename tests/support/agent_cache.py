@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bdn.core.manifest import Manifest
-from node_agent.places import Places
-from node_agent.records import Held, ManifestRecords
+from node_agent.cache.records import Held, ManifestRecords
+from node_agent.disk.places import Places
 from tests.support.agent_mirror import AgentMirror
 
 

@@ -57,7 +57,9 @@ def upstreams(no_settings: None, hub: Hub, s3: S3Server, monkeypatch: pytest.Mon
     """Where a mirror that is opened now finds its upstreams, with the bucket's keys as the secret ``s3-keys``."""
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
-    keys = f'"aws_access_key_id": "{s3.account.access_key_id}", "aws_secret_access_key": "{s3.account.secret_access_key}"'
+    keys = (
+        f'"aws_access_key_id": "{s3.account.access_key_id}", "aws_secret_access_key": "{s3.account.secret_access_key}"'
+    )
     monkeypatch.setenv("BDN_SECRET_S3_KEYS", f"{{{keys}}}")
     monkeypatch.setenv("BDN_SECRET_HUB_TOKEN", hub.token)
 

@@ -162,6 +162,17 @@ async def mirror_under_test(
             yield MirrorUnderTest(service, http, data_dir)
 
 
+@asynccontextmanager
+async def database_under_test(folder: Path) -> AsyncIterator[Database]:
+    """An embedded database at the newest migration."""
+    copyfile(await asyncio.to_thread(_migrated), folder / "mirror.sqlite")
+    database = Database(f"sqlite+aiosqlite:///{folder}/mirror.sqlite")
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
 _KEPT = TemporaryDirectory(prefix="bdn-test-")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import DiskFailedError
-from node_agent.disk import DurableFolders, disk_errors, make_folder, remove_empty, write_durably
-from node_agent.places import Places
+from node_agent.disk.durable import DurableFolders, disk_errors, make_folder, remove_empty, write_durably
+from node_agent.disk.places import Places
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_folders_are_synced_once_before_anything_is_put_into_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr("node_agent.disk.sync_folder", lambda folder: synced.append(folder.name))
+    monkeypatch.setattr("node_agent.disk.durable.sync_folder", lambda folder: synced.append(folder.name))
     folders = DurableFolders()
     (tmp_path / "files").mkdir()
 

@@ -10,8 +10,8 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.eviction_schema import Tier
 from node_agent.crew import Crew
-from node_agent.fill import Report
-from node_agent.flights import Flights
+from node_agent.fill.filler import Report
+from node_agent.fill.flights import Flights
 
 FILE = digest_of(b"the file")
 

@@ -10,10 +10,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.layout import FileLayout
-from node_agent import part as module
-from node_agent.disk import DurableFolders, write_all
-from node_agent.part import SYNC_CHUNKS, Part
-from node_agent.places import Places
+from node_agent.disk.durable import DurableFolders, write_all
+from node_agent.disk.places import Places
+from node_agent.fill import part as module
+from node_agent.fill.part import SYNC_CHUNKS, Part
 from tests.support.agent_rig import noise
 
 

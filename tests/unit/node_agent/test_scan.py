@@ -6,11 +6,11 @@ import pytest
 
 from bdn.core.cache_index import CacheIndex
 from bdn.core.digest import digest_of
-from node_agent.places import Places
-from node_agent.records import ManifestRecords
-from node_agent.removal import Found
-from node_agent.scan import Scanner
-from node_agent.shelf import NodeShelf
+from node_agent.cache.records import ManifestRecords
+from node_agent.cache.removal import Found
+from node_agent.cache.scan import Scanner
+from node_agent.cache.shelf import NodeShelf
+from node_agent.disk.places import Places
 from tests.support.agent_cache import cached, put
 
 

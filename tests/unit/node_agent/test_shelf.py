@@ -11,9 +11,9 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest
-from node_agent.places import Places
-from node_agent.records import Held, ManifestRecords
-from node_agent.shelf import NodeShelf
+from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.shelf import NodeShelf
+from node_agent.disk.places import Places
 from tests.support.agent_cache import cached, put
 from tests.support.agent_rig import noise
 

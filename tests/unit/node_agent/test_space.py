@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from node_agent.places import Places
-from node_agent.space import Space
+from node_agent.cache.space import Space
+from node_agent.disk.places import Places
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from bdn.core.digest import EMPTY
 from bdn.core.errors import CanceledError, DiskFailedError
 from bdn.core.manifest import Manifest
-from node_agent.places import Places
-from node_agent.view import Built, build_view
-from node_agent.view_check import Difference, compare_view
+from node_agent.disk.places import Places
+from node_agent.view.build import Built, build_view
+from node_agent.view.check import Difference, compare_view
 from tests.support.agent_cache import cached
 from tests.support.trees import tree
 

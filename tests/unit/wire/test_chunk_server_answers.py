@@ -31,16 +31,16 @@ PATH = f"/chunks/{CHUNK}"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[ChunkServer, Shelf, list[int]]]:
+def served() -> Iterator[tuple[ChunkServer, Shelf]]:
     """One server for all these tests: ending one takes a while."""
-    shelf, sent = Shelf(), list[int]()
-    with serving(shelf, on_sent=sent.append) as server:
-        yield server, shelf, sent
+    shelf = Shelf()
+    with serving(shelf) as server:
+        yield server, shelf
 
 
 @pytest.fixture
-def shelf(served: tuple[ChunkServer, Shelf, list[int]]) -> Shelf:
-    _, shelf, _ = served
+def shelf(served: tuple[ChunkServer, Shelf]) -> Shelf:
+    _, shelf = served
     shelf.renew()
     shelf.add(CONTENT)
     shelf.add(b"")
@@ -48,16 +48,8 @@ def shelf(served: tuple[ChunkServer, Shelf, list[int]]) -> Shelf:
 
 
 @pytest.fixture
-def sent(served: tuple[ChunkServer, Shelf, list[int]]) -> list[int]:
-    """What ``on_sent`` was told."""
-    _, _, sent = served
-    sent.clear()
-    return sent
-
-
-@pytest.fixture
-def client(served: tuple[ChunkServer, Shelf, list[int]], shelf: Shelf) -> Iterator[Client]:
-    server, _, _ = served
+def client(served: tuple[ChunkServer, Shelf], shelf: Shelf) -> Iterator[Client]:
+    server, _ = served
     with connected(server) as client:
         yield client
 
@@ -89,14 +81,12 @@ def head_of(client: Client, method: str, path: str, **headers: str) -> tuple[int
 
 
 @pytest.mark.parametrize("path", [PATH, chunk_path(EMPTY), chunk_path(named("absent")), "/nothing"])
-def test_head_answers_like_get_without_a_body(client: Client, sent: list[int], path: str) -> None:
+def test_head_answers_like_get_without_a_body(client: Client, path: str) -> None:
     expected = head_of(client, "GET", path)
-    sent.clear()
     response, body = client.ask(path, method="HEAD")
     assert body == b""
     assert head_of(client, "HEAD", path) == expected
     assert response.status == expected[0]
-    assert sent == []
 
 
 @pytest.mark.parametrize(
@@ -153,12 +143,14 @@ def test_a_chunk_inside_a_larger_file_is_served_alone(wanted: str, expected: byt
         assert client.ask(PATH, Range=wanted)[1] == expected
 
 
-def test_what_was_sent_is_counted(client: Client, sent: list[int]) -> None:
-    client.ask(PATH)
-    client.ask(PATH, Range="bytes=0-9")
-    client.ask(PATH, method="HEAD")
-    client.ask(chunk_path(named("absent")))
-    client.ask(chunk_path(EMPTY))
+def test_what_was_sent_is_counted(shelf: Shelf) -> None:
+    sent: list[int] = []
+    with serving(shelf, on_sent=sent.append) as server, connected(server) as client:
+        client.ask(PATH)
+        client.ask(PATH, Range="bytes=0-9")
+        client.ask(PATH, method="HEAD")
+        client.ask(chunk_path(named("absent")))
+        client.ask(chunk_path(EMPTY))  # what was before is over when this is answered
     assert sent == [SIZE, 10]
 
 

@@ -1,0 +1,121 @@
+"""The start: what is on disk decides what the cache holds. Interrupted evictions are finished, wrong files put aside."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from bdn.core.digest import Digest
+from bdn.core.manifest import MalformedDocumentError, Manifest
+from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.removal import Found
+from node_agent.cache.shelf import NodeShelf
+from node_agent.disk.durable import disk_errors
+from node_agent.disk.places import Places
+
+logger = logging.getLogger(__name__)
+
+
+class Scanner:
+    """Looks through the cache directory once, before anything else uses it. Blocking; raises ``DiskFailedError``.
+
+    Costs one look at every file's size. Content is not hashed: a file under its name was verified before it got there.
+    """
+
+    def __init__(self, places: Places, records: ManifestRecords, shelf: NodeShelf) -> None:
+        self._places = places
+        self._records = records
+        self._shelf = shelf
+
+    def run(self) -> list[Found]:
+        """Find out, tidy up, and put what is held on the shelf; the least recently used manifest is the first."""
+        with disk_errors(self._places.root):
+            manifests = dict(self._manifests())
+            sizes = {digest: size for manifest in manifests.values() for digest, size in manifest.contents.items()}
+            whole = self._whole_files(sizes)
+            begun = self._parts(sizes, whole)
+            self._stray_layouts(manifests)
+            found: list[Found] = []
+            for digest, manifest in manifests.items():
+                here = {
+                    content: content in whole for content in manifest.contents if content in whole or content in begun
+                }
+                found.append(Found(digest, manifest.contents, here, self._records.last_used(digest)))
+                self._shelf.add(Held(manifest, self._records.load_layout(digest)))
+        return sorted(found, key=lambda one: one.last_used)
+
+    def _manifests(self) -> Iterator[tuple[Digest, Manifest]]:
+        for path in sorted(self._places.manifests.glob("*.json")):
+            name, _, kind = path.name.partition(".")
+            if kind != "json":
+                continue
+            try:
+                manifest = self._records.load(Digest(name))
+            except (MalformedDocumentError, ValueError):
+                manifest = None
+            if manifest is None:
+                self._quarantine(path)
+            else:
+                yield manifest.digest, manifest
+
+    def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
+        whole: set[Digest] = set()
+        for entry in _walk(self._places.files):
+            digest = _digest(entry.name)
+            size = sizes.get(digest) if digest else None
+            if size is None or digest is None:
+                self._remove(Path(entry.path))  # nobody names it: an eviction was interrupted
+            elif entry.stat().st_size != size:
+                self._quarantine(Path(entry.path))
+            else:
+                whole.add(digest)
+        return whole
+
+    def _parts(self, sizes: dict[Digest, int], whole: set[Digest]) -> set[Digest]:
+        begun: set[Digest] = set()
+        for entry in _walk(self._places.filling):
+            stem, _, kind = entry.name.partition(".")
+            digest = _digest(stem)
+            if digest is None or digest not in sizes or digest in whole:
+                self._remove(Path(entry.path))
+            elif kind == "part":
+                begun.add(digest)
+            elif not self._places.part(digest).exists():
+                self._remove(Path(entry.path))
+        return begun
+
+    def _stray_layouts(self, manifests: dict[Digest, Manifest]) -> None:
+        for path in self._places.manifests.iterdir():
+            digest = _digest(path.name.partition(".")[0])
+            if digest not in manifests or path.name.endswith(".tmp"):
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        logger.info("removed %s: no manifest names it", path)
+
+    def _quarantine(self, path: Path) -> None:
+        """Keep it as evidence, where nothing is served from."""
+        taken = (self._places.quarantine / f"{path.name}.{number}" for number in itertools.count())
+        place = next(place for place in taken if not place.exists())
+        path.rename(place)
+        logger.warning("moved %s to %s: it is not what its name says", path, place)
+
+
+def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(Path(entry.path))
+            else:
+                yield entry
+
+
+def _digest(name: str) -> Digest | None:
+    try:
+        return Digest(name)
+    except ValueError:
+        return None

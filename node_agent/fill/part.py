@@ -1,0 +1,140 @@
+"""One file on its way to being whole: chunks land at their places in any order, and the whole appears with one rename.
+
+The order is ARCHITECTURE's *commit order*: chunk data, a batched fdatasync, the bitmap record; once all chunks are there, fsync,
+rename, fsync of the folder. A kill at any point leaves a part that the next fill goes on from, or the whole file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import suppress
+from typing import Final
+
+from bdn.core.digest import digest_of
+from bdn.core.layout import FileLayout, PlacedChunk
+from node_agent.disk.durable import DurableFolders, disk_errors, sync_folder, write_all
+from node_agent.disk.places import Places
+from node_agent.disk.syscalls import allocate
+from node_agent.fill.bitmap import Bitmap
+
+SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
+_NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Part:
+    """``filling/<hex>.part`` and its bitmap. Methods block; ``write`` and ``holds`` may run in several threads at once.
+
+    Every method raises ``DiskFailedError``. A file of one chunk has no bitmap: there is nothing to go on from.
+    """
+
+    def __init__(self, places: Places, folders: DurableFolders, layout: FileLayout) -> None:
+        self.layout = layout
+        self.is_committed = False
+        self._places = places
+        self._folders = folders
+        self._path = places.part(layout.digest)
+        self._bitmap_path = places.bitmap(layout.digest)
+        self._bitmap = Bitmap(len(layout.chunks))
+        self._lock = threading.Lock()
+        self._unsynced: list[int] = []
+        self._descriptor = -1
+        self._bitmap_descriptor = -1
+
+    def open(self) -> None:
+        """Take up what an earlier fill left, or begin; all blocks are the file's own before the first byte is written.
+
+        When the disk has no room for them, a new part is removed again and an old one stays as it was.
+        """
+        with disk_errors(self._path):
+            is_new = not self._path.exists()
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._allocate()
+                self._open_bitmap(is_new=is_new)
+            except OSError:
+                self.close()
+                if is_new:
+                    self._path.unlink(missing_ok=True)
+                    self._bitmap_path.unlink(missing_ok=True)
+                raise
+
+    def holds(self, chunk: PlacedChunk, buffer: memoryview) -> bool:
+        """Whether the chunk is here already: recorded as durable, and its bytes, read back into ``buffer``, are right.
+
+        What cannot be read is not here; writing it again may succeed where reading failed.
+        """
+        if chunk.index not in self._bitmap:
+            return False
+        try:
+            size = os.preadv(self._descriptor, [buffer], chunk.range.start)
+        except OSError:
+            return False
+        return size == chunk.range.size and digest_of(buffer) == chunk.digest
+
+    def write(self, chunk: PlacedChunk, buffer: memoryview) -> None:
+        """Put a verified chunk at its place. Durable with its batch, at the latest with ``close``."""
+        with disk_errors(self._path):
+            write_all(self._descriptor, buffer, chunk.range.start)
+            with self._lock:
+                self._unsynced.append(chunk.index)
+                if len(self._unsynced) < SYNC_CHUNKS:
+                    return
+                batch, self._unsynced = self._unsynced, []
+            self._record(batch)
+
+    def commit(self) -> None:
+        """All chunks are here: sync, and let the file appear under its name, read-only."""
+        target = self._places.file(self.layout.digest)
+        with disk_errors(self._path):
+            self._folders.make(target.parent, self._places.files)
+            os.fchmod(self._descriptor, 0o444)
+            os.fsync(self._descriptor)
+            self._path.rename(target)
+            sync_folder(target.parent)
+            self.is_committed = True
+            self._bitmap_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the files. What was written and not committed is recorded first, as far as the disk still works."""
+        if self._descriptor >= 0 and not self.is_committed:
+            with suppress(
+                OSError
+            ):  # only the chunks of this batch are lost, and whoever closes a broken part knows why
+                self._record(self._unsynced)
+        for descriptor in (self._descriptor, self._bitmap_descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._bitmap_descriptor = -1
+
+    def _allocate(self) -> None:
+        size = self.layout.size
+        if os.fstat(self._descriptor).st_size > size:
+            os.ftruncate(self._descriptor, 0)  # not one of ours: it cannot be of this layout
+        if not size:
+            return
+        try:
+            allocate(self._descriptor, size)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            os.ftruncate(self._descriptor, size)
+
+    def _open_bitmap(self, *, is_new: bool) -> None:
+        if self._bitmap.count <= 1:
+            return
+        self._bitmap_descriptor = os.open(self._bitmap_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not is_new:
+            content = os.pread(self._bitmap_descriptor, len(self._bitmap.to_bytes()) + 1, 0)
+            self._bitmap = Bitmap.parse(content, self._bitmap.count)
+        os.ftruncate(self._bitmap_descriptor, 0)
+        write_all(self._bitmap_descriptor, memoryview(self._bitmap.to_bytes()), 0)
+
+    def _record(self, batch: list[int]) -> None:
+        if not batch or self._bitmap_descriptor < 0:
+            return
+        os.fdatasync(self._descriptor)
+        with self._lock:
+            self._bitmap.add(batch)
+            write_all(self._bitmap_descriptor, memoryview(self._bitmap.to_bytes()), 0)

@@ -1,0 +1,97 @@
+"""Stages on disk: enough to go on after a kill, and to find out later what a job used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from bdn.core.digest import Digest
+from bdn.core.leases import Holder
+from bdn.wire.errors import ErrorBody
+from bdn.wire.stage_schema import BytesFrom, ExposureKind, StageState, ViewKind
+from node_agent.disk.durable import disk_errors, write_durably
+from node_agent.disk.places import Places
+
+
+class MountRecord(BaseModel):
+    """One mount of a stage."""
+
+    mount_location: str
+    manifest: str
+    source: str
+    view: ViewKind | None = None
+    view_reason: str | None = None
+    exposure: ExposureKind | None = None
+    files_total: int | None = None
+    bytes_total: int | None = None
+    bytes_from: BytesFrom = BytesFrom()
+
+    @property
+    def digest(self) -> Digest:
+        """The manifest's name."""
+        return Digest.parse(self.manifest)
+
+
+class StageRecord(BaseModel):
+    """One stage. Times are seconds since the epoch. The grant makes the file private.
+
+    ``destination`` is set for a pulled view; ``inode`` then tells its directory from another one at the same path.
+    """
+
+    id: str
+    job_id: str
+    organisation: str
+    grant: str
+    state: StageState
+    created_at: float
+    ready_at: float | None = None
+    ended_at: float | None = None
+    expires_at: float | None = None
+    bytes_per_second: float | None = None
+    error: ErrorBody | None = None
+    destination: Path | None = None
+    inode: int | None = None
+    mounts: list[MountRecord]
+
+    @property
+    def holder(self) -> Holder:
+        """The lease's holder."""
+        return Holder(self.id, self.job_id, self.expires_at)
+
+    @property
+    def manifests(self) -> dict[Digest, None]:
+        """The manifests it names, each once, in order."""
+        return dict.fromkeys(mount.digest for mount in self.mounts)
+
+
+@dataclass(frozen=True)
+class StageRecords:
+    """Reads and writes the folder ``stages``. Blocking."""
+
+    places: Places
+
+    def save(self, record: StageRecord) -> None:
+        """Make it durable. Raises ``DiskFailedError``."""
+        path = self.places.stage(record.id)
+        with disk_errors(path):
+            write_durably(path, record.model_dump_json().encode())
+
+    def forget(self, stage_id: str) -> None:
+        """Remove it."""
+        with disk_errors(self.places.stage(stage_id)):
+            self.places.stage(stage_id).unlink(missing_ok=True)
+
+    def load_all(self) -> Iterator[StageRecord]:
+        """Every record that can be read; one that cannot goes to the quarantine."""
+        with disk_errors(self.places.stages):
+            for path in sorted(self.places.stages.iterdir()):
+                if path.suffix != ".json":
+                    path.unlink()  # a record that was being written; the one before it, if any, is whole
+                    continue
+                try:
+                    yield StageRecord.model_validate_json(path.read_bytes())
+                except ValueError:
+                    path.rename(self.places.quarantine / path.name)

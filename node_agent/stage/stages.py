@@ -1,0 +1,164 @@
+"""What the agent is asked to do: stage a grant's files for a job or at a directory, follow, renew, release."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bdn.core.errors import BdnError, CanceledError, InvalidRequestError
+from bdn.core.grant import Grant, stage_id_of
+from bdn.wire import stage_schema
+from bdn.wire.errors import ReportedError
+from bdn.wire.grants import UnknownKeyError
+from node_agent.cache.node_cache import Clock
+from node_agent.crew import in_thread
+from node_agent.stage.book import StageBook
+from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.pulls import Pulls
+from node_agent.stage.record import MountRecord, StageRecord, StageRecords
+from node_agent.stage.stage import Stage
+from node_agent.trust import Trust
+from node_agent.view.destination import Earlier, resolved
+from node_agent.view.views import Views
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The service behind the control API and behind embedding commands. Safe to call at the same time, for one stage, too."""
+
+    book: StageBook
+    lifecycle: Lifecycle
+    records: StageRecords
+    views: Views
+    pulls: Pulls
+    trust: Trust
+    ask_for_keys: Callable[[], Awaitable[None]]
+    clock: Clock
+
+    # --- asking ---
+
+    def document(self, stage: Stage) -> stage_schema.Stage:
+        """The stage as the wire shows it."""
+        return stage.document(lambda mount: self._path(stage.record, mount))
+
+    async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncIterator[stage_schema.Stage]:
+        """The stage's document again and again, at least every interval, the last time in a terminal state."""
+        stage = self.book.find(stage_id)
+        while not await stage.wait(interval_seconds):
+            yield self.document(stage)
+        yield self.document(stage)
+
+    async def finish(self, stage_id: str) -> stage_schema.Stage:
+        """Wait for a stage to be READY.
+
+        Raises:
+            BdnError: why it failed, or that it was released meanwhile.
+        """
+        stage = self.book.find(stage_id)
+        await stage.wait(None)
+        if stage.record.state != "READY":
+            raise ReportedError(stage.record.error) if stage.record.error else CanceledError(f"stage {stage_id}")
+        return self.document(stage)
+
+    # --- doing ---
+
+    async def start(self, job_id: str, token: str, ttl_seconds: float | None = None) -> Stage:
+        """Stage a grant's files for a job; asking again is asking once. A failed or released stage begins anew.
+
+        Raises:
+            GrantInvalidError, GrantExpiredError, DiskFailedError: nothing was begun.
+        """
+        grant = await self._verify(token)
+        record = self._record(job_id, token, grant)
+        record.expires_at = self._expiry(ttl_seconds)
+        return await self._start(record, None)
+
+    async def pull(self, token: str, destination: Path) -> Stage:
+        """Stage a grant's only manifest and publish it at a directory; the same again, while it is intact, is immediate.
+
+        The directory is the lease's holder: once it is gone, the stage is released.
+
+        Raises:
+            InvalidRequestError: the directory holds what is not ours. Nothing was begun.
+            GrantInvalidError, GrantExpiredError, DiskFailedError: likewise.
+        """
+        grant = await self._verify(token)
+        if len(grant.mounts) != 1:
+            raise InvalidRequestError(f"a pull takes a grant for one source, not for {len(grant.mounts)}")
+        path = await in_thread(resolved, destination)
+        record = self._record(f"pull:{path}", token, grant)
+        record.destination = path
+        known = self.book.get(record.id)
+        if known and known.is_working:
+            return known
+        is_ready = known is not None and known.record.state == "READY"
+        if known and is_ready and await in_thread(self.pulls.is_intact, known.record):
+            return known
+        earlier = await in_thread(self.pulls.earlier, path)
+        await in_thread(self.pulls.destination(record).check, earlier)
+        if known and is_ready:
+            await self.lifecycle.release(known)
+        return await self._start(record, earlier)
+
+    async def renew(self, stage_id: str, ttl_seconds: float | None) -> Stage:
+        """A new time to live, from now on; None means until the stage is released."""
+        stage = self.book.find(stage_id)
+        async with stage.lock:
+            if stage.record.state in ("FAILED", "RELEASED"):
+                raise InvalidRequestError(f"stage {stage_id} is {stage.record.state}; stage it again")
+            await self.lifecycle.renew(stage, self._expiry(ttl_seconds))
+        return stage
+
+    async def release(self, stage_id: str) -> Stage:
+        """Unmount, drop the view, end the lease. Idempotent. The files stay cached; a pulled directory stays altogether."""
+        stage = self.book.find(stage_id)
+        await self.lifecycle.release(stage)
+        return stage
+
+    # --- inside ---
+
+    async def _verify(self, token: str) -> Grant:
+        try:
+            return self.trust.verify(token)
+        except UnknownKeyError:
+            await self.ask_for_keys()
+        return self.trust.verify(token)
+
+    async def _start(self, record: StageRecord, earlier: Earlier | None) -> Stage:
+        stage = self.book.enter(Stage(record))
+        async with stage.lock:
+            if stage.is_working or stage.record.state == "READY":
+                stage.record.grant = record.grant  # it may be a fresher one
+                await self.lifecycle.renew(stage, record.expires_at or stage.record.expires_at)
+                return stage
+            try:
+                await in_thread(self.records.save, record)
+            except BdnError:
+                if stage.record is record:
+                    self.book.strike(stage)
+                raise
+            stage.record, stage.earlier = record, earlier
+            self.lifecycle.begin(stage)
+        return stage
+
+    def _record(self, job_id: str, token: str, grant: Grant) -> StageRecord:
+        return StageRecord(
+            id=stage_id_of(job_id, grant.organisation, grant.mounts),
+            job_id=job_id,
+            organisation=grant.organisation,
+            grant=token,
+            state="PENDING",
+            created_at=self.clock(),
+            mounts=[
+                MountRecord(mount_location=mount.mount_location, manifest=str(mount.manifest), source=mount.source)
+                for mount in grant.mounts
+            ],
+        )
+
+    def _expiry(self, ttl_seconds: float | None) -> float | None:
+        return None if ttl_seconds is None else self.clock() + ttl_seconds
+
+    def _path(self, record: StageRecord, mount: MountRecord) -> str:
+        place = record.destination or self.views.place(record.id, mount.mount_location)
+        return str(place)

@@ -1,0 +1,220 @@
+"""What happens to a mirror when something else happens at the worst moment."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.mirror import worker
+from bdn.mirror.ingest import Ingest
+from bdn.mirror.progress import Progress
+from bdn.mirror.repository import contents
+from bdn.mirror.store_eviction import StoreEviction
+from bdn.mirror.survey import Survey, Surveyor
+from bdn.store.directory import DirectoryStore
+from tests.doubles.content import GeneratedContent
+from tests.doubles.faults import answer, stall
+from tests.doubles.hub import Hub
+from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+MODEL = source("hf://org/model")
+LARGE = GeneratedContent(CHUNK_SIZE + 10)
+
+
+@pytest.fixture(autouse=True)
+def model(hub: Hub) -> None:
+    hub.repo("org/model").commit({"model.safetensors": LARGE, "config.json": b"{}"})
+
+
+def change(mirror: MirrorUnderTest, statement: str) -> None:
+    """What another process does to the database; nobody here is told."""
+    with closing(sqlite3.connect(mirror.data_dir / "mirror.sqlite", timeout=20)) as connection, connection:
+        connection.execute(statement)
+
+
+CANCEL = "UPDATE mirrors SET status = 'CANCELED'", "UPDATE mirror_sources SET status = 'CANCELED'"
+
+
+@pytest.mark.parametrize("moment", ["survey", "publish"])
+async def test_a_mirror_that_another_process_cancels_is_not_brought_back_to_life(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    target, name = (Surveyor, "survey") if moment == "survey" else (Ingest, "_publish")
+    do = getattr(target, name)
+
+    async def cancel_first(self: Any, *given: Any) -> Any:
+        result = await do(self, *given) if moment == "survey" else None
+        for statement in CANCEL:
+            change(mirror, statement)
+        return result or await do(self, *given)
+
+    monkeypatch.setattr(target, name, cancel_first)
+    document = await mirror.mirror(MODEL)
+    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+    assert document["status"] == "CANCELED"
+    assert {row[5] for row in mirror.rows("mirror_sources")["mirror_sources"]} == {"CANCELED"}
+    assert mirror.count("manifests") == 0
+    monkeypatch.setattr(target, name, do)
+    assert (await mirror.ready(MODEL))["bytes_transferred"] in (0, LARGE.size + 2)
+
+
+async def test_contents_that_vanish_between_diff_and_publish_are_copied_again(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mirror.ready(MODEL)
+    announce, times = Ingest._announce, [0]
+
+    async def rob(self: Ingest, *given: Any) -> None:
+        await announce(self, *given)
+        times[0] += 1
+        if times[0] == 1:
+            for table in ("manifest_contents", "manifests", "identities", "contents"):
+                change(mirror, f"DELETE FROM {table}")
+
+    monkeypatch.setattr(Ingest, "_announce", rob)
+    document = await mirror.ready(MODEL)
+    assert (times, document["bytes_transferred"], document["bytes_reused"]) == ([2], LARGE.size + 2, 0)
+    await mirror.tree(document["sources"][0]["manifest"])
+
+
+async def test_a_bug_fails_its_mirror_and_the_worker_goes_on(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Surveyor, "survey", lambda *_: 1 / 0)
+        assert (await mirror.failed(MODEL))["message"].startswith("internal error: ZeroDivisionError")
+    with monkeypatch.context() as patch:
+        patch.setattr(Ingest, "run", lambda *_: 1 / 0)
+        error = await mirror.failed(MODEL)
+        assert (error["code"], error["retryable"]) == ("INTERNAL", False)
+    await mirror.ready(MODEL)
+
+
+async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
+    upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "RENEW_SECONDS", 0.01)
+    flush, failures = Progress.flush, [sqlite3.IntegrityError("scripted"), sqlite3.IntegrityError("scripted")]
+
+    async def fail_first(self: Progress) -> None:
+        if failures:
+            raise failures.pop()
+        await flush(self)
+
+    monkeypatch.setattr(Progress, "flush", fail_first)
+    async with mirror_under_test(tmp_path, jobs=1) as mirror:
+        document = await mirror.mirror(MODEL)
+    assert not failures
+    assert document["status"] in ("READY", "FAILED")
+
+
+async def test_a_signed_address_that_expires_in_the_middle_of_a_file_is_renewed(
+    mirror: MirrorUnderTest, hub: Hub
+) -> None:
+    hub.fail(stall(at=1), origin="cdn", skip=1)
+    begun = await mirror.begin(MODEL)
+    await until(lambda: hub.log.count(origin="cdn") == 2)
+    hub.expire_links()
+    located = hub.log.count("/resolve/.*safetensors", method="HEAD")
+    hub.fail(answer(403), origin="cdn", times=1)  # for the one that stalls, should it be asked again
+    hub.release_stalled()
+    assert (await mirror.ended(begun["id"]))["status"] == "READY"
+    assert located == 1
+
+
+async def test_an_address_that_is_refused_is_asked_for_once_more_and_then_it_is_a_refusal(
+    mirror: MirrorUnderTest, hub: Hub
+) -> None:
+    hub.fail(answer(403), origin="cdn", times=2)  # both chunks, once each
+    await mirror.ready(MODEL)
+    assert hub.log.count("/resolve/.*safetensors", method="HEAD") == 2
+    hub.repo("org/other").commit({"other.bin": b"other"})
+    hub.fail(answer(403), origin="cdn", times=None)
+    error = await mirror.failed(source("hf://org/other"))
+    assert error["code"] == "AUTH_REQUIRED"
+    assert hub.log.count("/resolve/.*other.bin", method="HEAD") == 2
+
+
+async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(mirror: MirrorUnderTest, hub: Hub) -> None:
+    hub.fail(stall(at=1), origin="cdn", skip=1)
+    begun = await mirror.begin(MODEL)
+    await until(lambda: mirror.rows("copied_chunks")["copied_chunks"])
+    await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+    hub.release_stalled()
+    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+    for path in mirror.chunks():
+        (mirror.data_dir / "store/chunks" / path).unlink()
+    error = await mirror.failed(MODEL)
+    assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
+    assert mirror.count("copied_chunks") == 0
+    await mirror.tree((await mirror.ready(MODEL))["sources"][0]["manifest"])
+
+
+async def test_two_evictions_at_once_delete_one_after_the_other(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = (await mirror.ready(MODEL))["sources"][0]["manifest"]
+    hub.repo("org/other").commit({"other.bin": b"other"})
+    two = (await mirror.ready(source("hf://org/other")))["sources"][0]["manifest"]
+    sweep, inside = StoreEviction._sweep, [0, 0]
+
+    async def watched(self: StoreEviction) -> None:
+        inside[0] += 1
+        inside[1] = max(inside)
+        await sweep(self)
+        inside[0] -= 1
+
+    monkeypatch.setattr(StoreEviction, "_sweep", watched)
+    documents = await asyncio.gather(mirror.evict(manifest=one), mirror.evict(manifest=two))
+    assert [document["status"] for document in documents] == ["DONE", "DONE"]
+    assert (inside, mirror.chunks()) == ([0, 1], {})
+
+
+async def test_no_copy_begins_while_an_eviction_deletes(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mirror.ready(MODEL)
+    delete, begun = DirectoryStore.delete, list[str]()
+    loop = asyncio.get_running_loop()
+
+    def delete_slowly(self: DirectoryStore, digest: Any) -> None:
+        if not begun:
+            begun.append(asyncio.run_coroutine_threadsafe(mirror.begin(MODEL), loop).result(10)["id"])
+            page = asyncio.run_coroutine_threadsafe(mirror.http.get(f"/mirror/{begun[0]}?wait=0.1"), loop)
+            assert page.result(10).json()["status"] == "PENDING"
+        delete(self, digest)
+
+    monkeypatch.setattr(DirectoryStore, "delete", delete_slowly)
+    assert (await mirror.evict(all=True))["status"] == "DONE"
+    document = await mirror.ended(begun[0])
+    assert document["bytes_transferred"] == LARGE.size + 2
+    await mirror.tree(document["sources"][0]["manifest"])
+
+
+async def test_a_survey_knows_how_much_of_a_half_copied_file_is_there_to_the_byte(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surveys: list[Survey] = []
+    survey = Surveyor.survey
+
+    async def note(self: Surveyor, *given: Any) -> Survey:
+        surveys.append(await survey(self, *given))
+        return surveys[-1]
+
+    async def last_chunk_only(_: Any, keys: list[str]) -> dict[str, list[int]]:
+        return dict.fromkeys(keys, [1])
+
+    monkeypatch.setattr(Surveyor, "survey", note)
+    monkeypatch.setattr(contents, "half_copied", last_chunk_only)
+    await mirror.plan({**MODEL, "allow_patterns": ["*.safetensors"]})
+    assert surveys[0].bytes_missing == CHUNK_SIZE
