@@ -18,23 +18,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from bdn.core.sizes import parse_size
+from bdn.wire.settings import Port, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
-Size = Annotated[
-    int, BeforeValidator(lambda value: parse_size(value) if isinstance(value, str) else value), Field(ge=0)
-]
-Port = Annotated[int, Field(ge=0, le=65535)]
 _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
 
 
 class SettingsError(ValueError):
     """A setting that cannot be; the message names its variable."""
-
-
-def default_data_dir() -> Path:
-    """``$XDG_DATA_HOME/bdn``. Source: XDG Base Directory Specification."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "bdn"
 
 
 def _roles(value: object) -> object:

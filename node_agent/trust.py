@@ -13,8 +13,8 @@ import jwt
 from bdn.core.errors import GrantExpiredError, InternalError
 from bdn.core.grant import Grant
 from bdn.wire.grants import GrantVerifier
+from bdn.wire.moments import moment
 from node_agent.disk.durable import disk_errors, write_durably
-from node_agent.stage.stage import moment
 
 _REMEMBERED: Final = 1024
 

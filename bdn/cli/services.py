@@ -9,8 +9,8 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bdn.core.source_uri import HuggingFaceUri, parse_source
-from bdn.mirror.settings import default_data_dir
 from bdn.wire.client import AgentClient, MirrorClient
+from bdn.wire.settings import default_data_dir
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 
 

@@ -13,10 +13,10 @@ from bdn.mirror.database import Database
 from bdn.mirror.repository import agents, evictions, mirrors
 from bdn.mirror.store_eviction import StoreEviction
 from bdn.mirror.tables import AgentRow, EvictionRow
-from bdn.mirror.views import moment
 from bdn.mirror.watch import Watch
 from bdn.wire.errors import ErrorBody
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest, EvictReport
+from bdn.wire.moments import moment
 
 ANSWER_SECONDS: Final = 45.0  # an agent that has not answered by then is reported as unreachable
 _ALIVE_SECONDS: Final = 45.0

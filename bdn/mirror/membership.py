@@ -10,10 +10,10 @@ from bdn.mirror.database import Database
 from bdn.mirror.evictions import Evictions, agent_topic
 from bdn.mirror.repository import agents
 from bdn.mirror.tables import AgentRow
-from bdn.mirror.views import moment
 from bdn.mirror.watch import Watch
 from bdn.wire.agent_schema import Agent, Agents, Cluster, Clusters, Heartbeat, HeartbeatReply, Member
 from bdn.wire.grants import GrantSigner
+from bdn.wire.moments import moment
 from bdn.wire.stage_schema import TierUse
 
 INTERVAL_SECONDS: Final = 10.0

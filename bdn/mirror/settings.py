@@ -6,17 +6,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from bdn.core.sizes import parse_size
-
-Size = Annotated[int, BeforeValidator(lambda value: parse_size(value) if isinstance(value, str) else value)]
-
-
-def default_data_dir() -> Path:
-    """``$XDG_DATA_HOME/bdn``. Source: XDG Base Directory Specification."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "bdn"
+from bdn.wire.settings import Port, Size, default_data_dir
 
 
 class MirrorSettings(BaseSettings):
@@ -28,8 +21,8 @@ class MirrorSettings(BaseSettings):
     database_url: str = ""  # "" means SQLite in the data dir
     store: str = ""  # "" means file://<data dir>/store
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8460
-    data_port: Annotated[int, Field(ge=0, le=65535)] = 8461
+    port: Port = 8460
+    data_port: Port = 8461
     auth: Literal["off", "token"] = "off"
     token: str | None = Field(default=None, repr=False)
     secrets_dir: Path | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from bdn.core.digest import Digest
 from bdn.core.grant import Grant, GrantedMount
@@ -15,11 +14,7 @@ from bdn.mirror.tables import MirrorRow, MirrorSourceRow
 from bdn.wire.errors import ErrorBody
 from bdn.wire.grants import GrantSigner
 from bdn.wire.mirror_schema import Mirror, MirrorSource
-
-
-def moment(seconds: float) -> datetime:
-    """A time of the database as it stands in documents."""
-    return datetime.fromtimestamp(seconds, UTC)
+from bdn.wire.moments import moment
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,14 @@ class ServiceClient:
         """Close the connections."""
         await self._http.aclose()
 
+    async def ready(self) -> bool:
+        """Whether the service answers and can work."""
+        try:
+            await self._send("GET", "/readyz")
+        except BdnError:
+            return False
+        return True
+
     async def _send(
         self,
         method: str,
@@ -199,14 +207,6 @@ class MirrorClient(ServiceClient):
             HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
         )
 
-    async def ready(self) -> bool:
-        """Whether the mirror can work."""
-        try:
-            await self._send("GET", "/readyz")
-        except BdnError:
-            return False
-        return True
-
 
 class AgentClient(ServiceClient):
     """The agent's control API."""
@@ -240,11 +240,3 @@ class AgentClient(ServiceClient):
     async def cache(self) -> Cache:
         """``GET /cache``."""
         return await self._call(Cache, "GET", "/cache")
-
-    async def ready(self) -> bool:
-        """Whether the agent answers and can work."""
-        try:
-            await self._send("GET", "/readyz")
-        except BdnError:
-            return False
-        return True

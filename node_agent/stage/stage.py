@@ -6,9 +6,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from bdn.wire import stage_schema
+from bdn.wire.moments import moment
 from bdn.wire.stage_schema import TERMINAL, StageMount
 from node_agent.stage.progress import Rate, StageProgress, bytes_done
 from node_agent.stage.record import MountRecord, StageRecord
@@ -94,8 +94,3 @@ class Stage:
             bytes_done=bytes_done(came),
             bytes_from=came,
         )
-
-
-def moment(seconds: float) -> datetime:
-    """A time of the record as it stands in documents."""
-    return datetime.fromtimestamp(seconds, UTC)

@@ -19,7 +19,7 @@ from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from node_agent.agent import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
-from tests.support.agent_mirror import AgentMirror, failing, held_by
+from tests.support.agent_mirror import AgentMirror, failing, held_by, missing
 from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
 
@@ -149,6 +149,26 @@ async def test_a_stage_of_which_one_mount_does_not_fit_evicts_nothing_and_leases
         assert held(agent) == {old.digest, leased.digest}
         assert agent.cache.index.ledger.used_bytes == 3 * MIB
         assert agent.cache.index.leases.leased() == (leased.digest,)
+
+
+async def test_a_refused_stage_takes_back_what_it_reserved_for_a_manifest_that_was_held_in_part(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    partly = mirror.publish({"good": noise(MIB, 1), "bad": noise(MIB - 1, 2)})  # the larger one is filled first
+    mirror.faults[mirror.chunks(partly, "bad")[0]] = [missing] * 2
+    async with rig.agent(byte_threads=1) as agent:
+        with pytest.raises(BdnError, match="does not exist"):
+            await staged(agent, mirror, partly, job="first")
+        await staged(agent, mirror, published(mirror, 3, 3 * MIB // 2), job="leased")
+        before = agent.cache.index.ledger.used_bytes
+        assert before == 5 * MIB // 2
+
+        with pytest.raises(BdnError) as caught:  # the first mount would fit, both together do not
+            await staged(agent, mirror, partly, published(mirror, 4), job="second")
+
+        assert caught.value.code == "CACHE_FULL"
+        assert agent.cache.index.ledger.used_bytes == before
+        assert agent.cache.index.ledger.reserved_bytes == 0
 
 
 async def test_whole_manifests_go_least_recently_used_first(rig: Rig, mirror: AgentMirror) -> None:

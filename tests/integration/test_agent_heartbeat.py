@@ -14,6 +14,7 @@ from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.disk.owner import boot_id
+from node_agent.evictions import Evictions
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import MIB, Rig, noise, staged
 
@@ -93,6 +94,27 @@ async def test_a_command_is_carried_out_once_and_reported(tmp_path: Path) -> Non
             assert agent.cache.index.manifests() == (one.digest,)
             await mirror.heard(lambda beat: not beat.reports)
             assert [report.id for beat in mirror.heartbeats for report in beat.reports].count("evc_1") == 1
+
+
+async def test_a_command_that_the_mirror_repeats_is_carried_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried: list[str] = []
+    real = Evictions.carry_out
+
+    async def note(evictions: Evictions, command: EvictCommand) -> EvictReport:
+        carried.append(command.id)
+        return await real(evictions, command)
+
+    monkeypatch.setattr(Evictions, "carry_out", note)
+    async with listening() as mirror, Rig(mirror, tmp_path).agent() as agent:
+        for _ in range(3):
+            mirror.commands = [EvictCommand(id="evc_1", all=True)]
+            await agent.heartbeats.beat()
+        mirror.commands = [EvictCommand(id="evc_2", all=True)]
+        await mirror.heard(lambda beat: any(report.id == "evc_2" for report in beat.reports))
+
+        assert carried == ["evc_1", "evc_2"]
 
 
 async def test_a_command_that_cannot_be_carried_out_is_reported_with_its_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import GrantInvalidError, InvalidRequestError, NotFoundError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.mirror.keys import load_signer
-from bdn.wire.grants import GrantVerifier, new_signing_key
+from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
@@ -76,7 +77,7 @@ async def test_the_signing_key_survives_a_restart_and_is_readable_by_its_owner_a
         keys = (await mirror.http.post("/agents/heartbeat", json=heartbeat())).json()["public_keys"]
     GrantVerifier(keys).verify(grant, now=time.time())
     assert (tmp_path / "grant-key.pem").stat().st_mode & 0o777 == 0o600
-    assert sorted(path.name for path in tmp_path.glob("*grant*")) == ["grant-key.pem"]
+    assert [name for name in os.listdir(tmp_path) if "grant" in name] == ["grant-key.pem"]
 
 
 async def test_there_is_no_grant_for_what_was_evicted(mirror: MirrorUnderTest) -> None:
@@ -127,7 +128,7 @@ async def test_a_grant_reads_exactly_what_it_names_on_the_api_and_on_the_data_pl
     names = [document["sources"][0]["manifest"] for document in (one, two)]
     assert await guarded.tree(names[0], one["grant"]) == {"one.txt": b"one", "empty.txt": b""}
     layouts = [(await guarded.http.get(f"/manifests/{name}/layout")).json() for name in names]
-    (own, other) = [[file["chunks"][0] for file in layout["files"] if file["size"]][0] for layout in layouts]
+    (own, other) = [next(file["chunks"][0] for file in layout["files"] if file["size"]) for layout in layouts]
     absent = f"b3:{'0' * 64}"
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{layouts[0]['data_port']}", trust_env=False) as plane:
         bearer = {"Authorization": f"Bearer {one['grant']}"}
@@ -137,9 +138,8 @@ async def test_a_grant_reads_exactly_what_it_names_on_the_api_and_on_the_data_pl
         forbidden = await plane.get(f"/chunks/{other}", headers=bearer)
         nothing = await plane.get(f"/chunks/{absent}", headers=bearer)
         assert (forbidden.status_code, forbidden.text.replace(other, "X")) == (404, nothing.text.replace(absent, "X"))
-    for path, theirs in ((f"/manifests/{names[1]}", names[1]), (f"/manifests/{names[1]}/layout", names[1])) + (
-        (f"/chunks/{other}", other),
-    ):
+    for path in (f"/manifests/{names[1]}", f"/manifests/{names[1]}/layout", f"/chunks/{other}"):
+        theirs = other if "chunks" in path else names[1]
         forbidden = await read_as(guarded, path, one["grant"])
         nothing = await read_as(guarded, path.replace(theirs, absent), one["grant"])
         assert (forbidden.status_code, forbidden.text.replace(theirs, "X")) == (404, nothing.text.replace(absent, "X"))
@@ -153,8 +153,6 @@ async def test_an_expired_or_foreign_grant_is_refused_by_name(guarded: MirrorUnd
     mounts = (GrantedMount("/m", Digest.parse(manifest), "hf://org/one"),)
     expired = load_signer(guarded.data_dir).sign(Grant("default", mounts, time.time() - 1))
     rival = load_signer(guarded.data_dir).sign(Grant("rival", mounts, time.time() + 60))
-    from bdn.wire.grants import GrantSigner
-
     forged = GrantSigner(new_signing_key()).sign(Grant("default", mounts, time.time() + 60))
     for bearer, status, code in (
         (expired, 403, "GRANT_EXPIRED"),
@@ -186,7 +184,8 @@ async def test_private_content_is_never_found_through_another_organisation_s_ide
     assert (moved, same) == (7, manifest)  # read again with the rival's own secret; stored once all the same
     assert [request for request in hub.log.find("/resolve", method="GET") if request.bytes_served]
     assert (await as_organisation(mirror, "acme", {**private, "mount_location": "/x"}))[1] == 0
-    assert mirror.count("contents") == 2 and mirror.count("identities") == 4
+    assert mirror.count("contents") == 2
+    assert mirror.count("identities") == 4
     with pytest.raises(NotFoundError):
         await mirror.service.requests.get(acme, "rival")
     with pytest.raises(NotFoundError):

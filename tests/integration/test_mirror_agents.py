@@ -92,7 +92,8 @@ async def test_holdings_stay_until_others_are_reported(mirror: MirrorUnderTest, 
     await agent.beat()
     await agent.beat(holdings=None)
     (held,) = (await mirror.http.get("/manifests")).json()["items"]
-    assert held["mirror"] and held["nodes"]["c/n1"]["held_by"] == ["job-7"]
+    assert held["mirror"]
+    assert held["nodes"]["c/n1"]["held_by"] == ["job-7"]
     assert held["sources"] == ["hf://org/model"]
     await agent.beat(holdings=[])
     assert (await mirror.http.get("/manifests")).json()["items"][0]["nodes"] == {}
@@ -186,5 +187,6 @@ async def test_what_an_agent_leases_stays_unless_forced_and_the_holder_is_named(
     assert mirror.chunks() == before
     forced = await mirror.evict(source="hf://org/model", tier="mirror", force=True)
     assert (forced["status"], forced["bytes_freed"], mirror.chunks()) == ("DONE", 5, {})
-    assert forced["request"]["force"] and forced["items"][0]["holders"] == ["job-7 on n1"]
+    assert forced["request"]["force"]
+    assert forced["items"][0]["holders"] == ["job-7 on n1"]
     assert mirror.count("evictions") == 4  # every one is recorded

@@ -14,7 +14,7 @@ from bdn.sources.s3 import S3Source
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, flip_byte, ignore_range, truncate
 from tests.doubles.hub import Hub
-from tests.doubles.s3 import S3Bucket, S3Server
+from tests.doubles.s3 import S3Bucket
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
@@ -119,7 +119,8 @@ async def test_a_source_that_cannot_be_had_fails_the_mirror_with_its_own_error(
             assert error == planned
             assert (error["code"], error["retryable"]) == (code, False), error
             assert said in error["message"]
-            assert "hf_wrong" not in str(error) and "AKIAHALF" not in str(error)
+            assert "hf_wrong" not in str(error)
+            assert "AKIAHALF" not in str(error)
     assert {row[3] for row in mirror.rows("mirrors")["mirrors"]} == {"FAILED"}
     assert not mirror.chunks()
 
@@ -211,7 +212,8 @@ async def test_a_rate_limit_is_waited_out_as_long_as_the_upstream_asks(
     async with mirror_under_test(tmp_path, pause=pause) as mirror:
         document = await mirror.ready({**MODEL, "allow_patterns": ["**/*.safetensors"]})
     assert document["bytes_transferred"] == 7
-    assert len(waited) == 2 and all(7 <= seconds <= 7.5 for seconds in waited)
+    assert len(waited) == 2
+    assert all(7 <= seconds <= 7.5 for seconds in waited)
 
 
 async def test_a_rate_limit_that_asks_for_an_hour_is_told_at_once(

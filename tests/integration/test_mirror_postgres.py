@@ -25,7 +25,6 @@ pytest_plugins = ("tests.support.mirror_fixtures",)
 
 LARGE = GeneratedContent(3 * CHUNK_SIZE + 1)
 MODEL = source("hf://org/model")
-WAITING = "SELECT 1 FROM pg_locks WHERE NOT granted"
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +57,13 @@ async def fetch(url: str, query: str) -> list[Any]:
         return list(await connection.fetch(query))
     finally:
         await connection.close()
+
+
+async def somebody_waits(url: str, work: asyncio.Task[Any]) -> None:
+    """Come back when a connection waits for a lock, or when ``work`` has not waited for one."""
+    while not await fetch(url, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+        if work.done():
+            return
 
 
 async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnderTest, database_url: str) -> None:
@@ -132,8 +138,7 @@ async def test_no_claim_is_made_between_an_eviction_s_look_and_its_commit(
             planned = await plan(self, *given)
             # The request itself waits for the eviction, too: its row is in the table of the claims.
             requests.append(asyncio.create_task(mirror.begin(MODEL)))
-            while not requests[0].done() and not await fetch(database_url, WAITING):
-                await asyncio.sleep(0)
+            await somebody_waits(database_url, requests[0])
             seen.append("went on" if requests[0].done() else "waits")
             return planned
 
@@ -159,8 +164,7 @@ async def test_two_evictions_and_their_sweeps_exclude_each_other_across_processe
         waiting = asyncio.create_task(second())
         async with two.alone("something else"):
             order.append("first")
-        while not order[1:] and not await fetch(database_url, WAITING):
-            await asyncio.sleep(0)
+        await somebody_waits(database_url, waiting)
         assert order == ["first"]
     await waiting
     assert order == ["first", "second"]

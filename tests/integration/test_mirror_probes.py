@@ -75,7 +75,15 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     hub.repo("org/model").commit({"a.txt": b"12345", "b.txt": b"12345", "empty.txt": b""})
     document = await mirror.ready(source("hf://org/model"))
     await mirror.mirror(source("hf://org/none"))
-    beat = {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1", "tiers": {}}
+    beat: dict[str, object] = {
+        "node": "n",
+        "cluster": "c",
+        "boot_id": "b",
+        "roles": [],
+        "advertise": None,
+        "version": "1",
+        "tiers": {},
+    }
     await mirror.http.post("/agents/heartbeat", json={**beat, "holdings": []})
     layout = (await mirror.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")).json()
     (chunk,) = [file["chunks"][0] for file in layout["files"] if file["size"]]

@@ -41,7 +41,8 @@ class ServingProcess:
     @classmethod
     async def start(cls, data_dir: Path, **environ: str) -> Self:
         process = await _start(data_dir, ("--port", "0", "--data-port", "0"), environ)
-        assert process.stdout and process.stderr
+        assert process.stdout
+        assert process.stderr
         reading = asyncio.create_task(process.stderr.read())
         document = b""
         while not document.endswith(b"}\n"):

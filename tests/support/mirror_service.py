@@ -38,7 +38,7 @@ def with_secret(name: str) -> Json:
 async def until(condition: Callable[[], object], what: str = "") -> None:
     """Come back once the condition holds. Looks, rather than waits for a length of time."""
     async with asyncio.timeout(LONGEST_SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is looked at are logs, files and rows of others
             await asyncio.sleep(0.002)
     assert condition(), what
 
@@ -148,9 +148,8 @@ async def mirror_under_test(
     **settings: Any,
 ) -> AsyncIterator[MirrorUnderTest]:
     """A mirror that does not wait between attempts, with a data plane on a free port only where one is asked for."""
-    data_dir.mkdir(exist_ok=True)
-    if "database_url" not in settings and not (data_dir / "mirror.sqlite").exists():
-        copyfile(await asyncio.to_thread(_migrated), data_dir / "mirror.sqlite")
+    if "database_url" not in settings:
+        await asyncio.to_thread(_prepare, data_dir)
     async with open_mirror(
         MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings), serve=serve, work=work, pause=pause
     ) as service:
@@ -160,6 +159,12 @@ async def mirror_under_test(
             transport=transport, base_url="http://mirror", headers=headers, timeout=60
         ) as http:
             yield MirrorUnderTest(service, http, data_dir)
+
+
+def _prepare(data_dir: Path) -> None:
+    data_dir.mkdir(exist_ok=True)
+    if not (data_dir / "mirror.sqlite").exists():
+        copyfile(_migrated(), data_dir / "mirror.sqlite")
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ class Work:
 
     async def __call__(self) -> str:
         self.begun += 1
-        outcome = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.outcomes.append(outcome)
         return await outcome
 
@@ -74,7 +74,7 @@ async def test_when_the_leader_ends_without_a_result_a_waiter_takes_over(cancele
     await turns()
     assert work.begun == 2
     work.outcomes[1].set_result("done")
-    assert await asyncio.gather(waiter, other) == ["done"] * 2
+    assert [await waiter, await other] == ["done", "done"]
     with pytest.raises(asyncio.CancelledError if canceled else ValueError):
         await leader
 

@@ -1,0 +1,143 @@
+"""One file, chunk by chunk: what is fetched, what is not, and how it ends early."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import BinaryIO
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.errors import ChecksumMismatchError
+from bdn.core.layout import FileLayout
+from bdn.core.ports import Location, Resolution
+from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.mirror.copier import Copier, LocatedFile
+from bdn.mirror.patience import Patience
+from bdn.store.memory import MemoryStore
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.ranged import RangedReader, RangeRequest
+
+CONTENT = bytes(range(251)) * (2 * CHUNK_SIZE // 251 + 7)
+CHUNKS = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Ranges(RangedReader):
+    """Reads from memory, and notes which chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(ConnectionPool(timeout_seconds=1))
+        self.read: list[int] = []
+
+    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> None:
+        assert location.url == "memory"
+        self.read.append(request.range.start // CHUNK_SIZE)
+        buffer[:] = CONTENT[request.range.start : request.range.stop]
+
+
+class OneFile:
+    """A source that is asked for one location."""
+
+    def __init__(self) -> None:
+        self.located = 0
+
+    async def resolve(self) -> Resolution:
+        raise NotImplementedError
+
+    def list(self, resolution: Resolution) -> AsyncIterator[UpstreamFile]:
+        raise NotImplementedError
+
+    async def locate(self, file: UpstreamFile) -> Location:
+        self.located += 1
+        return Location("memory")
+
+
+class Bench:
+    def __init__(self, store: MemoryStore, threads: ByteThreads) -> None:
+        self.store, self.ranges, self.source = store, Ranges(), OneFile()
+        self.copier = Copier(store, self.ranges, threads)
+        self.told: list[tuple[int, Digest, int]] = []
+
+    async def copy(
+        self, sha256: str = SHA256, size: int = len(CONTENT), stored: Mapping[int, Digest] = {}
+    ) -> FileLayout:
+        checksum = Checksum(ChecksumKind.SHA256, sha256)
+        file = UpstreamFile("a.bin", size, Identity("public", ("a",)), "a.bin", "v", checksum)
+        located = LocatedFile("hf://o/r", self.source, file, Patience())
+        return await self.copier.copy(located, stored, lambda *chunk: self.told.append(chunk))
+
+
+class CountingStore(MemoryStore):
+    """Says when a chunk is read back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = 0
+        self.on_open: Callable[[], object] = bool
+
+    def open(self, digest: Digest) -> BinaryIO:
+        self.opened += 1
+        self.on_open()
+        return super().open(digest)
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore()
+
+
+@pytest.fixture
+def bench(store: CountingStore) -> Iterator[Bench]:
+    threads = ByteThreads(2, "test")
+    yield Bench(store, threads)
+    threads.close()
+
+
+async def test_every_chunk_is_fetched_stored_and_told_once(bench: Bench) -> None:
+    layout = await bench.copy()
+    names = [digest_of(chunk) for chunk in CHUNKS]
+    assert layout == FileLayout.of(len(CONTENT), tuple(names))
+    assert sorted(bench.told) == [(index, names[index], len(CHUNKS[index])) for index in range(3)]
+    assert (sorted(bench.ranges.read), bench.source.located) == ([0, 1, 2], 1)
+
+
+async def test_chunks_that_are_stored_already_are_not_fetched_but_checked_with_the_others(bench: Bench) -> None:
+    stored = {}
+    for index in (0, 2):
+        stored[index] = digest_of(CHUNKS[index])
+        bench.store.put(stored[index], bytearray(CHUNKS[index]))
+    await bench.copy(stored=stored)
+    assert (bench.ranges.read, len(bench.told)) == ([1], 1)
+
+
+async def test_a_file_that_is_stored_whole_asks_for_no_location(bench: Bench) -> None:
+    stored = {index: digest_of(chunk) for index, chunk in enumerate(CHUNKS)}
+    for chunk in CHUNKS:
+        bench.store.put(digest_of(chunk), bytearray(chunk))
+    await bench.copy(stored=stored)
+    assert (bench.ranges.read, bench.source.located) == ([], 0)
+    with pytest.raises(ChecksumMismatchError):
+        await bench.copy(sha256="0" * 64, stored=stored)
+
+
+async def test_an_empty_file_is_checked_without_a_request(bench: Bench) -> None:
+    layout = await bench.copy(hashlib.sha256(b"").hexdigest(), 0)
+    assert (layout.digest, bench.source.located, bench.told) == (EMPTY, 0, [])
+    with pytest.raises(ChecksumMismatchError, match=r"'a\.bin' of hf://o/r"):
+        await bench.copy("0" * 64, 0)
+
+
+async def test_canceling_while_a_file_is_checked_does_not_wait_for_the_rest_of_it(
+    bench: Bench, store: CountingStore
+) -> None:
+    loop = asyncio.get_running_loop()
+    copying = asyncio.create_task(bench.copy())
+    store.on_open = lambda: loop.call_soon_threadsafe(copying.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert store.opened < 3

@@ -1,0 +1,59 @@
+"""What an operator can set, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from bdn.core.errors import InvalidRequestError
+from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.store_opener import open_store
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+
+def test_the_defaults_are_the_contract_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    settings = MirrorSettings()
+    assert (settings.host, settings.port, settings.data_port, settings.auth) == ("127.0.0.1", 8460, 8461, "off")
+    assert settings.data_dir == tmp_path / "bdn"
+    assert settings.effective_database_url == f"sqlite+aiosqlite:///{tmp_path}/bdn/mirror.sqlite"
+    assert settings.effective_store == f"file://{tmp_path}/bdn/store"
+    assert settings.is_embedded
+
+
+def test_what_is_given_comes_before_the_environment_and_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bdn.toml").write_text('port = 1\ndata_port = 2\njobs = 3\nlimit_bytes = "2GiB"\n')
+    monkeypatch.setenv("BDN_CONFIG", str(tmp_path / "bdn.toml"))
+    monkeypatch.setenv("BDN_DATA_PORT", "20")
+    monkeypatch.setenv("BDN_JOBS", "30")
+    settings = MirrorSettings(jobs=300)
+    assert (settings.port, settings.data_port, settings.jobs, settings.limit_bytes) == (1, 20, 300, 2 * 1024**3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("port", "70000"), ("auth", "maybe"), ("limit_bytes", "much"), ("jobs", "0")]
+)
+def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"BDN_{name.upper()}", value)
+    with pytest.raises(ValidationError, match=name):
+        MirrorSettings()
+
+
+def test_the_token_is_in_no_repr() -> None:
+    assert "sesame" not in repr(MirrorSettings(token="sesame"))
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/x", "file://host/x", "file:relative", "/plain/path", ""])
+def test_a_store_that_this_version_cannot_open_is_refused_by_name(address: str) -> None:
+    with pytest.raises(InvalidRequestError, match="BDN_STORE"):
+        open_store(address, exclusive=True)
+
+
+def test_a_store_s_address_may_be_quoted(tmp_path: Path) -> None:
+    open_store(f"file://{tmp_path}/a%20b", exclusive=True)
+    assert (tmp_path / "a b/chunks").is_dir()
