@@ -11,8 +11,9 @@ from bdn import __version__
 from bdn.cli.exit_codes import USAGE, exit_code_of
 from bdn.cli.logs import log_to_stderr
 from bdn.core.errors import BdnError
+from bdn.wire.settings import SettingsError
 from node_agent.server import serve
-from node_agent.settings import SettingsError, load_settings
+from node_agent.settings import load_settings
 
 _EPILOG = """\b
 Example:

@@ -18,14 +18,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from bdn.wire.settings import Port, Size, default_data_dir
+from bdn.wire.settings import Port, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
 _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
-
-
-class SettingsError(ValueError):
-    """A setting that cannot be; the message names its variable."""
 
 
 def _roles(value: object) -> object:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from bdn.cli.exit_codes import INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError
 from bdn.wire.errors import document_of
+from bdn.wire.settings import SettingsError
 
 Document = BaseModel | dict[str, Any]
 
@@ -77,8 +78,9 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
             code = asyncio.run(function(output, **options)) or 0
         except BdnError as error:
             code = output.fail(error)
-        except ValidationError as error:
-            click.echo(f"error: {describe_settings(error)}", err=True)
+        except (ValidationError, SettingsError) as error:
+            problem = describe_settings(error) if isinstance(error, ValidationError) else error
+            click.echo(f"error: {problem}", err=True)
             code = USAGE
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -90,9 +92,6 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
 
 def describe_settings(error: ValidationError) -> str:
     """Which environment variables are wrong, and how, without their values."""
-    prefix = "BDN_AGENT_" if "Agent" in error.title else "BDN_"
-    problems = [
-        f"{prefix}{'_'.join(str(part) for part in problem['loc']).upper()}: {problem['msg']}"
-        for problem in error.errors()
-    ]
-    return "; ".join(problems)
+    return "; ".join(
+        f"BDN_{'_'.join(str(part) for part in problem['loc']).upper()}: {problem['msg']}" for problem in error.errors()
+    )

@@ -16,6 +16,10 @@ Size = Annotated[
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+class SettingsError(ValueError):
+    """A setting that cannot be; the message names its variable. Commands end with a usage error."""
+
+
 def default_data_dir() -> Path:
     """``$XDG_DATA_HOME/bdn``. Source: XDG Base Directory Specification."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "bdn"

@@ -35,6 +35,11 @@ class Bitmap:
     def __contains__(self, index: int) -> bool:
         return bool(self._bits[index >> 3] & 1 << (index & 7))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no chunk is durable yet."""
+        return not any(self._bits)
+
     def add(self, indices: Iterable[int]) -> None:
         """These chunks are durable now."""
         for index in indices:

@@ -41,6 +41,7 @@ class Part:
         self._unsynced: list[int] = []
         self._descriptor = -1
         self._bitmap_descriptor = -1
+        self._is_open = False
 
     def open(self) -> None:
         """Take up what an earlier fill left, or begin; all blocks are the file's own before the first byte is written.
@@ -56,9 +57,9 @@ class Part:
             except OSError:
                 self.close()
                 if is_new:
-                    self._path.unlink(missing_ok=True)
-                    self._bitmap_path.unlink(missing_ok=True)
+                    self._remove()
                 raise
+            self._is_open = True
 
     def holds(self, chunk: PlacedChunk, buffer: memoryview) -> bool:
         """Whether the chunk is here already: recorded as durable, and its bytes, read back into ``buffer``, are right.
@@ -97,16 +98,24 @@ class Part:
             self._bitmap_path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the files. What was written and not committed is recorded first, as far as the disk still works."""
-        if self._descriptor >= 0 and not self.is_committed:
-            with suppress(
-                OSError
-            ):  # only the chunks of this batch are lost, and whoever closes a broken part knows why
+        """Let go of the files. What was written and not committed is recorded first, as far as the disk still works.
+
+        A part from which nobody could go on is removed, so that it takes no space.
+        """
+        if self._is_open and not self.is_committed:
+            with suppress(OSError):  # one batch is lost at most, and whoever closes a broken part knows why
                 self._record(self._unsynced)
+                if self._bitmap.is_empty:
+                    self._remove()
+        self._is_open = False
         for descriptor in (self._descriptor, self._bitmap_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
         self._descriptor = self._bitmap_descriptor = -1
+
+    def _remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._bitmap_path.unlink(missing_ok=True)
 
     def _allocate(self) -> None:
         size = self.layout.size

@@ -194,3 +194,4 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(shell: Shell) -> No
     assert shell.run("bdn", "pull", "hf://org/model").code == 2
     assert shell.run("bdn", "nonsense").code == 2
     assert shell.run("bdn", "pull", "hf://o/r", "out", BDN_LIMIT_FILES="eighty").code == 2
+    assert shell.run("bdn", "pull", "hf://o/r", "out", BDN_AGENT_CACHE_BYTES="much").code == 2

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,9 +102,9 @@ def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell) -> 
     assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 1  # it says that the mirror was evicted
 
 
-def get(shell: Shell, path: str) -> dict[str, object]:
+def get(shell: Shell, path: str) -> dict[str, Any]:
     done = subprocess.run(["curl", "-s", shell.extra["BDN_URL"] + path], capture_output=True, check=True)
-    document: dict[str, object] = json.loads(done.stdout)
+    document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 

@@ -172,3 +172,13 @@ def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
     part.close()
 
     assert places.file(part.layout.digest).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("content", [CONTENT, b"small"])
+def test_a_part_without_a_whole_chunk_is_not_kept(places: Places, content: bytes) -> None:
+    part = Part(places, DurableFolders(), layout_of(content))
+    part.open()
+    assert places.part(part.layout.digest).exists()
+    part.close()
+
+    assert list(places.filling.iterdir()) == []

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.settings import SettingsError, load_settings
+from bdn.wire.settings import SettingsError
+from node_agent.settings import load_settings
 
 
 @pytest.fixture(autouse=True)
