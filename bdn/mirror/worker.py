@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,58 +50,71 @@ class Worker:
         try:
             with single_error():
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._loop()) for _ in range(self.jobs)]
+                    taking = group.create_task(self._take_work())
                     yield
-                    for task in tasks:
-                        task.cancel()
+                    taking.cancel()
         finally:
             async with self.database.write() as session:
                 await mirrors.release_claims(session, self.name)
 
-    async def _loop(self) -> None:
-        while not _is_stopping():
-            try:
-                # A new name for each claim: one that ran out may be taken again by another loop of this very worker.
+    async def _take_work(self) -> None:
+        free = asyncio.Semaphore(self.jobs)
+        async with asyncio.TaskGroup() as works:
+            while True:
+                await free.acquire()
+                # A new name for each claim: one that ran out may be taken again by this very worker.
                 claimant = f"{self.name}:{next(self._claims)}"
-                mirror_id = await self._claim(claimant)
+                mirror_id = None
+                with self._surviving():
+                    mirror_id = await self._claim(claimant)
                 if mirror_id is not None:
-                    await self._work(mirror_id, claimant)
-                    continue
-            except BdnError as error:  # the database is away: wait for it, do not die of it
-                logger.warning("worker cannot reach its database", extra={"error": str(error)})
-            except Exception:  # a bug must not end the worker, and with it everybody's mirrors
-                logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
-            await self.watch.changed(NEW_WORK, POLL_SECONDS)
+                    works.create_task(self._work(mirror_id, claimant)).add_done_callback(lambda _: free.release())
+                else:
+                    free.release()
+                    await self.watch.changed(NEW_WORK, POLL_SECONDS)
 
     async def _claim(self, claimant: str) -> str | None:
         now = time.time()
         async with self.database.write() as session:
             return await mirrors.claim(session, claimant, now=now, until=now + CLAIM_SECONDS)
 
+    @staticmethod
+    @contextmanager
+    def _surviving() -> Iterator[None]:
+        """Whatever happens to one mirror, the worker and with it everybody else's mirrors go on."""
+        try:
+            yield
+        except BdnError as error:  # the database is away: the claim runs out, and the mirror goes on when it is back
+            logger.warning("worker cannot reach its database", extra={"error": str(error)})
+        except Exception:
+            logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
+
     async def _work(self, mirror_id: str, claimant: str) -> None:
-        """Bring a claimed mirror to its end, unless the database goes away: then the claim runs out, and it goes on later."""
-        async with self.database.read() as session:
-            found = await mirrors.get_any(session, mirror_id)
-        if found is None:
-            return
-        row, sources = found
-        self.watch.notify(mirror_id)
-        logger.info("mirroring", extra={"mirror": mirror_id, "sources": len(sources)})
+        """Bring a claimed mirror to its end."""
+        with self._surviving():
+            async with self.database.read() as session:
+                found = await mirrors.get_any(session, mirror_id)
+            if found is not None:
+                await self._work_on(*found, claimant)
+
+    async def _work_on(self, row: MirrorRow, sources: list[MirrorSourceRow], claimant: str) -> None:
+        self.watch.notify(row.id)
+        logger.info("mirroring", extra={"mirror": row.id, "sources": len(sources)})
 
         def flushed(keys: list[str]) -> None:
-            self.ingest.flights.forget(keys, mirror_id)
-            self.watch.notify(mirror_id)
+            self.ingest.flights.forget(keys, row.id)
+            self.watch.notify(row.id)
 
-        progress = Progress(self.database, mirror_id, claimant, flushed, self.on_transferred)
+        progress = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
         try:
             await self._run(row, sources, progress)
         except ClaimLostError:
-            logger.info("mirror was taken away", extra={"mirror": mirror_id})
+            logger.info("mirror was taken away", extra={"mirror": row.id})
             async with self.database.write() as writing:
                 await mirrors.release_claims(writing, claimant)
         finally:
             progress.abandon()
-            self.watch.notify(mirror_id)
+            self.watch.notify(row.id)
 
     async def _run(self, row: MirrorRow, sources: list[MirrorSourceRow], progress: Progress) -> None:
         failure: BdnError | None = None

@@ -82,6 +82,10 @@ class NodeCache:
         now = self.clock()
         victims: list[Victim] = []
         missing: set[Digest] = set()
+        known = set(self.index.manifests())
+        for one in held:  # all leases first: making room for one manifest must not evict another of the same stage
+            if one.manifest.digest in known:
+                self.index.leases.take(one.manifest.digest, holder)
         try:
             for one in held:
                 digest, contents = one.manifest.digest, one.manifest.contents

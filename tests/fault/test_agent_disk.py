@@ -46,7 +46,8 @@ async def test_a_disk_that_others_fill_is_no_budget(mirror: AgentMirror, tmp_pat
 async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing_uncounted(
     mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest, real = mirror.publish(FILES), Part.open
+    files = {"large": FILES["large"]}
+    manifest, real = mirror.publish(files), Part.open
     with mounted_tmpfs(tmp_path / "disk", "32m") as disk:
         rig = Rig(mirror, disk, {"cache_bytes": 30 * MIB})
 
@@ -68,7 +69,7 @@ async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing
             monkeypatch.setattr(Part, "open", real)
             (disk / "foreign").unlink()
             stage = await staged(agent, mirror, manifest)
-            assert tree(Path(stage.mounts[0].path)) == FILES
+            assert tree(Path(stage.mounts[0].path)) == files
 
 
 async def test_a_write_that_fails_fails_the_stage_alone(

@@ -175,28 +175,30 @@ async def test_a_canceled_mirror_holds_off_evictions_until_its_worker_has_stoppe
 
 
 async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_copied(
-    mirror: MirrorUnderTest, hub: Hub
+    upstreams: None, hub: Hub, tmp_path: Path
 ) -> None:
-    # Made of the same bytes, so that they begin with equal chunks: files of one, of two and of three.
-    for count, name in enumerate(("one", "two", "three")):
+    # Made of the same bytes, so that they begin with equal chunks: a file of two, and one of three.
+    for count, name in enumerate(("two", "three"), start=1):
         hub.repo(f"org/{name}").commit({f"{name}.bin": GeneratedContent(count * CHUNK_SIZE + 10 + count)})
-    one, two = [(await mirror.ready(wanted))["sources"][0]["manifest"] for wanted in (TWO, source("hf://org/three"))]
-    assert len(mirror.chunks()) == 4
-    assert (await evicted(mirror, manifest=one))[2] == CHUNK_SIZE + 11
-    assert len(mirror.chunks()) == 3
-    await check_store(mirror)
-    hub.log.clear()
-    hub.fail(stall(at=1), origin="cdn", skip=1)
-    begun = await mirror.begin(TWO)
-    await until(lambda: len(mirror.rows("copied_chunks")["copied_chunks"]) == 1)
-    await mirror.http.post(f"/mirror/{begun['id']}/cancel")
-    hub.release_stalled()
-    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
-    half = {row[2] for row in mirror.rows("copied_chunks")["copied_chunks"]}
-    assert (await evicted(mirror, manifest=two))[0] == "DONE"
-    assert {Path(path).name for path in mirror.chunks()} >= half
-    assert (await mirror.ready(TWO))["bytes_transferred"] == 11
-    await check_store(mirror)
+    async with mirror_under_test(tmp_path, transfers=1) as mirror:
+        two, three = [
+            (await mirror.ready(wanted))["sources"][0]["manifest"] for wanted in (TWO, source("hf://org/three"))
+        ]
+        assert len(mirror.chunks()) == 4
+        assert (await evicted(mirror, manifest=two))[2] == CHUNK_SIZE + 11
+        assert len(mirror.chunks()) == 3
+        await check_store(mirror)
+        hub.log.clear()
+        hub.fail(stall(at=1), origin="cdn", skip=1)
+        begun = await mirror.begin(TWO)
+        await until(lambda: len(mirror.rows("copied_chunks")["copied_chunks"]) == 1)
+        await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+        hub.release_stalled()
+        await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+        assert (await evicted(mirror, manifest=three))[0] == "DONE"
+        assert max(mirror.chunks().values()) == CHUNK_SIZE  # which nothing but the half-copied file has now
+        assert (await mirror.ready(TWO))["bytes_transferred"] == 11
+        await check_store(mirror)
 
 
 async def test_a_crash_between_rows_and_chunks_is_made_good_at_the_next_start(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(sys.executable).parent
-LONGEST_SECONDS = 120
+LONGEST_SECONDS = 900
 
 
 @dataclass(frozen=True)

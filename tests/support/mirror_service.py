@@ -39,7 +39,7 @@ async def until(condition: Callable[[], object], what: str = "") -> None:
     """Come back once the condition holds. Looks, rather than waits for a length of time."""
     async with asyncio.timeout(LONGEST_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is looked at are logs, files and rows of others
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)
     assert condition(), what
 
 
