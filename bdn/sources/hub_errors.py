@@ -30,7 +30,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source_uri import HuggingFaceUri
 from bdn.sources.hub_session import HubUnreachableError
-from bdn.sources.rate_limit import retry_after_seconds
+from bdn.wire.retry_after import parse_retry_after
 
 # The last three are how the SDK fails on an answer that is not a hub's, such as a proxy's HTML page with status 200.
 SDK_ERRORS: Final = (
@@ -81,7 +81,7 @@ class HubErrors:
         if status == 403:
             return AuthRequiredError(source, answer)
         if status == 429:
-            return UpstreamRateLimitedError(source, retry_after_seconds(error.response.headers))
+            return UpstreamRateLimitedError(source, parse_retry_after(error.response.headers))
         if status == 408 or status >= 500:
             return UpstreamUnavailableError(source, answer)
         return SourceNotFoundError(source, answer)

@@ -15,7 +15,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.sources.rate_limit import retry_after_seconds
+from bdn.wire.retry_after import parse_retry_after
 
 # The last three are how a listing that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.
 SDK_ERRORS: Final = (BotoCoreError, ClientError, OSError, KeyError, TypeError, ValueError)
@@ -54,7 +54,7 @@ def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
         who = "anonymous reading is not allowed" if anonymous else "these credentials may not list it"
         return AuthRequiredError(source, f"{code}: {who}")
     if code in _SLOW_DOWN or status == 429:
-        return UpstreamRateLimitedError(source, retry_after_seconds(headers))
+        return UpstreamRateLimitedError(source, parse_retry_after(headers))
     if status >= 500:
         return UpstreamUnavailableError(source, f"S3 answered {status} {code}")
     reason = "the bucket does not exist" if code == "NoSuchBucket" else f"S3 answered {status} {code}"

@@ -17,8 +17,8 @@ from bdn.core.errors import (
 )
 from bdn.core.ports import Location
 from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, origin_of, read_exactly, reason_of
-from bdn.transfer.retry_after import parse_retry_after
 from bdn.wire.ranges import format_range, parse_content_range
+from bdn.wire.retry_after import parse_retry_after
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _REDIRECT_LIMIT: Final = 5

@@ -16,9 +16,9 @@ from tests.doubles.hub import Hub
 from tests.support.commands import Shell, wait_until
 
 INTRODUCTION = """
-One generated file through the hub double, a mirror and an agent in processes of their own, each under `VmHWM` of
-`/proc/PID/status`. The double repeats one block, so the store holds few distinct chunks; the agent writes and syncs all of
-it. `BDN_BENCH_GB` changes the size (20). Allowed: 600 MB each, whatever the size.
+One generated file through the hub double, a mirror and an agent in processes of their own; the figures are `VmHWM` of
+`/proc/PID/status`. Everything is verified, written and synced twice, in the store and in the cache, on one disk.
+`BDN_BENCH_GB` changes the size (20). Allowed: 600 MB each, whatever the size.
 """
 
 

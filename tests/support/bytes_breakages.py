@@ -279,13 +279,13 @@ TRANSFER: list[Breakage] = [
         "if not actual:",
     ),
     (
-        "transfer/retry_after.py",
+        "wire/retry_after.py",
         "a date that is none raises ValueError",
         "    except ValueError:\n",
         "    except KeyError:\n",
     ),
     (
-        "transfer/retry_after.py",
+        "wire/retry_after.py",
         "the hub's wait is taken from another window",
         "[^,]*",
         ".*",

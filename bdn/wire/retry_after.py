@@ -22,9 +22,9 @@ def parse_retry_after(headers: Headers) -> float | None:
 
     Source: the hub's form is ``"api";r=0;t=55``, with ``t`` the seconds until the window opens again.
     """
-    value = headers.get("Retry-After")
+    value = _find(headers, "Retry-After")
     if value is None:
-        match = re.search(r"\br=0\b[^,]*\bt=(\d{1,9})\b", headers.get("ratelimit") or "")
+        match = re.search(r"\br\s*=\s*0\b[^,]*\bt\s*=\s*(\d{1,9})\b", _find(headers, "RateLimit") or "")
         return float(match[1]) if match else None
     if re.fullmatch(r"\s*[0-9]{1,9}\s*", value):
         return float(value)
@@ -33,3 +33,9 @@ def parse_retry_after(headers: Headers) -> float | None:
     except ValueError:
         return None  # neither a number nor a date
     return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())
+
+
+def _find(headers: Headers, name: str) -> str | None:
+    """In any spelling: some libraries hand out plain dictionaries with names in lower case."""
+    found = headers.get(name)
+    return headers.get(name.lower()) if found is None else found

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.transfer import retry_after
-from bdn.transfer.retry_after import parse_retry_after
+from bdn.wire import retry_after
+from bdn.wire.retry_after import parse_retry_after
 from tests.support.wire_hypothesis import BRIEFLY
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110, section 5.6.7
@@ -63,6 +63,7 @@ def test_what_is_neither_says_nothing(value: str) -> None:
     [
         ('"api";r=0;t=55', 55.0),
         ('"api"; r=0; t=55', 55.0),
+        ('"api" ; r = 0 ; t = 55', 55.0),
         ('"api";r=499;t=55', None),
         ('"api";r=10;t=55', None),
         ('"api";r=5;t=10, "resolve";r=0;t=55', 55.0),
@@ -77,6 +78,13 @@ def test_the_hub_names_the_seconds_until_its_window_opens_again(value: str, seco
 
 def test_retry_after_goes_before_the_hubs_header() -> None:
     assert parse_retry_after({"Retry-After": "7", "ratelimit": '"api";r=0;t=55'}) == 7.0
+
+
+def test_dictionaries_with_names_in_lower_case_are_understood() -> None:
+    assert parse_retry_after({"retry-after": "7"}) == 7.0
+    assert (
+        parse_retry_after({"ratelimit": '"api";r=0;t=55'}) == parse_retry_after({"RateLimit": '"api";r=0;t=55'}) == 55
+    )
 
 
 def test_no_header_says_nothing() -> None:
