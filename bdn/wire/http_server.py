@@ -65,9 +65,9 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
     with single_error(), contextlib.closing(listener):
         async with asyncio.TaskGroup() as group:
             task = group.create_task(server.serve(sockets=[listener]))
-            while not server.started and not task.done():
-                await asyncio.sleep(0.005)
             try:
+                while not server.started and not task.done():
+                    await asyncio.sleep(0.005)
                 yield
             finally:
                 server.should_exit = True

@@ -46,7 +46,7 @@ async def test_a_mirror_killed_again_and_again_reads_only_what_was_not_recorded_
         async with await ServingProcess.start(tmp_path, BDN_TRANSFERS=str(TRANSFERS)) as mirror:
             if life == 0:
                 # The first one certainly dies with a part recorded, a part in flight, and a part to come.
-                hub.fail(stall(at=100), origin="cdn", skip=4, times=TRANSFERS)
+                hub.fail(stall(), origin="cdn", skip=4, times=TRANSFERS)
                 mirror_id = await mirror.begin(MODEL)
                 await until(lambda: len(chunks_asked_for(hub)) == 4 + TRANSFERS and len(recorded(mirror)) == 4)
             else:
@@ -88,7 +88,7 @@ async def test_a_mirror_that_is_asked_to_stop_gives_its_claim_back_and_the_next_
     upstreams: None, hub: Hub, tmp_path: Path
 ) -> None:
     hub.repo("org/model").commit({"model.safetensors": GeneratedContent(3 * CHUNK_SIZE)})
-    hub.fail(stall(at=100), origin="cdn", skip=2)
+    hub.fail(stall(), origin="cdn", skip=2)
     async with await ServingProcess.start(tmp_path) as mirror:
         mirror_id = await mirror.begin(MODEL)
         await until(lambda: len(list((tmp_path / "store/chunks").rglob("??????*"))) == 2)

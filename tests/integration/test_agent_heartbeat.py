@@ -75,7 +75,7 @@ async def test_new_holdings_are_told_at_once_and_not_told_again(tmp_path: Path) 
             await mirror.heard(lambda beat: beat.holdings is None)
 
 
-async def test_a_command_is_carried_out_once_and_reported(tmp_path: Path) -> None:
+async def test_a_command_is_carried_out_and_reported(tmp_path: Path) -> None:
     async with listening() as mirror:
         one, two = mirror.publish({"f": noise(100, 1)}), mirror.publish({"f": noise(100, 2)})
         async with Rig(mirror, tmp_path).agent() as agent:
@@ -92,8 +92,7 @@ async def test_a_command_is_carried_out_once_and_reported(tmp_path: Path) -> Non
             ]
             assert reports[0].items[1].holders == [f"job kept (stage {kept.id})"]
             assert agent.cache.index.manifests() == (one.digest,)
-            await mirror.heard(lambda beat: not beat.reports)
-            assert [report.id for beat in mirror.heartbeats for report in beat.reports].count("evc_1") == 1
+            await mirror.heard(lambda beat: not beat.reports)  # told until it was heard
 
 
 async def test_a_command_that_the_mirror_repeats_is_carried_out_once(

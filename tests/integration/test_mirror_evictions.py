@@ -146,7 +146,7 @@ async def test_nothing_is_evicted_while_a_mirror_runs_forced_or_not(
     mirror: MirrorUnderTest, hub: Hub, filled: Json
 ) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
-    hub.fail(stall(at=1), origin="cdn")
+    hub.fail(stall(), origin="cdn")
     begun = await mirror.begin(source("hf://org/slow"))
     await until(lambda: hub.log.count(origin="cdn"))
     before = mirror.chunks()
@@ -164,7 +164,7 @@ async def test_a_canceled_mirror_holds_off_evictions_until_its_worker_has_stoppe
     mirror: MirrorUnderTest, hub: Hub, filled: Json
 ) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
-    hub.fail(stall(at=1), origin="cdn")
+    hub.fail(stall(), origin="cdn")
     begun = await mirror.begin(source("hf://org/slow"))
     await until(lambda: hub.log.count(origin="cdn"))
     await mirror.http.post(f"/mirror/{begun['id']}/cancel")
@@ -189,7 +189,7 @@ async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_cop
         assert len(mirror.chunks()) == 3
         await check_store(mirror)
         hub.log.clear()
-        hub.fail(stall(at=1), origin="cdn", skip=1)
+        hub.fail(stall(), origin="cdn", skip=1)
         begun = await mirror.begin(TWO)
         await until(lambda: len(mirror.rows("copied_chunks")["copied_chunks"]) == 1)
         await mirror.http.post(f"/mirror/{begun['id']}/cancel")

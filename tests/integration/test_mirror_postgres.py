@@ -104,7 +104,7 @@ async def test_many_requests_at_once_are_shared_by_two_workers_and_read_each_fil
 async def test_a_claim_that_ran_out_is_taken_over_and_its_first_holder_writes_nothing_more(
     database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.fail(stall(at=1), origin="cdn", skip=2, times=1)
+    hub.fail(stall(), origin="cdn", skip=2, times=1)
     async with beside(database_url, tmp_path, jobs=1) as silent:
         begun = await silent.begin(MODEL)
         await until(lambda: hub.log.count(origin="cdn") >= 3)
@@ -199,7 +199,7 @@ async def test_a_worker_survives_that_its_database_goes_away_and_goes_on_with_th
     database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "POLL_SECONDS", 0.01)
-    hub.fail(stall(at=1), origin="cdn", skip=1, times=1)
+    hub.fail(stall(), origin="cdn", skip=1, times=1)
     async with beside(database_url, tmp_path, jobs=1) as mirror:
         begun = await mirror.begin(MODEL)
         await until(lambda: hub.log.count(origin="cdn") >= 2)

@@ -122,7 +122,7 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
 async def test_a_signed_address_that_expires_in_the_middle_of_a_file_is_renewed(
     upstreams: None, hub: Hub, tmp_path: Path
 ) -> None:
-    hub.fail(stall(at=1), origin="cdn")
+    hub.fail(stall(), origin="cdn")
     async with mirror_under_test(tmp_path, transfers=1) as mirror:
         begun = await mirror.begin({**MODEL, "allow_patterns": ["*.safetensors"]})
         await until(lambda: hub.log.count(origin="cdn"))
@@ -147,7 +147,7 @@ async def test_an_address_that_is_refused_is_asked_for_once_more_and_then_it_is_
 
 
 async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(mirror: MirrorUnderTest, hub: Hub) -> None:
-    hub.fail(stall(at=1), origin="cdn", skip=1)
+    hub.fail(stall(), origin="cdn", skip=1)
     begun = await mirror.begin(MODEL)
     await until(lambda: mirror.rows("copied_chunks")["copied_chunks"])
     await mirror.http.post(f"/mirror/{begun['id']}/cancel")
@@ -159,6 +159,25 @@ async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(mir
     assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
     assert mirror.count("copied_chunks") == 0
     await mirror.tree((await mirror.ready(MODEL))["sources"][0]["manifest"])
+
+
+async def test_a_mirror_that_goes_on_after_a_restart_stays_at_the_commit_that_it_was_resolved_to(
+    upstreams: None, hub: Hub, tmp_path: Path
+) -> None:
+    repo = hub.repo("org/moving")
+    first = repo.commit({"a.bin": LARGE, "b.txt": b"old"})
+    hub.fail(stall(), origin="cdn")
+    async with mirror_under_test(tmp_path) as mirror:
+        begun = await mirror.begin(source("hf://org/moving@main"))
+        await until(lambda: hub.log.count(origin="cdn"))
+    repo.commit({"b.txt": b"new"})
+    hub.release_stalled()
+    async with mirror_under_test(tmp_path) as mirror:
+        document = await mirror.ended(begun["id"])
+        assert document["sources"][0]["resolved_revision"] == first
+        assert (await mirror.tree(document["sources"][0]["manifest"]))["b.txt"] == b"old"
+        newer = await mirror.ready(source("hf://org/moving@main"))
+        assert (await mirror.tree(newer["sources"][0]["manifest"]))["b.txt"] == b"new"
 
 
 async def test_two_evictions_at_once_delete_one_after_the_other(

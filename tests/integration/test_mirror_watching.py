@@ -29,7 +29,7 @@ def model(hub: Hub) -> None:
 
 async def half_copied(mirror: MirrorUnderTest, hub: Hub, *, chunks: int = 2) -> Json:
     """A mirror that has stored so many chunks of its large file, and waits for the upstream with the others."""
-    hub.fail(stall(at=10), origin="cdn", skip=chunks, times=None)
+    hub.fail(stall(), origin="cdn", skip=chunks, times=None)
     begun = await mirror.begin(MODEL)
     await until(lambda: len(mirror.chunks()) >= chunks + 1 and hub.log.count(origin="cdn") == 4)
     return begun

@@ -54,7 +54,7 @@ async def test_an_error_of_the_block_is_raised_alone_and_ends_the_server() -> No
 
 async def test_a_canceled_block_ends_the_server_in_order() -> None:
     app = new_service("slow", limit_request_bytes=100)
-    asked, release = asyncio.Event(), asyncio.Event()
+    entered, asked, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @app.get("/slow")
     async def slow() -> str:
@@ -67,11 +67,13 @@ async def test_a_canceled_block_ends_the_server_in_order() -> None:
 
     async def serve() -> None:
         async with serving(app, listener):
+            entered.set()
             await asyncio.Event().wait()
 
     async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
         task = asyncio.create_task(serve())
         answer = asyncio.create_task(client.get(url))
+        await entered.wait()
         await asked.wait()
         task.cancel()
         for _ in range(20):
