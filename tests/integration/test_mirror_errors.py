@@ -225,18 +225,21 @@ async def test_a_rate_limit_that_asks_for_an_hour_is_told_at_once(
     assert error["details"]["retry_after_seconds"] == 3600
 
 
-LIMITS: list[tuple[Json, str]] = [({"limit_files": 1}, "files of hf://org/model: 2"), ({"limit_bytes": 8}, "bytes of")]
-
-
-@pytest.mark.parametrize(("limits", "said"), LIMITS, ids=["files", "bytes"])
+@pytest.mark.parametrize(("limit", "fits", "said"), [("limit_files", 2, "files of"), ("limit_bytes", 9, "bytes of")])
 async def test_a_source_beyond_the_limits_is_refused(
-    upstreams: None, model: None, tmp_path: Any, limits: Json, said: str
+    upstreams: None, model: None, tmp_path: Any, limit: str, fits: int, said: str
 ) -> None:
-    async with mirror_under_test(tmp_path, **limits) as mirror:
+    less: dict[str, Any] = {limit: fits - 1}
+    just: dict[str, Any] = {limit: fits}
+    async with mirror_under_test(tmp_path / "one less", **less) as mirror:
         error = await mirror.failed(MODEL)
-        assert error["code"] == "LIMIT_EXCEEDED"
-        assert said in error["message"]
+        assert (error["code"], error["message"]) == (
+            "LIMIT_EXCEEDED",
+            f"{said} hf://org/model: {fits} is over the limit of {fits - 1}",
+        )
         assert (await mirror.post(MODEL, dry_run=True)).status_code == 413
+    async with mirror_under_test(tmp_path / "just", **just) as mirror:
+        await mirror.ready(MODEL)
 
 
 async def test_a_request_that_is_too_large_is_refused(upstreams: None, tmp_path: Any) -> None:
