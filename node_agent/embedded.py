@@ -33,10 +33,8 @@ class EmbeddedAgent:
     def _check(self, destination: Path) -> None:
         """Whether what stands there is intact is looked at later, once: that takes a while for many files."""
         path = destination.resolve()
-        target = Destination(path, "check", self.agent.places)
-        earlier = self.agent.stages.pulls.earlier(path)
-        if earlier is None or target.inode() != earlier.inode:
-            target.check(earlier)
+        if not self.agent.stages.pulls.stands_at(path):
+            Destination(path, "check", self.agent.places).check(None)
 
     async def pull(self, grant: str, destination: Path) -> AsyncIterator[Stage]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""

@@ -12,12 +12,15 @@ from bdn.core.errors import BdnError, InternalError
 from bdn.core.groups import single_error
 from bdn.core.layout import FileLayout
 from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.ports import Resolution
+from bdn.core.weights import WeightsSource
 from bdn.mirror.copier import Copier
 from bdn.mirror.database import Database, DatabaseUnavailableError
 from bdn.mirror.flights import Flights
 from bdn.mirror.gathering import Gathering
 from bdn.mirror.patience import Patience
 from bdn.mirror.progress import ClaimLostError, Progress, SourceCounters
+from bdn.mirror.recall import recall
 from bdn.mirror.repository import contents, mirrors
 from bdn.mirror.survey import Survey, Surveyor
 from bdn.mirror.tables import MirrorSourceRow
@@ -76,9 +79,12 @@ class Ingest:
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
         async with self.surveyor.open(wanted, organisation, row.resolved_revision) as source:
+            resolution = await self.patience.run(source.resolve)
+            if await self._recall(organisation, row, wanted, resolution, progress):
+                return
             for _ in range(_PUBLISH_ATTEMPTS):
                 with self.flights.following(mirror_id) as landed:
-                    survey = await self.patience.run(lambda: self.surveyor.survey(wanted, source))
+                    survey = await self.patience.run(lambda: self.surveyor.survey(wanted, source, resolution))
                     await self._announce(mirror_id, row, survey, progress)
                     gathering = Gathering(
                         self.database,
@@ -96,6 +102,32 @@ class Ingest:
                 if await self._publish(mirror_id, row.position, survey, digests, progress):
                     return
         raise InternalError(f"contents of {wanted.source} were evicted as fast as they were copied")
+
+    async def _recall(
+        self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
+    ) -> bool:
+        """Whether this very commit was published before; then it is READY, and nobody looks at its files."""
+        async with progress.writing() as session:
+            found = await recall(session, organisation, wanted, resolution.revision)
+            if found is None or found.manifest is None:
+                return False
+            counters = progress.counters[row.position]
+            counters.reused = max(0, (found.bytes_total or 0) - counters.transferred)
+            await contents.touch(session, [found.manifest], time.time())
+            await mirrors.update_source(
+                session,
+                row.mirror_id,
+                row.position,
+                status="READY",
+                error=None,
+                resolved_revision=found.resolved_revision,
+                manifest=found.manifest,
+                files_total=found.files_total,
+                bytes_total=found.bytes_total,
+                bytes_reused=counters.reused,
+                warnings=found.warnings,
+            )
+        return True
 
     async def _announce(self, mirror_id: str, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
         """Totals, before the first byte. What an earlier attempt transferred is not counted as reused again."""

@@ -77,13 +77,13 @@ class Surveyor:
         ) as source:
             yield source
 
-    async def survey(self, wanted: WeightsSource, source: Source) -> Survey:
-        """Look at an open source.
+    async def survey(self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None) -> Survey:
+        """Look at an open source; ``resolution`` is what it was resolved to, if that has been done.
 
         Raises:
             NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
         """
-        resolution = await source.resolve()
+        resolution = resolution or await source.resolve()
         listed: list[UpstreamFile] = []
         async for file in source.list(resolution):
             listed.append(file)

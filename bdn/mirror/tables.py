@@ -49,7 +49,11 @@ class MirrorSourceRow(Base):
     """One source of a mirror: the request as it was, and the outcome."""
 
     __tablename__ = "mirror_sources"
-    __table_args__ = (Index("ix_mirror_sources_source", "source"), Index("ix_mirror_sources_manifest", "manifest"))
+    __table_args__ = (
+        Index("ix_mirror_sources_source", "source"),
+        Index("ix_mirror_sources_manifest", "manifest"),
+        Index("ix_mirror_sources_revision", "resolved_revision"),
+    )
 
     mirror_id: Mapped[str] = mapped_column(ForeignKey("mirrors.id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)

@@ -63,13 +63,13 @@ class ConnectionPool:
         keep = False
         try:
             try:
-                response = _ask(connection, target, headers)
+                response = self._ask(connection, target, headers)
             except (http.client.RemoteDisconnected, ConnectionError):
                 if not reused or self._is_closed:
                     raise
                 self._give_back(origin, connection, keep=False)
                 connection = self._connect(origin)
-                response = _ask(connection, target, headers)
+                response = self._ask(connection, target, headers)
             try:
                 yield response
                 keep = response.isclosed() and not response.will_close
@@ -114,9 +114,17 @@ class ConnectionPool:
         connection = self._new(origin)
         with self._lock:
             if self._is_closed:
-                raise ConnectionAbortedError(errno.ECONNABORTED, "this program is ending")
+                raise _ending()
             self._busy.add(connection)
         return connection
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, target: str, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        connection.request("GET", target, headers={"Accept-Encoding": "identity", **headers})
+        if self._is_closed:  # while we were connecting, ``close`` could not see our socket, and did not break it
+            raise _ending()
+        return connection.getresponse()
 
     def _new(self, origin: Origin) -> http.client.HTTPConnection:
         scheme, host, port = origin
@@ -138,16 +146,15 @@ class ConnectionPool:
         return connection
 
 
+def _ending() -> ConnectionAbortedError:
+    return ConnectionAbortedError(errno.ECONNABORTED, "this program is ending")
+
+
 def _proxy_credentials(proxy: SplitResult) -> dict[str, str]:
     if proxy.username is None:
         return {}
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
     return {"Proxy-Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
-
-
-def _ask(connection: http.client.HTTPConnection, target: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-    connection.request("GET", target, headers={"Accept-Encoding": "identity", **headers})
-    return connection.getresponse()
 
 
 def reason_of(error: Exception) -> str:

@@ -40,6 +40,13 @@ class Pulls:
                 return self._earlier(stage.record)
         return None
 
+    def stands_at(self, path: Path) -> bool:
+        """Whether the directory there is one that we published, whatever happened in it since. Looks at no file."""
+        inode = Destination(path, "", self.places).inode()
+        return inode is not None and any(
+            stage.record.destination == path and stage.record.inode == inode for stage in self.book.all()
+        )
+
     def is_intact(self, record: StageRecord) -> bool:
         """Whether the directory is still exactly what was published."""
         earlier = self._earlier(record)

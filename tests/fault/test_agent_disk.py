@@ -21,10 +21,15 @@ from tests.support.trees import tree
 FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
 
 
-@pytest.fixture
-def mirror() -> Iterator[AgentMirror]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
     with AgentMirror().running() as mirror:
         yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
 
 
 @needs_mounts

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
+from bdn.transfer.connections import ConnectionPool
 from tests.support.agent_mirror import AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 from tests.support.trees import tree
@@ -18,10 +21,15 @@ FILES = {"large": noise(9 * MIB, 1), "small": b"small"}
 busy = failing(StoreUnavailableError("it is busy"))
 
 
-@pytest.fixture
-def mirror() -> Iterator[AgentMirror]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
     with AgentMirror().running() as mirror:
         yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
 
 
 @pytest.fixture
@@ -92,3 +100,21 @@ async def test_an_agent_that_ends_does_not_wait_for_a_silent_mirror(rig: Rig, mi
     gate.set()
 
     assert stage.record.state == "STAGING"
+
+
+def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pool = ConnectionPool(timeout_seconds=30)
+        real = socket.create_connection
+
+        def connect(*arguments: Any, **options: Any) -> socket.socket:
+            made = real(*arguments, **options)
+            pool.close()  # it cannot see this socket yet
+            return made
+
+        monkeypatch.setattr(socket, "create_connection", connect)
+        with (
+            pytest.raises(ConnectionAbortedError, match="this program is ending"),
+            pool.get(f"http://127.0.0.1:{silent.getsockname()[1]}/", {}),
+        ):
+            pass

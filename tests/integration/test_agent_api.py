@@ -31,10 +31,15 @@ from tests.support.trees import tree
 FILES = {"weights": noise(MIB, 1), "config.json": b"{}"}
 
 
-@pytest.fixture
-def mirror() -> Iterator[AgentMirror]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
     with AgentMirror().running() as mirror:
         yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
 
 
 @pytest.fixture

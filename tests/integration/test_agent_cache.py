@@ -24,10 +24,15 @@ from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
 
 
-@pytest.fixture
-def mirror() -> Iterator[AgentMirror]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
     with AgentMirror().running() as mirror:
         yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
 
 
 @pytest.fixture

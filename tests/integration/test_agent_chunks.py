@@ -21,10 +21,15 @@ LARGE = noise(9 * MIB, 1)
 FILES = {"large": LARGE, "small": b"small"}
 
 
-@pytest.fixture
-def mirror() -> Iterator[AgentMirror]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
     with AgentMirror().running() as mirror:
         yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
 
 
 @pytest.fixture

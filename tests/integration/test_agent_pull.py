@@ -24,10 +24,15 @@ from tests.support.trees import tree
 OLD, NEW = {"config.json": b"{}", "weights": noise(MIB, 1)}, {"config.json": b"{}", "weights": noise(MIB, 2)}
 
 
-@pytest.fixture
-def mirror() -> Iterator[AgentMirror]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
     with AgentMirror().running() as mirror:
         yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
 
 
 @pytest.fixture

@@ -35,10 +35,15 @@ FILES = {
 }
 
 
-@pytest.fixture
-def mirror() -> Iterator[AgentMirror]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
     with AgentMirror().running() as mirror:
         yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ async def test_contents_that_vanish_between_diff_and_publish_are_copied_again(
                 change(mirror, f"DELETE FROM {table}")
 
     monkeypatch.setattr(Ingest, "_announce", rob)
-    document = await mirror.ready(MODEL)
+    document = await mirror.ready(source("hf://org/model", ignore_patterns=["*.none"]))  # which cannot be recalled
     assert (times, document["bytes_transferred"], document["bytes_reused"]) == ([2], LARGE.size + 2, 0)
     await mirror.tree(document["sources"][0]["manifest"])
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, and_, exists, func, or_, select, text, update
 
 from bdn.mirror.database import ReadSession, WriteSession
-from bdn.mirror.tables import EvictionRow, Json, MirrorRow, MirrorSourceRow
+from bdn.mirror.tables import EvictionRow, Json, ManifestRow, MirrorRow, MirrorSourceRow
 
 RUNNING = ("PENDING", "SYNCING")
 
@@ -180,6 +180,22 @@ async def any_running(session: ReadSession, now: float) -> list[str]:
     """The mirrors that are being worked on, canceled ones included whose worker has not come to an end."""
     busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
     return list((await session.execute(select(MirrorRow.id).where(busy))).scalars())
+
+
+async def ready_at(session: ReadSession, organisation: str, revision: str) -> list[MirrorSourceRow]:
+    """The sources that are READY at this revision and whose manifests are still published, newest first."""
+    query = (
+        select(MirrorSourceRow)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .join(ManifestRow, ManifestRow.digest == MirrorSourceRow.manifest)
+        .where(
+            MirrorRow.organisation == organisation,
+            MirrorSourceRow.resolved_revision == revision,
+            MirrorSourceRow.status == "READY",
+        )
+        .order_by(MirrorRow.created_at.desc())
+    )
+    return list((await session.execute(query)).scalars())
 
 
 async def count_by_status(session: ReadSession) -> dict[str, int]:
