@@ -110,7 +110,7 @@ class Heartbeats:
             began = loop.time()
             try:
                 reply = await self.beat(_WAIT_SECONDS)
-            except BdnError as error:
+            except Exception as error:  # noqa: BLE001 - stages do not end because the mirror cannot be told of them
                 self._note_failure(error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -125,8 +125,8 @@ class Heartbeats:
             await self._news.wait()
             try:
                 await self.beat()
-            except BdnError as error:
-                self._note_failure(error)  # the listening loop brings the news when the mirror is back
+            except Exception as error:  # noqa: BLE001 - likewise; the listening loop brings the news later
+                self._note_failure(error)
 
     async def _work(self, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
         while True:
@@ -134,8 +134,11 @@ class Heartbeats:
             self._reports[command.id] = await carry_out(command)
             self._news.wake()
 
-    def _note_failure(self, error: BdnError) -> None:
-        if not self._is_down:
+    def _note_failure(self, error: Exception) -> None:
+        """Said once, until heartbeats are taken again; a bug of ours is said with its traceback."""
+        if not isinstance(error, BdnError):
+            logger.error("a heartbeat failed", exc_info=error)
+        elif not self._is_down:
             logger.warning("the mirror does not take heartbeats: %s; what this node holds can still be staged", error)
         self._is_down = True
 

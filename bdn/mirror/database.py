@@ -20,6 +20,10 @@ from bdn.core.errors import StoreUnavailableError
 HEAD: Final = "0001"  # the newest migration; a test compares it with the folder
 MIGRATIONS: Final = Path(__file__).parents[2] / "migrations"
 
+# Classes of SQLSTATE (PostgreSQL, appendix A): connection, lost a race, out of resources, not in the state for it,
+# operator intervention. After all of them the same statement may succeed.
+_AWAY: Final = ("08", "40", "53", "55", "57")
+
 ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", ReadSession)
 
@@ -133,8 +137,8 @@ def _is_away(error: SQLAlchemyError | OSError) -> bool:
     """Whether the same statement may succeed later. An OSError is how a driver fails that finds no server."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, (OSError, PoolTimeoutError))
-    lost_a_race = getattr(error.orig, "sqlstate", None) in ("40001", "40P01")  # serialization failure, deadlock
-    return error.connection_invalidated or lost_a_race or isinstance(error, (OperationalError, InterfaceError))
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    return error.connection_invalidated or state[:2] in _AWAY or isinstance(error, (OperationalError, InterfaceError))
 
 
 def _upgrade(connection: Connection) -> bool:

@@ -120,6 +120,8 @@ class Housekeeping:
                 await self.reap()
             except BdnError as error:
                 logger.warning("housekeeping: %s", error)
+            except Exception:
+                logger.exception("housekeeping failed")  # a bug, and no reason to end stages that stand
 
     async def _prune(self) -> None:
         for stage in self.book.all():

@@ -205,7 +205,7 @@ async def test_a_bug_is_an_internal_error_that_tells_nothing(
         def broken() -> None:
             raise RuntimeError("a secret detail")
 
-        monkeypatch.setattr(type(site.agent.holdings), "all", lambda _: broken())
+        monkeypatch.setattr(type(site.agent.holdings), "document", lambda _: broken())
         answer = await site.http.get("/cache")
 
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL")

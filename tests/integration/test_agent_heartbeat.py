@@ -1,5 +1,7 @@
 """What the mirror hears of an agent, and what it makes it do."""
 
+# ruff: noqa: ASYNC110 - a test's loop has nobody else to serve
+
 from __future__ import annotations
 
 import asyncio
@@ -13,8 +15,10 @@ from bdn.core.errors import GrantInvalidError
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
+from bdn.wire.mirror_schema import Holding
 from node_agent.disk.owner import boot_id
 from node_agent.evictions import Evictions
+from node_agent.holdings import Holdings
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import MIB, Rig, noise, staged
 
@@ -124,6 +128,25 @@ async def test_a_command_that_cannot_be_carried_out_is_reported_with_its_error(t
 
         assert report.error is not None
         assert report.error.code == "INVALID_REQUEST"
+
+
+async def test_a_bug_in_a_heartbeat_does_not_end_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: Holdings) -> list[Holding]:
+        raise RuntimeError("a bug")
+
+    async with listening() as mirror:
+        manifest = mirror.publish({"f": b"f"})
+        async with Rig(mirror, tmp_path).agent() as agent:
+            await agent.heartbeats.beat()
+            with monkeypatch.context() as patched:
+                patched.setattr(Holdings, "all", broken)
+                stage = await staged(agent, mirror, manifest)
+                while "a heartbeat failed" not in caplog.text:
+                    await asyncio.sleep(0)
+            await agent.stages.release(stage.id)
+            await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
 
 
 @pytest.fixture

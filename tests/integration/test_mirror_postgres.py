@@ -196,9 +196,10 @@ async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirro
 
 
 async def test_a_worker_survives_that_its_database_goes_away_and_goes_on_with_the_mirror(
-    database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "RENEW_SECONDS", 0.01)
     hub.fail(stall(), origin="cdn", skip=1, times=1)
     async with beside(database_url, tmp_path, jobs=1) as mirror:
         begun = await mirror.begin(MODEL)
@@ -210,6 +211,9 @@ async def test_a_worker_survives_that_its_database_goes_away_and_goes_on_with_th
         assert (await mirror.http.get("/readyz")).status_code == 503
         assert (await mirror.http.get("/readyz")).json()["error"]["code"] == "STORE_UNAVAILABLE"
         hub.release_stalled()
+        await until(
+            lambda: caplog.text.count("worker cannot reach its database") >= 2
+        )  # the mirror's, then the worker's
         await fetch(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         await fetch(database_url, "UPDATE mirrors SET claim_expires_at = 1 WHERE status = 'SYNCING'")
         assert (await mirror.ended(begun["id"]))["status"] == "READY"

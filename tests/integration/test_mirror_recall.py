@@ -49,7 +49,7 @@ async def test_whatever_differs_is_listed(
             repository.commit({"config.json": b"{ }"})
         case "evicted":
             assert (await mirror.evict(all=True))["bytes_freed"] == SIZE
-        case "repository":
+        case _:
             hub.repo("org/other").commit(FILES)
             wanted = source("hf://org/other")
     hub.log.clear()
