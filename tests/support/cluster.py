@@ -37,6 +37,7 @@ class Cluster:
                 "BDN_URL": f"http://127.0.0.1:{self.port}",
                 "BDN_AGENT_NODE": node,
                 "BDN_AGENT_DATA_PORT": "0",
+                "BDN_AGENT_EXPOSURE": "symlink",  # an agent leaves its mounts standing when it stops, and tests end with it
                 "BDN_AGENT_SOCKET": str(self.root / f"{node}.sock"),
                 **environment,
             },
