@@ -65,8 +65,9 @@ class ServingProcess:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
         status = await asyncio.wait_for(self.process.wait(), 30)
-        if self._reading:
+        if self._reading and self.process.stdout:
             self.log = (await self._reading).decode()
+            await self.process.stdout.read()  # to its end, so that the loop has closed both pipes
         await self.http.aclose()
         return status
 
