@@ -106,7 +106,7 @@ async def open_mirror(
         ingest = Ingest(database, surveyor, copier, Flights[FileLayout](), Patience(pause))
         store_eviction = StoreEviction(database, store, watch)
         if work:
-            await store_eviction.sweep()
+            await stack.enter_async_context(store_eviction.sweeping())
             await stack.enter_async_context(
                 Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc).running()
             )

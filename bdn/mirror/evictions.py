@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.digest import Digest
-from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError
 from bdn.mirror.database import Database
 from bdn.mirror.repository import agents, evictions, mirrors
 from bdn.mirror.store_eviction import StoreEviction
 from bdn.mirror.tables import AgentRow, EvictionRow
 from bdn.mirror.watch import Watch
-from bdn.wire.errors import ErrorBody
+from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest, EvictReport
 from bdn.wire.moments import moment
 
@@ -69,8 +69,18 @@ class Evictions:
         for agent in alive:
             self.watch.notify(agent_topic(agent.cluster, agent.node))
         if _concerns_mirror(request):
-            await self.store_eviction.run(command, organisation)
+            await self._evict_here(command, organisation)
         return await self._settle(command.id)
+
+    async def _evict_here(self, command: EvictCommand, organisation: str) -> None:
+        try:
+            await self.store_eviction.run(command, organisation)
+        except BdnError as error:
+            async with self.database.write() as session:
+                row = await evictions.change(session, command.id)
+                if row is not None and row.doomed is None:  # otherwise only the deleting is left, and will be done
+                    row.error = body_of(error).model_dump()
+            raise
 
     async def _manifests(self, request: EvictionRequest, organisation: str) -> list[str] | None:
         """What a selector by source or manifest names; None for the other selectors."""

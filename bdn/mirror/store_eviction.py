@@ -7,11 +7,16 @@ could find a doomed chunk in the store, count on it, and lose it. While ``doomed
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.digest import Digest
+from bdn.core.errors import BdnError
+from bdn.core.groups import single_error
 from bdn.core.ports import ChunkStore
 from bdn.mirror.database import Database, ReadSession
 from bdn.mirror.repository import agents, contents, evictions, mirrors
@@ -19,6 +24,9 @@ from bdn.mirror.watch import Watch
 from bdn.mirror.worker import NEW_WORK
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 30.0
 _DELETED: Final = 256  # chunks that one trip to a thread deletes
 
 
@@ -58,10 +66,27 @@ class StoreEviction:
                     row.doomed = [raw.hex() for raw in chunks - await contents.chunks_in_use(session, chunks)]
             await self._sweep()
 
-    async def sweep(self) -> None:
-        """Delete what recorded evictions have doomed; at start, for those that a crash interrupted."""
-        async with self.database.alone("eviction"):
-            await self._sweep()
+    @asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[None]:
+        """In the background, delete what recorded evictions have doomed and a crash or a failing store left behind.
+
+        Not only at start: so long as chunks are doomed, nobody can mirror anything.
+        """
+
+        async def sweep() -> None:
+            while True:
+                try:
+                    async with self.database.alone("eviction"):
+                        await self._sweep()
+                except BdnError as error:
+                    logger.warning("evicted chunks cannot be deleted yet", extra={"error": str(error)})
+                await asyncio.sleep(SWEEP_SECONDS)
+
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(sweep())
+                yield
+                task.cancel()
 
     async def _sweep(self) -> None:
         """One at a time: A and B delete the same chunks, A is done, a copy begins and counts on a chunk that B deletes."""

@@ -10,6 +10,9 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
+from bdn.mirror import store_eviction
+from bdn.mirror.database import DatabaseUnavailableError
+from bdn.mirror.store_eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
@@ -201,8 +204,9 @@ async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_cop
         await check_store(mirror)
 
 
-async def test_a_crash_between_rows_and_chunks_is_made_good_at_the_next_start(
-    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("restart", [True, False], ids=["after a restart", "when the store is back"])
+async def test_chunks_that_could_not_be_deleted_are_deleted_later_and_nothing_is_copied_until_then(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
     hub.repo("org/one").commit({"shared.bin": SHARED, "only.txt": b"1"})
 
@@ -211,18 +215,39 @@ async def test_a_crash_between_rows_and_chunks_is_made_good_at_the_next_start(
 
     async with mirror_under_test(tmp_path) as mirror:
         await mirror.ready(ONE)
+    monkeypatch.setattr(store_eviction, "SWEEP_SECONDS", 3600 if restart else 0.01)
+    async with mirror_under_test(tmp_path) as mirror:
         with monkeypatch.context() as patch:
             patch.setattr(DirectoryStore, "delete", fail)
             answer = await mirror.http.post("/evictions", json={"all": True})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
-        assert mirror.count("contents") == 0
-        assert len(mirror.chunks()) == 2
-        # Until the chunks are gone no copy may begin: it could count on one of them.
-        begun = await mirror.begin(ONE)
-        assert (await mirror.http.get(f"/mirror/{begun['id']}?wait=0.05")).json()["status"] == "PENDING"
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
+            assert mirror.count("contents") == 0
+            assert len(mirror.chunks()) == 2
+            begun = await mirror.begin(ONE)
+            assert (await mirror.http.get(f"/mirror/{begun['id']}?wait=0.05")).json()["status"] == "PENDING"
+            (eviction,) = mirror.rows("evictions")["evictions"]
+            assert (await mirror.http.get(f"/evictions/{eviction[0]}")).json()["status"] == "RUNNING"
+        if not restart:
+            assert (await mirror.ended(begun["id"]))["bytes_transferred"] == len(SHARED) + 1
     async with mirror_under_test(tmp_path) as mirror:
         assert (await mirror.ended(begun["id"]))["bytes_transferred"] == len(SHARED) + 1
         await check_store(mirror)
-        (eviction,) = mirror.rows("evictions")["evictions"]
         document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
         assert (document["status"], document["bytes_freed"]) == ("DONE", len(SHARED) + 1)
+
+
+async def test_an_eviction_whose_plan_fails_has_failed_and_evicted_nothing(
+    mirror: MirrorUnderTest, filled: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise DatabaseUnavailableError("scripted")
+
+    before = mirror.chunks()
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreEviction, "_plan", fail)
+        assert (await mirror.http.post("/evictions", json={"all": True})).status_code == 503
+    (eviction,) = mirror.rows("evictions")["evictions"]
+    document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
+    assert (document["status"], document["error"]["code"], document["items"]) == ("FAILED", "STORE_UNAVAILABLE", [])
+    assert mirror.chunks() == before
+    assert await held(mirror) == set(filled.values())

@@ -1,0 +1,128 @@
+"""What is brought, what is found to be there already, and how both are counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.core.layout import FileLayout
+from bdn.core.ports import Resolution
+from bdn.core.upstream import Diff, Identity, UpstreamFile
+from bdn.mirror.copier import ChunkStored, Copier, LocatedFile
+from bdn.mirror.database import Database
+from bdn.mirror.flights import Flights
+from bdn.mirror.gathering import Gathering
+from bdn.mirror.patience import Patience
+from bdn.mirror.progress import Progress, SourceCounters
+from bdn.mirror.repository import contents, mirrors
+from bdn.mirror.survey import Survey
+from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from tests.support.mirror_service import database_under_test
+
+NAMES = [digest_of(bytes([index])) for index in range(4)]
+
+
+def layout_of(size: int) -> FileLayout:
+    return FileLayout.of(size, tuple(NAMES[: -(-size // CHUNK_SIZE)]))
+
+
+@dataclass
+class Copies:
+    """A copier that needs no upstream; notes what it was asked for."""
+
+    asked: list[tuple[str, set[int]]] = field(default_factory=list)
+
+    async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
+        self.asked.append((located.file.path, set(stored)))
+        layout = layout_of(located.file.size)
+        for chunk in layout.placed():
+            if chunk.index not in stored:
+                on_stored(chunk.index, chunk.digest, chunk.range.size)
+        return layout
+
+
+@dataclass
+class Rig:
+    database: Database
+    copies: Copies = field(default_factory=Copies)
+    flights: Flights[FileLayout] = field(default_factory=Flights)
+
+    async def gather(self, *files: UpstreamFile, landed: set[str] | None = None, stored: int = 0) -> SourceCounters:
+        """Bring files of which a survey found nothing, or so many bytes of the first."""
+        progress = Progress(self.database, "mir_1", "w", lambda _: None, lambda _: None)
+        total = sum(file.size for file in files)
+        progress.counters[0] = SourceCounters(0, stored)
+        half = {files[0].identity.key: stored} if stored else {}
+        survey = Survey(Resolution(None), files, Diff({}, files), half, ())
+        copier: Copier = self.copies  # type: ignore[assignment]
+        unused: Any = None
+        gathering = Gathering(
+            self.database, copier, self.flights, Patience(), progress, unused, "s", 0, survey, landed or set()
+        )
+        digests = await gathering.run()
+        assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
+        await progress.flush()
+        assert progress.counters[0].transferred + progress.counters[0].reused == total
+        return progress.counters[0]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with database_under_test(tmp_path) as database:
+        mirror = MirrorRow(id="mir_1", organisation="o", request_key="k", status="PENDING", created_at=1.0)
+        row = MirrorSourceRow(
+            mirror_id="mir_1", position=0, request={}, source="s", mount_location="/m", status="PENDING", warnings=[]
+        )
+        async with database.write() as session:
+            await mirrors.insert(session, mirror, [row])
+            assert await mirrors.claim(session, "w", now=time.time(), until=time.time() + 60)
+        yield Rig(database)
+
+
+def file(path: str, size: int) -> UpstreamFile:
+    return UpstreamFile(path, size, Identity("public", (path,)), path, "v")
+
+
+SMALL, LARGE = file("small", 10), file("large", 2 * CHUNK_SIZE + 5)
+
+
+async def test_what_is_missing_is_brought_and_counted(rig: Rig) -> None:
+    counters = await rig.gather(SMALL, LARGE)
+    assert sorted(rig.copies.asked) == [("large", set()), ("small", set())]
+    assert (counters.transferred, counters.reused) == (LARGE.size + 10, 0)
+
+
+@pytest.mark.parametrize("wanted", [SMALL, LARGE], ids=["small", "large"])
+async def test_what_another_mirror_brought_since_the_survey_is_found(rig: Rig, wanted: UpstreamFile) -> None:
+    async with rig.database.write() as session:
+        await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)})
+    counters = await rig.gather(wanted, landed={wanted.identity.key})
+    assert rig.copies.asked == []
+    assert (counters.transferred, counters.reused) == (0, wanted.size)
+
+
+async def test_a_large_file_is_looked_for_without_being_told(rig: Rig) -> None:
+    async with rig.database.write() as session:
+        await contents.record_contents(session, {LARGE.identity.key: layout_of(LARGE.size)})
+    assert (await rig.gather(LARGE)).reused == LARGE.size
+
+
+@pytest.mark.parametrize("surveyed", [0, CHUNK_SIZE], ids=["since the survey", "before the survey"])
+async def test_chunks_that_an_earlier_attempt_stored_are_not_brought_again(rig: Rig, surveyed: int) -> None:
+    async with rig.database.write() as session:
+        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])])
+    counters = await rig.gather(LARGE, stored=surveyed)
+    assert rig.copies.asked == [("large", {1})]
+    assert (counters.transferred, counters.reused) == (CHUNK_SIZE + 5, CHUNK_SIZE)
+
+
+async def test_what_a_survey_took_for_stored_and_was_dropped_meanwhile_is_counted_as_brought(rig: Rig) -> None:
+    counters = await rig.gather(LARGE, stored=CHUNK_SIZE)
+    assert (counters.transferred, counters.reused) == (LARGE.size, 0)
