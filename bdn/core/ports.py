@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from bdn.core.digest import Digest
-from bdn.core.upstream import UpstreamFile
+from bdn.core.upstream import Checksum, UpstreamFile
 
 Buffer = bytearray | memoryview
 
@@ -29,6 +29,20 @@ class Location:
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     etag: str | None = None  # every answer must carry this one; otherwise the file changed
+    expires_at: float | None = None  # seconds since the epoch; None where it is not known to expire
+    checksum: Checksum | None = None  # of the whole file, where it was only learned by locating
+    # Reads the whole file's checksum from the head of an answer, for upstreams that tell it nowhere else for free. Then a
+    # file of one chunk is asked for without a Range, because some (S3) tell it for whole objects alone.
+    stated: Callable[[Headers], Checksum | None] | None = field(default=None, compare=False)
+    may_be_encoded: bool = False  # "Content-Encoding" describes the stored bytes, and is not the server's own doing
+
+
+class Headers(Protocol):
+    """The head of an answer; names in any case."""
+
+    def get(self, name: str, /) -> str | None:
+        """The header's value, or None."""
+        ...
 
 
 class Source(Protocol):
@@ -38,8 +52,12 @@ class Source(Protocol):
         """Pin the source: a branch becomes a commit. Everything later speaks of this resolution."""
         ...
 
-    def list(self, resolution: Resolution) -> AsyncIterator[UpstreamFile]:
-        """Every file, by metadata alone; paths are normalised, unsafe ones are INVALID_SOURCE."""
+    def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
+        """Every file whose path begins with one of ``within``, each once, by metadata alone.
+
+        A source may list more than that where its upstream can only be asked for folders. Paths are normalised, unsafe
+        ones are INVALID_SOURCE. No text in ``within`` begins with another one.
+        """
         ...
 
     async def locate(self, file: UpstreamFile) -> Location:

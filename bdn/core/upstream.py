@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from bdn.core.digest import Digest, digest_of
 
 
 class ChecksumKind(StrEnum):
-    """Whole-file checksums that upstreams offer."""
+    """Whole-file checksums that upstreams offer.
+
+    The CRCs of parts can be combined, so they are taken chunk by chunk in any order; the others need the bytes in order.
+    """
 
     SHA256 = "sha256"
+    SHA1 = "sha1"
     GIT_BLOB = "git-blob-sha1"  # sha1 over b"blob <size>\0" + bytes
     MD5 = "md5"
+    CRC32 = "crc32"
+    CRC32C = "crc32c"
+    CRC64NVME = "crc64nvme"
+
+    @property
+    def is_combinable(self) -> bool:
+        """Whether the checksum of a whole follows from those of its parts and their sizes."""
+        return self in (ChecksumKind.CRC32, ChecksumKind.CRC32C, ChecksumKind.CRC64NVME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +43,17 @@ class Identity:
     """What makes an upstream file the same file when it is listed again.
 
     It only ever maps *to* a digest that we computed: an ETag is not a content hash. ``scope`` is who may find the content
-    through it: ``public``, or one organisation for content that needs credentials.
+    through it: ``public``, or one organisation for content that needs credentials. ``key`` is a fixed-size name for
+    look-ups.
     """
 
     scope: str
-    parts: tuple[str, ...]
+    key: str
 
-    @property
-    def key(self) -> str:
-        """A fixed-size name for look-ups: the BLAKE3 of the parts with their lengths, so that no two lists collide."""
-        parts = (self.scope, *self.parts)
-        return digest_of("".join(f"{len(part)}:{part}" for part in parts).encode()).hex
+    @classmethod
+    def of(cls, scope: str, *parts: str) -> Self:
+        """The key is the BLAKE3 of scope and parts with their lengths, so that no two lists collide."""
+        return cls(scope, digest_of("".join(f"{len(part)}:{part}" for part in (scope, *parts)).encode()).hex)
 
 
 @dataclass(frozen=True, slots=True)

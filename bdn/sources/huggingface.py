@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeVar
@@ -61,7 +61,7 @@ class HuggingFaceSource:
         self._repository = await self._inspect(self._uri.revision)
         return Resolution(self._repository.commit)
 
-    async def list(self, resolution: Resolution) -> AsyncIterator[UpstreamFile]:
+    async def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:  # noqa: ARG002
         """Every file of the commit, page by page. A resolution from elsewhere is checked for access first."""
         if self._repository is None or self._repository.commit != resolution.revision:
             self._repository = await self._inspect(resolution.revision)
@@ -131,7 +131,7 @@ class HuggingFaceSource:
         )
         scope = "public" if repository.public else f"organisation:{self._organisation}"
         where = ("hf", self._endpoint, self._uri.kind, self._uri.repo_id)
-        identity = Identity(scope, (*where, checksum.hex, str(entry.size)))
+        identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
         return UpstreamFile(path, entry.size, identity, entry.path, repository.commit, checksum)
 
     async def _call(self, work: Callable[[], T], path: str = "") -> T:

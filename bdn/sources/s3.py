@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from bdn.core.errors import InvalidSourceError
 from bdn.core.paths import UnsafePathError, normalise_path
@@ -32,7 +32,11 @@ class S3Source:
         """No revision; whether the bucket exists and may be read is told by the first page of the listing."""
         return Resolution(None)
 
-    async def list(self, resolution: Resolution) -> AsyncIterator[UpstreamFile]:  # noqa: ARG002 - there is none
+    async def list(
+        self,
+        resolution: Resolution,  # noqa: ARG002 - there is none
+        within: Sequence[str] = ("",),  # noqa: ARG002
+    ) -> AsyncIterator[UpstreamFile]:
         """Every object; keys that end with a slash mark folders and are left out."""
         prefix = self._uri.prefix
         if prefix and not prefix.endswith("/"):
@@ -80,4 +84,4 @@ class S3Source:
         except UnsafePathError as error:
             raise InvalidSourceError(str(self._uri), f"{self._uri} cannot become a tree of files: {error}") from error
         parts = ("s3", self._endpoint, self._uri.bucket, entry.key, entry.etag, str(entry.size))
-        return UpstreamFile(path, entry.size, Identity(self._scope, parts), entry.key, entry.etag)
+        return UpstreamFile(path, entry.size, Identity.of(self._scope, *parts), entry.key, entry.etag)

@@ -41,7 +41,7 @@ NAMES: list[Mutant] = [
     ("paths.py", "only the parent folder is compared with files", "while folder and folder not in folders:", "if folder and folder not in folders:"),
     ("upstream.py", "parts of an identity are run together", 'f"{len(part)}:{part}" for part in parts', "part for part in parts"),
     ("upstream.py", "parts are only separated", 'f"{len(part)}:{part}" for part in parts', 'f"{part}:" for part in parts'),
-    ("upstream.py", "private content is found by everybody", "parts = (self.scope, *self.parts)", "parts = self.parts"),
+    ("upstream.py", "private content is found by everybody", "for part in (scope, *parts)", "for part in parts"),
     ("upstream.py", "an identity is copied once per path", "missing.setdefault(file.identity.key, file)", "missing[file.path] = file"),
     ("grant.py", "the order of mounts changes the stage", "lines = sorted(", "lines = list("),
     ("grant.py", "a job id can spell another organisation's stage", '"".join(f"{len(part)}:{part}" for part in (job_id, organisation, *lines))', '"\\0\\0".join((job_id, organisation, *lines))'),

@@ -7,33 +7,33 @@ from tests.support.names import named
 
 
 def listed(path: str, *parts: str, scope: str = "public") -> UpstreamFile:
-    return UpstreamFile(path, 1, Identity(scope, parts), handle=path, version="v")
+    return UpstreamFile(path, 1, Identity.of(scope, *parts), handle=path, version="v")
 
 
 def test_the_key_of_an_identity_is_64_hexadecimal_digits_and_stable() -> None:
-    key = Identity("public", ("hf", "o/r", "sha")).key
-    assert key == Identity("public", ("hf", "o/r", "sha")).key
+    key = Identity.of("public", "hf", "o/r", "sha").key
+    assert key == Identity.of("public", "hf", "o/r", "sha").key
     assert len(key) == 64
     assert set(key) <= set("0123456789abcdef")
 
 
 def test_how_text_is_cut_into_parts_changes_the_key() -> None:
     keys = {
-        Identity("", ("ab", "c")).key,
-        Identity("", ("a", "bc")).key,
-        Identity("", ("abc",)).key,
-        Identity("", ("abc", "")).key,
-        Identity("", ("", "abc")).key,
-        Identity("abc", ()).key,
-        Identity("", ("2:ab", "1:c")).key,
-        Identity("", ("a:", "b")).key,
-        Identity("", ("a", ":b")).key,
+        Identity.of("", "ab", "c").key,
+        Identity.of("", "a", "bc").key,
+        Identity.of("", "abc").key,
+        Identity.of("", "abc", "").key,
+        Identity.of("", "", "abc").key,
+        Identity.of("abc").key,
+        Identity.of("", "2:ab", "1:c").key,
+        Identity.of("", "a:", "b").key,
+        Identity.of("", "a", ":b").key,
     }
     assert len(keys) == 9
 
 
 def test_another_scope_never_finds_the_same_content() -> None:
-    assert Identity("public", ("x",)).key != Identity("org-1", ("x",)).key != Identity("org-2", ("x",)).key
+    assert Identity.of("public", "x").key != Identity.of("org-1", "x").key != Identity.of("org-2", "x").key
 
 
 def test_held_files_are_known_by_path_and_the_others_are_missing_in_order() -> None:

@@ -67,7 +67,7 @@ class Bench:
         self, sha256: str = SHA256, size: int = len(CONTENT), stored: Mapping[int, Digest] = {}
     ) -> FileLayout:
         checksum = Checksum(ChecksumKind.SHA256, sha256)
-        file = UpstreamFile("a.bin", size, Identity("public", ("a",)), "a.bin", "v", checksum)
+        file = UpstreamFile("a.bin", size, Identity.of("public", "a"), "a.bin", "v", checksum)
         located = LocatedFile("hf://o/r", self.source, file, Patience())
         return await self.copier.copy(located, stored, lambda *chunk: self.told.append(chunk))
 

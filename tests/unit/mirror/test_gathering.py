@@ -87,7 +87,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def file(path: str, size: int) -> UpstreamFile:
-    return UpstreamFile(path, size, Identity("public", (path,)), path, "v")
+    return UpstreamFile(path, size, Identity.of("public", path), path, "v")
 
 
 SMALL, LARGE = file("small", 10), file("large", 2 * CHUNK_SIZE + 5)

@@ -46,7 +46,7 @@ async def location_of(uri: str, settings: UpstreamSettings) -> Location:
         ambient_credentials=False,
         settings=settings,
     ) as source:
-        return await source.locate(UpstreamFile("a", 1, Identity("organisation:acme", ("s3",)), "a b/ü", '"etag"'))
+        return await source.locate(UpstreamFile("a", 1, Identity.of("organisation:acme", "s3"), "a b/ü", '"etag"'))
 
 
 @pytest.mark.parametrize(
