@@ -20,6 +20,13 @@ setup: .venv/.ready
 	$(VENV)/uv pip install -q --python .venv-aws/bin/python --require-hashes -r requirements/aws.txt
 	@touch $@
 
+# What we are measured against.
+.venv-peers/.ready: .venv/.ready requirements/peers.txt
+	@command -v nginx >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends nginx-light; }
+	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-peers
+	$(VENV)/uv pip install -q --python .venv-peers/bin/python --require-hashes -r requirements/peers.txt
+	@touch $@
+
 demo: setup
 	$(VENV)/bdn demo
 
@@ -36,8 +43,8 @@ lint: setup
 
 check: lint test
 
-bench: setup .venv-aws/.ready
+bench: setup .venv-aws/.ready .venv-peers/.ready
 	$(VENV)/python -m tests.benchmarks
 
 clean:
-	rm -rf .venv .venv-aws .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-aws .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

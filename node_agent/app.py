@@ -25,6 +25,7 @@ from node_agent.cache.shelf import NodeShelf
 from node_agent.cache.space import Space
 from node_agent.crew import Crew, in_thread
 from node_agent.disk.durable import DurableFolders, disk_errors
+from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.owner import boot_id, owned
 from node_agent.disk.places import Places
 from node_agent.evictions import Evictions
@@ -90,7 +91,8 @@ async def open_agent(
         threads = ByteThreads(settings.byte_threads, "agent-bytes")
         stack.push_async_callback(in_thread, threads.close)
         supplier = Supplier(connections, policy, metrics.mismatched)
-        filler = Filler(places, DurableFolders(), threads, cache.commit)
+        sync = stack.enter_context(GroupSync(places.root))
+        filler = Filler(places, DurableFolders(), sync, threads, cache.commit)
         flights = Flights(await stack.enter_async_context(Crew()))
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
 

@@ -1,4 +1,4 @@
-"""The command ``bdn-admin``: what is held where, who the agents are, and taking things out again."""
+"""The command ``bdn-admin``: what is held where, who the agents are, taking things out again, and secrets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import bdn
 from bdn.cli.embedding import reachable_mirror
 from bdn.cli.exit_codes import DONE, FAILED, IN_USE
 from bdn.cli.output import Output, command_line
+from bdn.cli.secrets import secrets
 from bdn.core.errors import InvalidRequestError
 from bdn.core.sizes import format_size, parse_size
 from bdn.wire.client import LONGEST_WAIT_SECONDS
@@ -23,6 +24,9 @@ def main() -> None:
     The mirror is found by BDN_URL and BDN_TOKEN. Where BDN_URL is not set and no service runs, the commands work on what
     'bdn pull' has left on this machine.
     """
+
+
+main.add_command(secrets)
 
 
 @main.command()

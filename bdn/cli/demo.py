@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from bdn.cli.demo_bucket import BUCKET, KEY_ID, fill_bucket, s3_server
+from bdn.cli.demo_bucket import BUCKET, HOST, KEY_ID, fill_bucket, s3_server
 from bdn.cli.demo_model import SHARDS, make_model
 from bdn.cli.demo_table import Step, Steps, print_table
 from bdn.cli.embedding import running_services
@@ -163,6 +163,7 @@ async def _services(output: Output, folder: Path) -> AsyncIterator[tuple[MirrorC
             "AWS_ENDPOINT_URL_S3": url,
             "AWS_ACCESS_KEY_ID": KEY_ID,
             "AWS_SECRET_ACCESS_KEY": KEY_ID,
+            "BDN_EGRESS_ALLOW": HOST,
             "BDN_AGENT_CACHE_DIR": str(folder / "cache"),
             "BDN_AGENT_SOCKET": str(folder / "agent.sock"),
             "BDN_AGENT_DATA_PORT": "0",

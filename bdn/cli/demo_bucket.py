@@ -20,19 +20,19 @@ from bdn.wire.http_server import bind_tcp
 BUCKET: Final = "demo"
 KEY_ID: Final = "demo"
 _START_SECONDS: Final = 60
-_HOST: Final = "127.0.0.1"
+HOST: Final = "127.0.0.1"
 
 
 @contextmanager
 def s3_server() -> Iterator[str]:
     """The server's address, until the block ends."""
-    with bind_tcp(_HOST, 0) as listener:
+    with bind_tcp(HOST, 0) as listener:
         port = int(listener.getsockname()[1])
-    command = [sys.executable, "-m", "moto.server", "-H", _HOST, "-p", str(port)]
+    command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:  # noqa: S603
         try:
             _wait_for(process, port)
-            yield f"http://{_HOST}:{port}"
+            yield f"http://{HOST}:{port}"
         finally:
             process.terminate()
 
@@ -40,7 +40,7 @@ def s3_server() -> Iterator[str]:
 def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        connection = http.client.HTTPConnection(_HOST, port, timeout=5)
+        connection = http.client.HTTPConnection(HOST, port, timeout=5)
         with contextlib.closing(connection), contextlib.suppress(OSError):
             connection.request("GET", "/moto-api/")
             connection.getresponse().read()

@@ -87,12 +87,17 @@ async def embedded_services(output: Output, program: str) -> AsyncIterator[Servi
 
 
 @asynccontextmanager
-async def reachable_mirror(output: Output) -> AsyncIterator[MirrorClient]:
-    """The mirror of ``BDN_URL``; where that is not set and none runs, the one that ``bdn pull`` left in the data directory."""
+async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> AsyncIterator[MirrorClient]:
+    """The mirror of ``BDN_URL``; where that is not set and none runs, the one that ``bdn pull`` left in the data directory.
+
+    ``even_a_new_one`` makes one there, for what has to be said before the first pull.
+    """
     settings = ClientSettings()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(mirror_client())
-        embedded = "url" not in settings.model_fields_set and (settings.data_dir / "mirror.sqlite").exists()
+        embedded = "url" not in settings.model_fields_set and (
+            even_a_new_one or (settings.data_dir / "mirror.sqlite").exists()
+        )
         if embedded and not await client.ready():
             services = await stack.enter_async_context(embedded_services(output, "bdn-admin"))
             client = await stack.enter_async_context(MirrorClient(services.mirror.url))

@@ -19,10 +19,22 @@ class FieldsFormatter(logging.Formatter):
         return f"{head} {fields}{newline}{trace}" if fields else line
 
 
+_OURS = ("bdn", "node_agent")
+
+
+def _is_ours_or_a_warning(record: logging.LogRecord) -> bool:
+    """Below WARNING, libraries say what they send and receive: keys, tokens, signed addresses (botocore, urllib3, httpx2).
+
+    Held at the handler, where no level that somebody sets on a library's logger leads around it.
+    """
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] in _OURS
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
     """For services in the foreground. Libraries speak up from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_is_ours_or_a_warning)
     handler.setFormatter(FieldsFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in ("bdn", "node_agent"):
+    for name in _OURS:
         logging.getLogger(name).setLevel(level)

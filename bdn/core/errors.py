@@ -72,14 +72,16 @@ class AuthRequiredError(CallerError):
     code = "AUTH_REQUIRED"
     source: str
     reason: str
+    remedy: str = ""  # what to do, where that is something else than giving a secret
 
     def __str__(self) -> str:
-        return (
-            f"{self.source} refused access ({self.reason}). Add "
-            '"auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "NAME"} to the source (bdn pull: --secret NAME) '
-            "and store the credentials under that name, for example in the environment variable BDN_SECRET_NAME. "
-            "If the source names a secret already, its value does not open it"
+        remedy = self.remedy or (
+            'Add "auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "NAME"} to the source '
+            "(bdn pull: --secret NAME) and store the credentials under that name, for example in the environment variable "
+            "BDN_SECRET_NAME. If the source names a secret already, its value does not open it; if it names a role or a "
+            "service account, that one may not read it"
         )
+        return f"{self.source} refused access ({self.reason}). {remedy}"
 
 
 @dataclass(eq=False)
@@ -90,8 +92,8 @@ class SecretNotFoundError(CallerError):
     def __str__(self) -> str:
         name = self.secret_name
         return (
-            f"secret {name!r} does not exist. Set the environment variable BDN_SECRET_{name} "
-            f"or write the file {name} in BDN_SECRETS_DIR, for the mirror"
+            f"secret {name!r} does not exist. Set it with 'bdn-admin secrets set {name}', or for the mirror set the "
+            f"environment variable BDN_SECRET_{name} or write the file {name} in BDN_SECRETS_DIR"
         )
 
 
@@ -256,6 +258,7 @@ class UpstreamUnavailableError(UpstreamError):
     transient = True
     source: str
     reason: str
+    retry_after_seconds: float | None = None  # a 503 may ask for that, like a 429
 
     def __str__(self) -> str:
         return f"{self.source} is not available: {self.reason}"

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, Self
 
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.paths import UnsafePathError, check_tree, normalise_path
 
 SCHEMA: Final = "bdn.manifest.v1"
+_ENCODED_AT_ONCE: Final = 1000
 
 
 class MalformedDocumentError(ValueError):
@@ -50,21 +52,22 @@ class Manifest:
             raise ValueError(msg)
         paths = [entry.path for entry in self.files]
         check_tree(paths)
-        if paths != sorted(paths, key=str.encode):
+        if paths != sorted(paths):  # by code points, which is the order of the UTF-8 bytes
             msg = "a manifest's files are sorted by path"
             raise ValueError(msg)
 
     @classmethod
     def of(cls, files: Iterable[FileEntry]) -> Self:
         """From files in any order."""
-        return cls(tuple(sorted(files, key=lambda entry: entry.path.encode())))
+        return cls(tuple(sorted(files, key=attrgetter("path"))))
 
     @cached_property
     def canonical(self) -> bytes:
         """JSON with sorted keys and no white space, in UTF-8."""
-        files = [{"digest": str(entry.digest), "path": entry.path, "size": entry.size} for entry in self.files]
-        document = {"files": files, "schema": SCHEMA}
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+        # In pieces, because the dictionaries of a million files are half a gigabyte.
+        starts = range(0, len(self.files), _ENCODED_AT_ONCE)
+        files = b",".join(_canonical_files(self.files[start : start + _ENCODED_AT_ONCE]) for start in starts)
+        return b'{"files":[%b],"schema":"%b"}' % (files, SCHEMA.encode())
 
     @cached_property
     def digest(self) -> Digest:
@@ -89,12 +92,7 @@ class Manifest:
             MalformedDocumentError: not a manifest, or not in canonical form (then its name would not be unique).
         """
         try:
-            document = json.loads(canonical)
-            entries = tuple(
-                FileEntry(_text(record["path"]), _count(record["size"]), Digest.parse(_text(record["digest"])))
-                for record in document["files"]
-            )
-            manifest = cls(entries)
+            manifest = cls(tuple(map(_entry, json.loads(canonical, object_hook=_read)["files"])))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             msg = f"not a manifest: {error}"
             raise MalformedDocumentError(msg) from error
@@ -102,6 +100,25 @@ class Manifest:
             msg = "not a manifest in canonical form"
             raise MalformedDocumentError(msg)
         return manifest
+
+
+def _canonical_files(entries: Iterable[FileEntry]) -> bytes:
+    files = [{"digest": str(entry.digest), "path": entry.path, "size": entry.size} for entry in entries]
+    return json.dumps(files, ensure_ascii=False, separators=(",", ":"), sort_keys=True)[1:-1].encode()
+
+
+def _read(record: dict[str, object]) -> object:
+    """A file's record becomes an entry as soon as it is read: a million dictionaries would be half a gigabyte."""
+    if "path" not in record:
+        return record
+    return FileEntry(_text(record["path"]), _count(record["size"]), Digest.parse(_text(record["digest"])))
+
+
+def _entry(value: object) -> FileEntry:
+    if not isinstance(value, FileEntry):
+        msg = f"expected a file, not {value!r:.80}"
+        raise TypeError(msg)
+    return value
 
 
 def _text(value: object) -> str:

@@ -79,9 +79,7 @@ def hint_for(pattern: str, paths: Sequence[str]) -> str:
 @lru_cache(maxsize=1024)
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """A regular expression for ``fullmatch`` on a normalised path."""
-    if pattern.endswith("/"):
-        pattern += "**"
-    pattern = pattern.removeprefix("./")
+    pattern = _written_out(pattern)
     pieces: list[str] = []
     position = 0
     while position < len(pattern):
@@ -92,6 +90,20 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     # "*a*a*a*a*a*b" tries every way to share out "aaaa…", which is days for a name of 255 bytes.
     *runs, last = [_run(run) for run in _split(pieces, (_FOLDERS, _ACROSS, _BELOW))]
     return re.compile("".join(f"(?>{run})" for run in runs) + last, re.DOTALL)
+
+
+def literal_start(pattern: str) -> str:
+    """What every path that the pattern matches begins with; for a pattern without wildcards, that path."""
+    pattern = _written_out(pattern)
+    for position, character in enumerate(pattern):
+        if character in "*?" or (character == "[" and _class_end(pattern, position)):
+            return pattern[:position]
+    return pattern
+
+
+def _written_out(pattern: str) -> str:
+    """Without the short forms at both ends."""
+    return (f"{pattern}**" if pattern.endswith("/") else pattern).removeprefix("./")
 
 
 def _run(pieces: Sequence[str]) -> str:

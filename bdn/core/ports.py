@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from bdn.core.digest import Digest
 from bdn.core.upstream import Checksum, UpstreamFile
 
 Buffer = bytearray | memoryview
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,14 @@ class Source(Protocol):
 
     async def locate(self, file: UpstreamFile) -> Location:
         """Where this file's ranges can be read now; asked again when a location has expired."""
+        ...
+
+
+class Asker(Protocol):
+    """How a source asks its upstream: each request by itself, so that a page is asked for again and not a listing."""
+
+    async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """The answer of ``request``, which asks the host of ``url`` once and raises our errors."""
         ...
 
 

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Self
 
-from bdn.core.errors import BdnError, UpstreamRateLimitedError
+from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
+
+_FREE_FAILURES: Final = 10
+_CHUNKS_PER_FAILURE: Final = 10
+
+
+def asked_to_wait(error: BdnError) -> float | None:
+    """The seconds that an upstream asked for (``Retry-After``) with this failure, or None."""
+    if isinstance(error, UpstreamRateLimitedError | UpstreamUnavailableError):
+        return error.retry_after_seconds
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,28 @@ class RetryPolicy:
         if not error.transient or failures >= self.attempts:
             return None
         jitter = random * min(self.longest_seconds, self.first_seconds * 2.0 ** min(failures - 1, 64))
-        asked = error.retry_after_seconds if isinstance(error, UpstreamRateLimitedError) else None
+        asked = asked_to_wait(error)
         if asked is None:
             return jitter
         return asked + jitter if asked <= self.longest_retry_after_seconds else None
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How many failures one file is still forgiven, over all its chunks and requests.
+
+    Attempts per request alone would let a file of a thousand chunks, from an upstream that fails every other time, cost
+    thousands of requests that are thrown away.
+    """
+
+    left: int
+
+    @classmethod
+    def of(cls, chunks: int) -> Self:
+        """For a file of so many chunks: ten failures, and one more for every tenth chunk."""
+        return cls(_FREE_FAILURES + chunks // _CHUNKS_PER_FAILURE)
+
+    def spend(self) -> bool:
+        """One more failure; False when it was one too many."""
+        self.left -= 1
+        return self.left >= 0

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from bdn.core.digest import Digest, digest_of
+from blake3 import blake3
+
+from bdn.core.digest import Digest
 
 
 class ChecksumKind(StrEnum):
@@ -53,7 +55,7 @@ class Identity:
     @classmethod
     def of(cls, scope: str, *parts: str) -> Self:
         """The key is the BLAKE3 of scope and parts with their lengths, so that no two lists collide."""
-        return cls(scope, digest_of("".join(f"{len(part)}:{part}" for part in (scope, *parts)).encode()).hex)
+        return cls(scope, blake3("".join([f"{len(part)}:{part}" for part in (scope, *parts)]).encode()).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.mirror.access import Access
 from bdn.mirror.database import Database
 from bdn.mirror.holdings import Holdings
-from bdn.mirror.repository import contents
+from bdn.mirror.layout_document import layout_document
+from bdn.mirror.repository import contents, layouts
 from bdn.mirror.shelf import StoreShelf
-from bdn.wire.mirror_schema import FileLayoutBody, HeldManifests, LayoutBody
+from bdn.wire.mirror_schema import HeldManifests, LayoutBody
 from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON
 from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
 from bdn.wire.service import Bearer
@@ -59,13 +60,13 @@ def build_contents_router(service: ContentsService) -> APIRouter:
     @router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
     async def layout(digest: str, bearer: Bearer) -> Response:
         name = _digest(digest)
-        await service.access.check_manifest(bearer, name)
+        organisation = await service.access.check_manifest(bearer, name)
         async with service.database.read() as session:
-            layouts = await contents.layouts(session, name.hex)
-        if not layouts:
+            found = await layouts.layouts(session, name.hex, organisation)
+        if not found:
             raise NotFoundError(f"manifest {name}")
-        # In a thread: a million files are 200 MB of JSON.
-        document = await asyncio.to_thread(_layout_document, name, service.data_port, layouts)
+        # In a thread: a million files are 300 MB of JSON.
+        document = await asyncio.to_thread(layout_document, name, service.data_port, found)
         return Response(document, media_type=MEDIA_JSON)
 
     @router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them")
@@ -88,7 +89,7 @@ def build_contents_router(service: ContentsService) -> APIRouter:
         if request.method == "HEAD":
             opened.file.close()
             return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
-        return StreamingResponse(_pieces(opened.file, start, size), status, headers, MEDIA_CHUNK)
+        return StreamingResponse(_pieces(opened.file, opened.offset + start, size), status, headers, MEDIA_CHUNK)
 
     return router
 
@@ -99,17 +100,6 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
         while size and (piece := await asyncio.to_thread(file.read, min(size, _PIECE))):
             size -= len(piece)
             yield piece
-
-
-def _layout_document(manifest: Digest, data_port: int | None, layouts: list[tuple[str, int, bytes]]) -> str:
-    files = [
-        FileLayoutBody.model_construct(
-            digest=f"b3:{digest}", size=size, chunks=[f"b3:{chunk.hex()}" for chunk in contents.split_digests(raw)]
-        )
-        for digest, size, raw in layouts
-    ]
-    body = LayoutBody.model_construct(manifest=str(manifest), data_port=data_port, files=files)
-    return body.model_dump_json()
 
 
 def _digest(text: str) -> Digest:

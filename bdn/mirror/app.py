@@ -5,37 +5,48 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.layout import FileLayout
+from bdn.core.streaming import StallPolicy
 from bdn.mirror.access import Access
 from bdn.mirror.api_contents import ContentsService, build_contents_router
 from bdn.mirror.api_control import Probes, build_control_router
+from bdn.mirror.api_identity import build_identity_router
 from bdn.mirror.api_mirrors import build_mirrors_router
+from bdn.mirror.api_secrets import build_secrets_router
 from bdn.mirror.copier import Copier
 from bdn.mirror.database import Database
 from bdn.mirror.evictions import Evictions
 from bdn.mirror.flights import Flights
 from bdn.mirror.holdings import Holdings
+from bdn.mirror.identity_issuer import load_issuer
 from bdn.mirror.ingest import Ingest
 from bdn.mirror.keys import load_signer
 from bdn.mirror.membership import Membership
 from bdn.mirror.metrics import Metrics
+from bdn.mirror.packer import Packer
 from bdn.mirror.patience import Patience, Pause
 from bdn.mirror.repository import mirrors
 from bdn.mirror.requests import MirrorRequests
+from bdn.mirror.secret_sealing import Keyring
+from bdn.mirror.secret_table import SecretTable
 from bdn.mirror.secrets import Secrets
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.shelf import StoreShelf
+from bdn.mirror.sign_ins import SignIns
 from bdn.mirror.store_eviction import StoreEviction
 from bdn.mirror.store_opener import open_store
 from bdn.mirror.survey import Surveyor
+from bdn.mirror.upstream_metrics import UpstreamMetrics
+from bdn.mirror.upstreams import UpstreamBudgets
 from bdn.mirror.views import MirrorViews
 from bdn.mirror.watch import Watch
 from bdn.mirror.worker import Worker
@@ -48,6 +59,7 @@ from bdn.wire.grants import GrantVerifier
 from bdn.wire.service import new_service
 
 _UPSTREAM_TIMEOUT_SECONDS = 60.0
+_STALL = StallPolicy()
 
 
 @dataclass(frozen=True)
@@ -68,12 +80,16 @@ async def open_mirror(
     work: bool = True,
     program: str = "bdn serve",
     pause: Pause = asyncio.sleep,
+    clock: Callable[[], float] = time.time,
+    stall: StallPolicy = _STALL,
 ) -> AsyncIterator[MirrorService]:
     """Everything the mirror is made of, in the order of the picture in ARCHITECTURE, until the block ends.
 
-    ``pause`` waits before an upstream is asked again.
+    ``pause`` waits before an upstream is asked again; ``clock`` tells when credentials and identity tokens end;
+    ``stall`` when a body of an upstream comes too slowly.
     """
     check_binding(settings)
+    keyring = Keyring.parse(settings.secrets_key)
     async with AsyncExitStack() as stack:
         # what it remembers
         settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -92,18 +108,28 @@ async def open_mirror(
         metrics = Metrics(database)
 
         # upstream → store
-        connections = stack.enter_context(closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS)))
+        connections = stack.enter_context(
+            closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS, egress=settings.egress))
+        )
         threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
-        copier = Copier(store, RangedReader(connections), threads)
+        ranges = RangedReader(connections, stall=stall)
+        budgets = UpstreamBudgets(settings.transfers, pause=pause)
+        patience = Patience(pause, budgets=budgets)
+        metrics.registry.register(UpstreamMetrics(budgets))
+        copier, packer = Copier(store, ranges, threads, budgets), Packer(store, ranges, threads, budgets)
+        secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
+        issuer = await asyncio.to_thread(load_issuer, settings, clock)
         surveyor = Surveyor(
             database,
-            Secrets(settings.secrets_dir),
-            UpstreamSettings.from_environment(os.environ),
+            SignIns(secrets, issuer),
+            UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
             ambient_credentials=settings.auth == "off",
             limit_files=settings.limit_files,
             limit_bytes=settings.limit_bytes,
+            clock=clock,
+            asker=patience,
         )
-        ingest = Ingest(database, surveyor, copier, Flights[FileLayout](), Patience(pause))
+        ingest = Ingest(database, surveyor, copier, packer, Flights[FileLayout](), patience)
         store_eviction = StoreEviction(database, store, watch)
         if work:
             await stack.enter_async_context(store_eviction.sweeping())
@@ -125,7 +151,8 @@ async def open_mirror(
             data_port = data_plane.port
 
         # the API
-        requests = MirrorRequests(database, surveyor, MirrorViews(database, signer, settings.grant_seconds), watch)
+        planner = replace(surveyor, asker=patience.for_a_caller_who_waits())
+        requests = MirrorRequests(database, planner, MirrorViews(database, signer, settings.grant_seconds), watch)
         evictions = Evictions(database, store_eviction, watch)
         membership = Membership(database, evictions, signer, watch)
         api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
@@ -134,6 +161,8 @@ async def open_mirror(
             build_contents_router(ContentsService(database, access, shelf, Holdings(database), data_port))
         )
         api.include_router(build_control_router(evictions, membership, access))
+        api.include_router(build_secrets_router(secrets, access))
+        api.include_router(build_identity_router(issuer))
         api.include_router(Probes(database, store, metrics).router())
         yield MirrorService(api, requests, data_port, watch)
 

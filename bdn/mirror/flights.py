@@ -23,22 +23,35 @@ class Flights(Generic[_Result]):
 
     async def run(self, key: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """The result of this call's work, or of somebody else's that was under way."""
-        while (flight := self._flights.get(key)) is not None:
+        while not self.lead(key):
+            flight = self._flights[key]
             await asyncio.wait([flight])
             if not flight.cancelled():
                 return flight.result()
-        # A looks and sees nothing; B looks and sees nothing; but between the look above and the entry below there is no
-        # await, so one of them enters first and the other sees it.
-        flight = asyncio.get_running_loop().create_future()
-        self._flights[key] = flight
         try:
             result = await work()
         except BaseException:
-            flight.cancel()
-            del self._flights[key]
+            self.give_up(key)
             raise
-        flight.set_result(result)
+        self.land(key, result)
         return result
+
+    def lead(self, key: str) -> bool:
+        """Whether nobody is at work on this, nor has been; then it is the caller's to ``land`` or to ``give_up``."""
+        # A looks and sees nothing; B looks and sees nothing; but between the look and the entry there is no await, so one
+        # of them enters first and the other sees it.
+        if key in self._flights:
+            return False
+        self._flights[key] = asyncio.get_running_loop().create_future()
+        return True
+
+    def land(self, key: str, result: _Result) -> None:
+        """What the caller leads is done."""
+        self._flights[key].set_result(result)
+
+    def give_up(self, key: str) -> None:
+        """What the caller leads will not be done: somebody who waits for it takes over."""
+        self._flights.pop(key).cancel()
 
     def forget(self, keys: Collection[str], owner: str) -> None:
         """These results can be found elsewhere now, or nowhere any more. Work that is under way stays.

@@ -18,6 +18,7 @@ from bdn.mirror.copier import Copier
 from bdn.mirror.database import Database, DatabaseUnavailableError
 from bdn.mirror.flights import Flights
 from bdn.mirror.gathering import Gathering
+from bdn.mirror.packer import Packer
 from bdn.mirror.patience import Patience
 from bdn.mirror.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.recall import recall
@@ -39,6 +40,7 @@ class Ingest:
     database: Database
     surveyor: Surveyor
     copier: Copier
+    packer: Packer
     flights: Flights[FileLayout]
     patience: Patience
 
@@ -78,17 +80,18 @@ class Ingest:
     async def _source(self, mirror_id: str, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
-        async with self.surveyor.open(wanted, organisation, row.resolved_revision) as source:
-            resolution = await self.patience.run(source.resolve)
+        async with self.surveyor.open(wanted, organisation, mirror_id, row.resolved_revision) as source:
+            resolution = await source.resolve()
             if await self._recall(organisation, row, wanted, resolution, progress):
                 return
             for _ in range(_PUBLISH_ATTEMPTS):
                 with self.flights.following(mirror_id) as landed:
-                    survey = await self.patience.run(lambda: self.surveyor.survey(wanted, source, resolution))
+                    survey = await self.surveyor.survey(wanted, source, resolution)
                     await self._announce(mirror_id, row, survey, progress)
                     gathering = Gathering(
                         self.database,
                         self.copier,
+                        self.packer,
                         self.flights,
                         self.patience,
                         progress,
@@ -99,7 +102,7 @@ class Ingest:
                         landed,
                     )
                     digests = await gathering.run()
-                if await self._publish(mirror_id, row.position, survey, digests, progress):
+                if await self._publish(organisation, row, survey, digests, progress):
                     return
         raise InternalError(f"contents of {wanted.source} were evicted as fast as they were copied")
 
@@ -148,16 +151,18 @@ class Ingest:
             )
 
     async def _publish(
-        self, mirror_id: str, position: int, survey: Survey, digests: dict[str, Digest], progress: Progress
+        self, organisation: str, row: MirrorSourceRow, survey: Survey, digests: dict[str, Digest], progress: Progress
     ) -> bool:
         """False when an eviction took contents that the diff had counted on: look again."""
         manifest = await asyncio.to_thread(_manifest_of, survey, digests)
         await progress.flush()
         async with progress.writing() as session:
-            if await contents.publish(session, manifest, time.time()):
+            if await contents.publish(session, manifest, time.time(), organisation):
                 return False
-            await mirrors.update_source(session, mirror_id, position, status="READY", manifest=manifest.digest.hex)
-        logger.info("manifest published", extra={"mirror": mirror_id, "manifest": str(manifest.digest)})
+            await mirrors.update_source(
+                session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
+            )
+        logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True
 
 

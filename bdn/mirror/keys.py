@@ -1,20 +1,25 @@
-"""The key that signs grants: made once, kept in the data directory, readable by the service alone."""
+"""Keys that this installation makes once and keeps in its data directory, readable by the service alone."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from bdn.wire.grants import GrantSigner, new_signing_key
 
 
 def load_signer(data_dir: Path) -> GrantSigner:
-    """The signer with this installation's key, which is made when there is none."""
-    path = data_dir / "grant-key.pem"
+    """The signer of grants with this installation's key."""
+    return GrantSigner(kept_key(data_dir / "grant-key.pem", new_signing_key))
+
+
+def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
+    """The key in this file, which is made when there is none. Blocking."""
     if not path.exists():
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         partial.touch(mode=0o600)
-        partial.write_bytes(new_signing_key())
+        partial.write_bytes(new())
         # A link never replaces: of two processes that start together, the first one's key stays.
         try:
             path.hardlink_to(partial)
@@ -22,4 +27,4 @@ def load_signer(data_dir: Path) -> GrantSigner:
             pass
         finally:
             partial.unlink()
-    return GrantSigner(path.read_bytes())
+    return path.read_bytes()

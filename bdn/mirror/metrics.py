@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 import bdn
 from bdn.mirror.database import Database
 from bdn.mirror.membership import ALIVE_SECONDS
-from bdn.mirror.repository import agents, contents, mirrors
+from bdn.mirror.repository import agents, contents, mirrors, quarantine
 
 
 class Metrics:
@@ -28,6 +28,9 @@ class Metrics:
         self._mirrors = Gauge("bdn_mirror_mirrors", "Mirrors by status", ["status"], registry=self.registry)
         self._contents = Gauge("bdn_mirror_contents", "Distinct files in the store", registry=self.registry)
         self._stored = Gauge("bdn_mirror_stored_bytes", "Bytes of distinct files in the store", registry=self.registry)
+        self._quarantined = Gauge(
+            "bdn_mirror_quarantined_files", "Files that came with the wrong content", registry=self.registry
+        )
         self._agents = Gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat", registry=self.registry)
         info = Gauge("bdn_mirror_build_info", "The running version", ["version"], registry=self.registry)
         info.labels(bdn.__version__).set(1)
@@ -37,10 +40,12 @@ class Metrics:
         async with self._database.read() as session:
             by_status = await mirrors.count_by_status(session)
             count, size = await contents.totals(session)
+            quarantined = await quarantine.count(session)
             rows = await agents.all_agents(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))
         self._contents.set(count)
         self._stored.set(size)
+        self._quarantined.set(quarantined)
         self._agents.set(sum(time.time() - row.last_heartbeat < ALIVE_SECONDS for row in rows))
         return generate_latest(self.registry)

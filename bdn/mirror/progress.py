@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout
+from bdn.core.layout import FileLayout, Slab
 from bdn.mirror.database import Database, WriteSession
-from bdn.mirror.repository import contents, mirrors
+from bdn.mirror.repository import contents, mirrors, quarantine
+from bdn.mirror.repository.quarantine import WrongFile
+
+logger = logging.getLogger(__name__)
 
 
 class ClaimLostError(Exception):
@@ -42,6 +46,7 @@ class Progress:
     on_transferred: Callable[[int], None]
     counters: dict[int, SourceCounters] = field(default_factory=dict)
     _chunks: list[tuple[str, int, Digest]] = field(default_factory=list)
+    _slabs: dict[tuple[Digest, str], Slab] = field(default_factory=dict)  # two sources may pack the same in two scopes
     _complete: dict[str, FileLayout] = field(default_factory=dict)
     _flushing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -52,6 +57,18 @@ class Progress:
         counters.transferred += size
         counters.changed = True
         self.on_transferred(size)
+
+    def packed(self, position: int, slab: Slab, size: int) -> None:
+        """``size`` bytes, one whole file, came from the upstream and are durable in a slab."""
+        self.lies_in(slab)
+        counters = self.counters[position]
+        counters.transferred += size
+        counters.changed = True
+        self.on_transferred(size)
+
+    def lies_in(self, slab: Slab) -> None:
+        """A slab that completed files lie in, whoever packed it: that one may tell the database later than we do."""
+        self._slabs[slab.digest, slab.scope] = slab
 
     def reused(self, position: int, size: int) -> None:
         """Count bytes that somebody else copied meanwhile; negative for what was thought to be held and was not."""
@@ -85,12 +102,14 @@ class Progress:
         async with self._flushing:
             chunks, self._chunks = self._chunks, []
             complete, self._complete = self._complete, {}
+            slabs, self._slabs = self._slabs, {}
             changed = {position: counters for position, counters in self.counters.items() if counters.changed}
             if not (chunks or complete or changed):
                 return
             try:
                 async with self.writing(canceled_too=True) as session:
                     await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete])
+                    await contents.record_slabs(session, slabs.values())
                     await contents.record_contents(session, complete)
                     for position, counters in changed.items():
                         counters.changed = False
@@ -104,6 +123,7 @@ class Progress:
             except BaseException:
                 self._chunks = chunks + self._chunks
                 self._complete = complete | self._complete
+                self._slabs = slabs | self._slabs
                 for counters in changed.values():
                     counters.changed = True
                 raise
@@ -115,6 +135,19 @@ class Progress:
             self._chunks = [chunk for chunk in self._chunks if chunk[0] != identity_key]
             async with self.writing(canceled_too=True) as session:
                 await contents.forget_chunks(session, [identity_key])
+
+    async def quarantine(self, identity_key: str, wrong: WrongFile) -> None:
+        """As ``drop``, and what came stays in the store as evidence."""
+        async with self._flushing:
+            own = {index: digest for key, index, digest in self._chunks if key == identity_key}
+            async with self.writing(canceled_too=True) as session:
+                own |= await contents.copied_chunks(session, identity_key)
+                chunks = (*wrong.chunks, *(own[index] for index in sorted(own)))
+                await quarantine.keep(session, self.mirror_id, replace(wrong, chunks=chunks))
+                await contents.forget_chunks(session, [identity_key])
+            self._chunks = [chunk for chunk in self._chunks if chunk[0] != identity_key]
+        facts = {"source": wrong.source, "path": wrong.path, "expected": wrong.error.expected}
+        logger.warning("wrong content is kept as evidence", extra={"mirror": self.mirror_id, **facts})
 
     def abandon(self) -> None:
         """The end: what could not be told never will be, and nobody may build on it."""

@@ -15,6 +15,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.weights import WeightsSource
 from bdn.mirror.database import Database
+from bdn.mirror.identity_subject import DRY_RUN
 from bdn.mirror.repository import mirrors
 from bdn.mirror.survey import Survey, Surveyor
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
@@ -38,6 +39,8 @@ class MirrorRequests:
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
         """A new mirror, or the one that is running for the same request."""
+        for source in sources:
+            self.surveyor.sign_ins.check(source.auth, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
         request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex
         while True:
@@ -81,7 +84,7 @@ class MirrorRequests:
         planned: list[PlannedSource] = []
         counted: set[str] = set()
         for wanted in sources:
-            async with self.surveyor.open(wanted, organisation) as source:
+            async with self.surveyor.open(wanted, organisation, DRY_RUN) as source:
                 planned.append(_planned(wanted, await self.surveyor.survey(wanted, source), counted))
         return Plan(
             sources=planned,

@@ -5,11 +5,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from bdn.core.egress import EgressPolicy
+from bdn.sources.r2_address import CLOUDFLARE_R2, check_r2_template
 from bdn.wire.settings import Port, Size, default_data_dir
+
+
+def _check_egress(text: str) -> str:
+    EgressPolicy.parse(text)
+    return text
+
+
+def _issuer_url(text: str) -> str:
+    """Clouds compare the address sign by sign and read https alone (OpenID Connect Discovery 1.0, section 3)."""
+    parts = urlsplit(text)
+    if text and (parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc):
+        raise ValueError("must be an https address without user, query and fragment, such as https://bdn.example.com")
+    return text.rstrip("/")
 
 
 class MirrorSettings(BaseSettings):
@@ -26,6 +42,13 @@ class MirrorSettings(BaseSettings):
     auth: Literal["off", "token"] = "off"
     token: str | None = Field(default=None, repr=False)
     secrets_dir: Path | None = None
+    secrets_key: str | None = Field(
+        default=None, repr=False
+    )  # base64, comma separated: the first encrypts, all decrypt
+    r2_endpoint_url: Annotated[str, AfterValidator(check_r2_template)] = CLOUDFLARE_R2
+    egress_allow: Annotated[str, AfterValidator(_check_egress)] = ""  # hosts and networks beyond the public internet
+    issuer_url: Annotated[str, AfterValidator(_issuer_url)] = ""  # "" means no identity tokens
+    identity_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
@@ -56,6 +79,11 @@ class MirrorSettings(BaseSettings):
     def effective_store(self) -> str:
         """The store's address, the embedded default included."""
         return self.store or f"file://{self.data_dir.absolute()}/store"
+
+    @property
+    def egress(self) -> EgressPolicy:
+        """Where upstreams may be."""
+        return EgressPolicy.parse(self.egress_allow)
 
     @property
     def is_embedded(self) -> bool:

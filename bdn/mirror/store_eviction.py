@@ -19,7 +19,8 @@ from bdn.core.errors import BdnError
 from bdn.core.groups import single_error
 from bdn.core.ports import ChunkStore
 from bdn.mirror.database import Database, ReadSession
-from bdn.mirror.repository import agents, contents, evictions, mirrors
+from bdn.mirror.eviction_weights import EvictionWeights
+from bdn.mirror.repository import agents, contents, evictions, mirrors, removal
 from bdn.mirror.watch import Watch
 from bdn.mirror.worker import NEW_WORK
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
@@ -32,10 +33,11 @@ _DELETED: Final = 256  # chunks that one trip to a thread deletes
 
 @dataclass(frozen=True)
 class _Plan:
-    """What an eviction reports, and the contents that go with its victims because nothing else names them."""
+    """What an eviction reports, and what goes with its victims because nothing else names or needs it."""
 
     items: list[EvictedItem]
     contents: list[str]
+    slabs: list[str]
 
     @property
     def victims(self) -> list[str]:
@@ -61,9 +63,8 @@ class StoreEviction:
                 plan = await self._plan(session, command, organisation)
                 row.items = [*row.items, *(item.model_dump() for item in plan.items)]
                 if not command.dry_run and plan.victims:
-                    chunks = await contents.chunks_of(session, plan.contents)
-                    await contents.remove(session, plan.victims, plan.contents)
-                    row.doomed = [raw.hex() for raw in chunks - await contents.chunks_in_use(session, chunks)]
+                    doomed = await removal.remove(session, plan.victims, plan.contents, plan.slabs)
+                    row.doomed = [raw.hex() for raw in doomed]
             await self._sweep()
 
     @asynccontextmanager
@@ -115,26 +116,21 @@ class StoreEviction:
         busy = await mirrors.any_running(session, time.time())
         holders = await _holders(session)
         items: list[EvictedItem] = []
-        names: dict[str, int] = {}  # of each content of a victim, how many manifests that stay name it
+        weights = EvictionWeights()
         freed = 0
         for digest in await self._candidates(session, command, organisation):
             held_by = [f"mirror {mirror_id}" for mirror_id in busy] or holders.get(digest, [])
             refused = bool(busy) or (bool(held_by) and not command.force)
             if refused and command.lru_bytes is not None:
                 continue  # LRU passes over what is in use
-            size = 0
-            for content, content_size, manifests in await contents.contents_of(session, digest):
-                left = names.get(content, manifests) - 1
-                size += content_size if left == 0 else 0
-                if not refused:
-                    names[content] = left
+            size = await weights.take(session, digest, is_kept=refused)
             items.append(
                 EvictedItem(tier="mirror", manifest=f"b3:{digest}", bytes=size, refused=refused, holders=held_by)
             )
             freed += 0 if refused else size
             if command.lru_bytes is not None and freed >= command.lru_bytes:
                 break
-        return _Plan(items, [content for content, left in names.items() if left == 0])
+        return _Plan(items, weights.contents, weights.slabs)
 
     @staticmethod
     async def _candidates(session: ReadSession, command: EvictCommand, organisation: str) -> list[str]:

@@ -85,13 +85,48 @@ class ManifestRow(Base):
 
 
 class ContentRow(Base):
-    """A file's bytes, complete in the store: ``chunks`` is the concatenation of the raw chunk digests."""
+    """A file's bytes, complete in the store: ``chunks`` is the concatenation of the raw chunk digests.
+
+    No chunks although it has a size: it rests in slabs only, see ``SlabSliceRow``.
+    """
 
     __tablename__ = "contents"
 
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
     size: Mapped[int]
     chunks: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class SlabRow(Base):
+    """A chunk that holds small files one after the other."""
+
+    __tablename__ = "slabs"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    size: Mapped[int]
+
+
+class SlabScopeRow(Base):
+    """Whose files a slab was packed from: ``public`` or ``organisation:<name>``. Only they may read it as a whole.
+
+    A table of its own, because two organisations that mirror the same small files may pack the very same slab.
+    """
+
+    __tablename__ = "slab_scopes"
+
+    slab: Mapped[str] = mapped_column(ForeignKey("slabs.digest", ondelete="CASCADE"), primary_key=True)
+    scope: Mapped[str] = mapped_column(String(300), primary_key=True)
+
+
+class SlabSliceRow(Base):
+    """Where in a slab a content lies. One content may have slices in slabs of several scopes."""
+
+    __tablename__ = "slab_slices"
+    __table_args__ = (Index("ix_slab_slices_slab", "slab"),)
+
+    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True)
+    slab: Mapped[str] = mapped_column(ForeignKey("slabs.digest"), primary_key=True)
+    offset: Mapped[int]
 
 
 class ManifestContentRow(Base):
@@ -122,6 +157,22 @@ class CopiedChunkRow(Base):
     identity: Mapped[str] = mapped_column(String(64), primary_key=True)
     chunk_index: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64))
+
+
+class QuarantinedFileRow(Base):
+    """A file that came with the wrong content. ``chunks`` is the concatenation of the raw digests of what came."""
+
+    __tablename__ = "quarantined_files"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float]
+    mirror_id: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str]
+    path: Mapped[str]
+    size: Mapped[int]
+    expected: Mapped[str]
+    actual: Mapped[str]
+    chunks: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class AgentRow(Base):
@@ -172,3 +223,15 @@ class EvictionRow(Base):
     unreachable: Mapped[list[Any]]
     doomed: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
     error: Mapped[Json | None]
+
+
+class SecretRow(Base):
+    """A secret of an organisation, encrypted; the key is not in the database. What ``ciphertext`` holds: secret_sealing.py."""
+
+    __tablename__ = "secrets"
+
+    organisation: Mapped[str] = mapped_column(String(256), primary_key=True)
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    ciphertext: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[float]
+    updated_at: Mapped[float]

@@ -83,7 +83,7 @@ class HubErrors:
         if status == 429:
             return UpstreamRateLimitedError(source, parse_retry_after(error.response.headers))
         if status == 408 or status >= 500:
-            return UpstreamUnavailableError(source, answer)
+            return UpstreamUnavailableError(source, answer, parse_retry_after(error.response.headers))
         return SourceNotFoundError(source, answer)
 
     def _failed(self, error: Exception) -> BdnError:

@@ -4,6 +4,9 @@ Left alone, the SDK repeats a failed page of a listing up to five times with sle
 ever, and closes the shared session under other threads on a failed connection. Retries are the caller's here
 (``core/retry.py``), who alone knows how long an upstream asked to wait. The SDK has one session per process and one door
 to it, ``set_client_factory``; calls outside :func:`one_attempt` behave as before.
+
+Within it every request passes the egress guard, redirects included: the host as it is written in a hook that httpx2 calls
+for each of them, by way of a proxy too, and the addresses that it resolves to where the connection is made.
 """
 
 from __future__ import annotations
@@ -18,11 +21,14 @@ from typing import Any, Final
 import httpx2
 from huggingface_hub import get_session, hf_raise_for_status, set_client_factory
 
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.sources.guarded_hub import DirectTransport
+
 PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK names none
 _REPEATED_BY_THE_SDK: Final = (408, 429, 500, 502, 503, 504)
 _AGENT_REGISTRY: Final = "/api/agent-harnesses"
 
-_one_attempt: Final[ContextVar[bool]] = ContextVar("_one_attempt", default=False)
+_egress: Final[ContextVar[EgressPolicy | None]] = ContextVar("_egress", default=None)  # None: the call is not ours
 _installing: Final = Lock()
 
 
@@ -31,34 +37,52 @@ class HubUnreachableError(Exception):
 
 
 @contextmanager
-def one_attempt() -> Iterator[None]:
-    """Within this, a call of the SDK makes each request once and fails at once, with a status or HubUnreachableError."""
+def one_attempt(egress: EgressPolicy) -> Iterator[None]:
+    """Within this, a call of the SDK makes each request once and fails at once, with a status or HubUnreachableError.
+
+    Requests that the policy refuses fail with EgressRefusedError, which the SDK lets through.
+    """
     with _installing:
         _install()
-    token = _one_attempt.set(True)
+    token = _egress.set(egress)
     try:
         yield
     finally:
-        _one_attempt.reset(token)
+        _egress.reset(token)
 
 
 def warm_up() -> None:
     """Make the session now: loading certificates takes a tenth of a second, which the first request need not wait for."""
-    with one_attempt():
+    with one_attempt(PUBLIC_INTERNET):
         get_session()
 
 
 @cache
 def _install() -> None:
     hooks = get_session().event_hooks  # the SDK's own: offline mode, request ids
-    # Built as the SDK builds it, without a transport of ours: one given would switch HTTPS_PROXY off.
+    hooks = {**hooks, "request": [*hooks.get("request", ()), _judge]}
+    # Built as the SDK builds it, without ``transport=``: one given would switch HTTPS_PROXY off.
     set_client_factory(lambda: _Session(event_hooks=hooks, follow_redirects=True, timeout=None))
+
+
+def _judge(request: httpx2.Request) -> None:
+    if egress := _egress.get():
+        egress.admit(request.url.raw_host.decode("ascii"))
 
 
 class _Session(httpx2.Client):
     # The options are passed on as they come; the names of their types are private to httpx2.
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(**options)
+        if not isinstance(self._transport, DirectTransport):
+            msg = "this version of httpx2 makes its connections in another way; the egress guard does not know it"
+            raise TypeError(msg)
+
+    def _init_transport(self, *_: Any, **options: Any) -> httpx2.BaseTransport:  # noqa: ANN401
+        return DirectTransport(_egress.get, options["limits"])
+
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:  # noqa: ANN401
-        if not _one_attempt.get():
+        if _egress.get() is None:
             return super().send(request, **options)
         if request.url.path == _AGENT_REGISTRY:
             # Telemetry, and sent to the SDK's idea of the endpoint, which need not be the one that we were given.

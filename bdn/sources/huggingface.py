@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi, hf_hub_url
-from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoFile, RepoFolder, SpaceInfo
+from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoFile, SpaceInfo
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # that is where it is documented
 
+from bdn.core.asking import ASK_ONCE
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import InvalidSourceError, SourceChangedError, UpstreamUnavailableError
 from bdn.core.paths import UnsafePathError, normalise_path
-from bdn.core.ports import Location, Resolution
+from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source_uri import HuggingFaceUri
 from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.sources.hub_errors import SDK_ERRORS, HubErrors
+from bdn.sources.hub_listing import HubListing
 from bdn.sources.hub_session import one_attempt
+from bdn.sources.hub_tree import HubTree
 
-BATCH: Final = 1000  # entries per trip to a thread; a page of the hub holds as many
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 T = TypeVar("T")
@@ -45,13 +49,26 @@ class HuggingFaceSource:
         endpoint: the hub, such as ``https://huggingface.co``.
         token: None reads anonymously; nothing is ever taken from the machine's own login.
         organisation: who alone may find private or gated content again.
+        egress: where its requests may go.
+        asker: sends each of them.
     """
 
-    def __init__(self, uri: HuggingFaceUri, *, endpoint: str, token: str | None, organisation: str) -> None:
+    def __init__(
+        self,
+        uri: HuggingFaceUri,
+        *,
+        endpoint: str,
+        token: str | None,
+        organisation: str,
+        egress: EgressPolicy,
+        asker: Asker = ASK_ONCE,
+    ) -> None:
         self._uri = uri
         self._endpoint = endpoint.rstrip("/")
         self._token = token
         self._organisation = organisation
+        self._egress = egress
+        self._asker = asker
         self._api = HfApi(endpoint=self._endpoint, token=token or False, library_name="bdn")
         self._errors = HubErrors(uri, anonymous=token is None)
         self._repository: _Repository | None = None
@@ -61,21 +78,23 @@ class HuggingFaceSource:
         self._repository = await self._inspect(self._uri.revision)
         return Resolution(self._repository.commit)
 
-    async def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:  # noqa: ARG002
-        """Every file of the commit, page by page. A resolution from elsewhere is checked for access first."""
+    async def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
+        """The files of the commit, page by page. A resolution from elsewhere is checked for access first."""
         if self._repository is None or self._repository.commit != resolution.revision:
             self._repository = await self._inspect(resolution.revision)
         repository = self._repository
-        entries = await self._call(lambda: self._tree(repository.commit))
-        while batch := await self._call(lambda: tuple(islice(entries, BATCH))):
-            for entry in batch:
-                if isinstance(entry, RepoFile):
-                    yield self._file(entry, repository)
+        headers = build_hf_headers(token=self._token or False, library_name="bdn")
+        tree = HubTree(self._endpoint, self._uri, repository.commit, headers, self._call)
+        async for files in HubListing(tree).files(within):
+            for entry in files:
+                yield self._file(entry, repository)
 
     async def locate(self, file: UpstreamFile) -> Location:
         """The address of the pinned file: of a CDN, signed and for about an hour, or of the hub itself.
 
-        ``etag`` stays None: a CDN's differs from the one that the hub tells, and the commit in the address pins the bytes.
+        A file of one chunk is asked of the hub without another word: its redirect is followed like any other, and its
+        checksum tells whether it is the right file. ``etag`` stays None: a CDN's differs from the one that the hub tells,
+        and the commit in the address pins the bytes.
         """
         url = hf_hub_url(
             self._uri.repo_id,
@@ -84,15 +103,20 @@ class HuggingFaceSource:
             revision=file.version,
             endpoint=self._endpoint,
         )
+        if file.size <= CHUNK_SIZE:
+            return Location(url, self._credentials)
         metadata = await self._call(lambda: self._api.get_hf_file_metadata(url=url), path=file.path)
         if metadata.commit_hash is None:
             raise UpstreamUnavailableError(str(self._uri), "the answer does not look like a hub's (no X-Repo-Commit)")
         if metadata.size is not None and metadata.size != file.size:
             reason = f"listed with {file.size} bytes, now {metadata.size}"
             raise SourceChangedError(str(self._uri), file.path, reason)
-        ours = self._token is not None and _origin(metadata.location) == _origin(self._endpoint)
-        headers = (("Authorization", f"Bearer {self._token}"),) if ours else ()
-        return Location(metadata.location, headers)
+        is_hub = _origin(metadata.location) == _origin(self._endpoint)
+        return Location(metadata.location, self._credentials if is_hub else ())
+
+    @property
+    def _credentials(self) -> tuple[tuple[str, str], ...]:
+        return (("Authorization", f"Bearer {self._token}"),) if self._token else ()
 
     async def _inspect(self, revision: str | None) -> _Repository:
         info = await self._call(lambda: self._describe(revision))
@@ -115,10 +139,6 @@ class HuggingFaceSource:
             case "space":
                 return self._api.space_info(self._uri.repo_id, revision=revision)
 
-    def _tree(self, commit: str) -> Iterator[RepoFile | RepoFolder]:
-        tree = self._api.list_repo_tree(self._uri.repo_id, revision=commit, repo_type=self._uri.kind, recursive=True)
-        return iter(tree)
-
     def _file(self, entry: RepoFile, repository: _Repository) -> UpstreamFile:
         try:
             path = normalise_path(entry.path)
@@ -135,16 +155,21 @@ class HuggingFaceSource:
         return UpstreamFile(path, entry.size, identity, entry.path, repository.commit, checksum)
 
     async def _call(self, work: Callable[[], T], path: str = "") -> T:
-        """Run blocking SDK work in a thread. Cancelled, it leaves a thread that ends with its current request."""
+        """Run blocking SDK work, one request of it, in a thread. Cancelled, it leaves a thread that ends with it."""
 
         def once() -> T:
-            with one_attempt():
+            # The session judges it as well, but its URLs refuse some spellings first, as if that might pass.
+            self._egress.admit(urlsplit(self._endpoint).hostname or "")
+            with one_attempt(self._egress):
                 return work()
 
-        try:
-            return await asyncio.to_thread(once)
-        except SDK_ERRORS as error:
-            raise self._errors.translate(error, path) from error
+        async def ask() -> T:
+            try:
+                return await asyncio.to_thread(once)
+            except SDK_ERRORS as error:
+                raise self._errors.translate(error, path) from error
+
+        return await self._asker.ask(self._endpoint, ask)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

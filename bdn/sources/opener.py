@@ -2,59 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import TypedDict
 
-from bdn.core.errors import InvalidSourceError
-from bdn.core.ports import Source
+from bdn.core.asking import ASK_ONCE
+from bdn.core.ports import Asker, Source
 from bdn.core.source_uri import BucketUri, HuggingFaceUri, SourceUri
-from bdn.sources.credentials import Secret, hugging_face_token, s3_credentials
+from bdn.sources.credentials import Secret, hugging_face_token
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SignIn
 
 
 @asynccontextmanager
 async def open_source(
     uri: SourceUri,
     *,
-    secret: Secret | None,
+    sign_in: SignIn | None,
     organisation: str,
     ambient_credentials: bool,
     settings: UpstreamSettings,
+    clock: Callable[[], float] = time.time,
+    asker: Asker = ASK_ONCE,
 ) -> AsyncIterator[Source]:
     """The source behind a URI, without a request yet.
 
     Args:
         uri: what to open.
-        secret: the credentials that the request names, already resolved.
+        sign_in: how the request signs in, already resolved.
         organisation: who asks; private content is found again by nobody else.
-        ambient_credentials: without a secret, read with the process's own credentials (True) or anonymously (False).
+        ambient_credentials: without a sign-in, read with the process's own credentials (True) or anonymously (False).
         settings: where upstreams are.
+        clock: seconds since the epoch, for credentials that end.
+        asker: sends every request of the source, and again where that may help.
 
     Raises:
         SecretMalformedError: the secret does not fit the source.
-        InvalidSourceError: a scheme that this version cannot open.
+        AuthRequiredError: nothing can be read there without a sign-in.
+        InvalidRequestError: a sign-in of another cloud.
     """
+    asked = _Asked(organisation=organisation, settings=settings, clock=clock, asker=asker)
     match uri:
         case HuggingFaceUri():
-            token = settings.hf_token if ambient_credentials else None
-            if secret:
-                token = hugging_face_token(secret)
+            ambient = settings.hf_token if ambient_credentials else None
+            token = hugging_face_token(sign_in) if isinstance(sign_in, Secret) else ambient
             from bdn.sources.huggingface import HuggingFaceSource  # noqa: PLC0415 - see prepare
 
-            yield HuggingFaceSource(uri, endpoint=settings.hf_endpoint, token=token, organisation=organisation)
+            yield HuggingFaceSource(
+                uri,
+                endpoint=settings.hf_endpoint,
+                token=token,
+                organisation=organisation,
+                egress=settings.egress,
+                asker=asker,
+            )
         case BucketUri(scheme="s3"):
-            from bdn.sources.s3 import S3Source  # noqa: PLC0415 - see prepare
-            from bdn.sources.s3_bucket import S3Endpoint, connect  # noqa: PLC0415
+            from bdn.sources.s3 import open_s3  # noqa: PLC0415 - see prepare
 
-            credentials = settings.s3_credentials if ambient_credentials else None
-            if secret:
-                credentials = s3_credentials(secret)
-            region = (credentials and credentials.region) or settings.s3_region
-            endpoint = S3Endpoint(settings.s3_endpoint_url, region, credentials, settings.ca_bundle)
-            async with connect(uri, endpoint) as bucket:
-                yield S3Source(uri, bucket, endpoint=endpoint.url or "aws", organisation=organisation)
-        case BucketUri():
-            raise InvalidSourceError(str(uri), f"{uri}: this version cannot open {uri.scheme}:// sources yet")
+            async with open_s3(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
+                yield source
+        case BucketUri(scheme="gs"):
+            from bdn.sources.gcs_opening import open_gcs  # noqa: PLC0415 - see prepare
+
+            async with open_gcs(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
+                yield source
+        case BucketUri():  # of R2
+            from bdn.sources.r2 import open_r2  # noqa: PLC0415 - see prepare
+
+            async with open_r2(uri, sign_in, **asked) as source:
+                yield source
+
+
+class _Asked(TypedDict):
+    organisation: str
+    settings: UpstreamSettings
+    clock: Callable[[], float]
+    asker: Asker
 
 
 def prepare(schemes: Iterable[str]) -> None:
@@ -68,4 +92,8 @@ def prepare(schemes: Iterable[str]) -> None:
 
         hub_session.warm_up()
     if "s3" in schemes:
-        from bdn.sources import s3, s3_bucket  # noqa: F401, PLC0415
+        from bdn.sources import s3  # noqa: F401, PLC0415
+    if "r2" in schemes:
+        from bdn.sources import r2  # noqa: F401, PLC0415
+    if "gs" in schemes:
+        from bdn.sources import gcs_opening  # noqa: F401, PLC0415

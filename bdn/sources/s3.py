@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
 
-from bdn.core.errors import InvalidSourceError
+from bdn.core.asking import ASK_ONCE
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.errors import AuthRequiredError, InvalidRequestError, InvalidSourceError
 from bdn.core.paths import UnsafePathError, normalise_path
-from bdn.core.ports import Location, Resolution
+from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source_uri import BucketUri
 from bdn.core.upstream import Identity, UpstreamFile
-from bdn.sources.s3_bucket import S3Bucket, S3Object
+from bdn.sources.aws_identity import AwsRoleCredentials
+from bdn.sources.credentials import S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
+from bdn.sources.s3_bucket import S3Bucket, connect
+from bdn.sources.s3_checksums import stated_checksum
+from bdn.sources.s3_client import S3Endpoint
+from bdn.sources.s3_listing import S3Object
+from bdn.sources.s3_signature import CHECKSUM_MODE
+from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import AwsAssumedRole, AwsWebIdentity, SignIn
+
+_AWS: Final = "aws"  # in identities, for every region: names of buckets are unique over all of them
 
 
 class S3Source:
-    """One source of S3. Resolving costs nothing: buckets have no revisions. Each 1000 objects cost one request.
+    """One source of S3, or of what speaks S3. Resolving costs nothing: buckets have no revisions.
+
+    Each 1000 objects cost one request, and each file of more than one chunk another one when it is located.
 
     Args:
         uri: the bucket and prefix; a prefix without a final slash may name an object, which only the listing tells.
         bucket: the opened bucket, open for as long as this is used.
-        endpoint: where the bucket is: ``aws``, or the address of another server.
+        place: where the bucket is; identities begin with it.
         organisation: who alone may find the content again by its listing.
     """
 
-    def __init__(self, uri: BucketUri, bucket: S3Bucket, *, endpoint: str, organisation: str) -> None:
+    def __init__(self, uri: BucketUri, bucket: S3Bucket, *, place: tuple[str, ...], organisation: str) -> None:
         self._uri = uri
         self._bucket = bucket
-        self._endpoint = endpoint
+        self._place = (*place, uri.bucket)
         self._scope = f"organisation:{organisation}"
+        self._may_read_versions: bool | None = None  # not known yet
 
     async def resolve(self) -> Resolution:
         """No revision; whether the bucket exists and may be read is told by the first page of the listing."""
@@ -35,31 +53,59 @@ class S3Source:
     async def list(
         self,
         resolution: Resolution,  # noqa: ARG002 - there is none
-        within: Sequence[str] = ("",),  # noqa: ARG002
+        within: Sequence[str] = ("",),
     ) -> AsyncIterator[UpstreamFile]:
-        """Every object; keys that end with a slash mark folders and are left out."""
+        """Every object; keys that end with a slash mark folders and are left out.
+
+        One listing for each text of ``within``, whose keys begin with it exactly as it is written: of keys with empty or
+        ``.`` segments, only those are found in which such a segment comes after the text.
+        """
         prefix = self._uri.prefix
         if prefix and not prefix.endswith("/"):
             if found := await self._object(prefix):
-                yield self._file(found, prefix.rpartition("/")[2])
+                name = prefix.rpartition("/")[2]
+                if name.startswith(tuple(within)):
+                    yield self._file(found, name)
                 return
             prefix = f"{prefix}/"
+        for text in within:
+            async for entry in self._below(f"{prefix}{text}"):
+                yield self._file(entry, entry.key.removeprefix(prefix))
+
+    async def locate(self, file: UpstreamFile) -> Location:
+        """A presigned address, or the plain one for anonymous reading.
+
+        For a file of one chunk it is made without a request, and the answer to the GET states the checksum; that of a
+        larger one is asked for here, because S3 does not state it for ranges. ``If-Match`` goes beside the signature, not
+        inside it, so that any HTTP client can use the address.
+        """
+        version_id = checksum = None
+        if file.size > CHUNK_SIZE:
+            head = await self._bucket.head(file)
+            checksum = head.checksum
+            if head.version_id is not None and await self._versions_may_be_read(file, head.version_id):
+                version_id = head.version_id
+        address = await self._bucket.address(file.handle, version_id)
+        return Location(
+            address.url,
+            (("If-Match", file.version), CHECKSUM_MODE),
+            etag=file.version,
+            expires_at=address.expires_at,
+            checksum=checksum,
+            stated=stated_checksum if file.size <= CHUNK_SIZE else None,
+            may_be_encoded=True,  # S3 gives bytes as they were put, with the encoding that was put with them
+        )
+
+    async def _below(self, prefix: str) -> AsyncIterator[S3Object]:
         token = None
         while True:
             page = await self._bucket.page(prefix, token=token)
             for entry in page.objects:
                 if not entry.key.endswith("/"):
-                    yield self._file(entry, entry.key.removeprefix(prefix))
+                    yield entry
             if page.following is None:
                 return
             token = page.following
-
-    async def locate(self, file: UpstreamFile) -> Location:
-        """A presigned address, or the plain one for anonymous reading; made here, without a request.
-
-        ``If-Match`` goes beside the signature, not inside it, so that any HTTP client can use the address.
-        """
-        return Location(await self._bucket.link(file.handle), (("If-Match", file.version),), etag=file.version)
 
     async def _object(self, key: str) -> S3Object | None:
         """The object of exactly this key. It sorts before everything that it is a prefix of, so one entry tells.
@@ -77,11 +123,58 @@ class S3Source:
             )
         return first[0]
 
+    async def _versions_may_be_read(self, file: UpstreamFile, version_id: str) -> bool:
+        """Reading a version needs a permission of its own (s3:GetObjectVersion), which many readers do not have.
+
+        Asked once for a source. Without it, If-Match alone pins what is read.
+        """
+        if self._may_read_versions is None:
+            try:
+                await self._bucket.head(file, version_id)
+            except AuthRequiredError:
+                self._may_read_versions = False
+            else:
+                self._may_read_versions = True
+        return self._may_read_versions
+
     def _file(self, entry: S3Object, path: str) -> UpstreamFile:
         """Without a checksum: an ETag is the MD5 only where KMS is not used, and a listing does not tell."""
         try:
             path = normalise_path(path)
         except UnsafePathError as error:
             raise InvalidSourceError(str(self._uri), f"{self._uri} cannot become a tree of files: {error}") from error
-        parts = ("s3", self._endpoint, self._uri.bucket, entry.key, entry.etag, str(entry.size))
+        parts = (*self._place, entry.key, entry.etag, str(entry.size))
         return UpstreamFile(path, entry.size, Identity.of(self._scope, *parts), entry.key, entry.etag)
+
+
+@asynccontextmanager
+async def open_s3(
+    uri: BucketUri,
+    sign_in: SignIn | None,
+    *,
+    organisation: str,
+    ambient_credentials: bool,
+    settings: UpstreamSettings,
+    clock: Callable[[], float] = time.time,
+    asker: Asker = ASK_ONCE,
+) -> AsyncIterator[S3Source]:
+    """The source, without a request yet; the arguments are those of ``open_source``."""
+    credentials: S3CredentialsProvider | None = None
+    region: str | None = None
+    match sign_in:
+        case Secret():
+            keys = s3_credentials(sign_in)
+            credentials, region = StaticS3Credentials(keys), keys.region
+        case AwsWebIdentity() | AwsAssumedRole():
+            credentials = AwsRoleCredentials(sign_in, str(uri), settings, clock=clock, asker=asker)
+            region = sign_in.role.region
+        case None if ambient_credentials and settings.s3_credentials:
+            credentials, region = StaticS3Credentials(settings.s3_credentials), settings.s3_credentials.region
+        case None:
+            pass
+        case _:
+            raise InvalidRequestError(f"{uri} cannot be read with a service account of Google")
+    url = settings.s3_endpoint_url
+    endpoint = S3Endpoint(url, region or settings.s3_region, credentials, settings.ca_bundle, settings.egress)
+    async with connect(uri, endpoint, asker=asker, clock=clock) as bucket:
+        yield S3Source(uri, bucket, place=("s3", url or _AWS), organisation=organisation)

@@ -1,149 +1,194 @@
-"""One bucket of S3, or of what speaks S3: pages of its listing and addresses of its objects, with our errors.
-
-Only what is passed in counts: the machine's AWS profiles, files and roles are left alone.
-"""
+"""One bucket of S3, or of what speaks S3: pages of its listing, heads and addresses of its objects, with our errors."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import Final, Protocol, TypedDict, cast
+from typing import Final, TypeVar
 
-from aiobotocore.config import AioConfig
-from aiobotocore.session import AioSession
-from botocore import UNSIGNED
-from botocore.loaders import Loader
+from botocore.exceptions import ClientError
 
-from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.asking import ASK_ONCE
+from bdn.core.errors import SourceChangedError
+from bdn.core.ports import Asker
 from bdn.core.source_uri import BucketUri
-from bdn.sources.credentials import S3Credentials
-from bdn.sources.s3_errors import SDK_ERRORS, translate
+from bdn.core.upstream import Checksum, UpstreamFile
+from bdn.sources.s3_checksums import stated_checksum
+from bdn.sources.s3_client import LISTING, Client, S3Endpoint, s3_client
+from bdn.sources.s3_errors import SDK_ERRORS, region_told, translate, translate_head
+from bdn.sources.s3_listing import S3Page, read_page
+from bdn.sources.s3_signature import GetSigner, plain_address
 
 PAGE: Final = 1000  # keys per request, the most that S3 gives
-LINK_SECONDS: Final = 3600
-# In botocore's form: (name in a config file, environment variable, default, conversion).
-_NOTHING_AMBIENT: Final = {
-    "profile": (None, None, None, None),
-    "config_file": (None, None, os.devnull, None),
-    "credentials_file": (None, None, os.devnull, None),
-}
+ADDRESS_SECONDS: Final = 3600
+_NO_VERSION: Final = "null"  # what S3 calls the version of an object that was written while versioning was off
 
-
-class _Entry(TypedDict):
-    Key: str
-    ETag: str
-    Size: int
-
-
-class _Listing(TypedDict, total=False):
-    Contents: list[_Entry]
-    IsTruncated: bool
-    NextContinuationToken: str
-
-
-class _Client(Protocol):
-    async def list_objects_v2(self, **request: object) -> _Listing: ...
-
-    async def generate_presigned_url(self, ClientMethod: str, Params: dict[str, str], ExpiresIn: int) -> str: ...  # noqa: N803
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class S3Endpoint:
-    """Which S3, and as whom. ``url`` None is AWS; ``credentials`` None is anonymous."""
+class S3Head:
+    """What only a HEAD tells about an object. ``version_id`` is None where the bucket does not keep versions."""
 
-    url: str | None
-    region: str
-    credentials: S3Credentials | None
-    ca_bundle: str | None = None
+    version_id: str | None
+    checksum: Checksum | None
 
 
 @dataclass(frozen=True, slots=True)
-class S3Object:
-    """One listed object. ``etag`` is as it stands in the header of an answer, quotes included."""
+class S3Address:
+    """Where an object can be read until ``expires_at``, which is None for ever."""
 
-    key: str
-    etag: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class S3Page:
-    """Objects in the order of their keys, and the token of the page after them, None at the end."""
-
-    objects: tuple[S3Object, ...]
-    following: str | None
+    url: str
+    expires_at: float | None
 
 
 class S3Bucket:
-    """The bucket of a source. Every request is made once: retries are the caller's."""
+    """The bucket of a source. A bucket of another region than it was opened in is followed there, once.
 
-    def __init__(self, uri: BucketUri, client: _Client, *, anonymous: bool) -> None:
+    Args:
+        uri: the bucket, and the name of the source for messages.
+        endpoint: where it is, and as whom.
+        open_client: a client for a region, which stays open.
+        asker: sends every request.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        uri: BucketUri,
+        endpoint: S3Endpoint,
+        open_client: Callable[[str], Awaitable[Client]],
+        *,
+        asker: Asker = ASK_ONCE,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._uri = uri
-        self._client = client
-        self._anonymous = anonymous
+        self._asker = asker
+        self._credentials = endpoint.credentials
+        self._home = self._region = endpoint.region
+        self._open_client = open_client
+        self._clock = clock
+        self._client: Client | None = None
+        self._opening = asyncio.Lock()
+        self._base: str | None = None
+        self._signer: GetSigner | None = None
 
     async def page(self, prefix: str, *, limit: int = PAGE, token: str | None = None) -> S3Page:
         """Up to ``limit`` objects whose keys begin with ``prefix``, after those of the page that gave the token."""
         request: dict[str, object] = {"Bucket": self._uri.bucket, "Prefix": prefix, "MaxKeys": limit}
+        request["EncodingType"] = "url"  # XML cannot hold every character that a key can
         if token:
             request["ContinuationToken"] = token
-        try:
-            listing = await self._client.list_objects_v2(**request)
-            # Some servers list an ETag without its quotes.
-            objects = tuple(
-                S3Object(entry["Key"], '"' + entry["ETag"].strip('"') + '"', int(entry["Size"]))
-                for entry in listing.get("Contents", ())
-            )
-        except SDK_ERRORS as error:
-            raise translate(error, str(self._uri), anonymous=self._anonymous) from error
-        following = listing.get("NextContinuationToken") if listing.get("IsTruncated") else None
-        if listing.get("IsTruncated") and not following:
-            # Taking this page for the last one would silently mirror a part.
-            raise UpstreamUnavailableError(str(self._uri), "a listing goes on but does not tell where")
-        return S3Page(objects, following)
+        base = await self._base_address()
+        await self._have_keys()
+        return await self._asker.ask(base, lambda: self._page(request))
 
-    async def link(self, key: str) -> str:
-        """An address that reads the object for an hour, made without a request; for anonymous readers the plain one."""
+    async def head(self, file: UpstreamFile, version_id: str | None = None) -> S3Head:
+        """What the object of a listed file is now, for one request; of an older version, whether that may be read.
+
+        Raises:
+            SourceChangedError: it is not the listed one any more.
+        """
+        request: dict[str, object] = {"Bucket": self._uri.bucket, "Key": file.handle, "IfMatch": file.version}
+        request["ChecksumMode"] = "ENABLED"
+        if version_id is not None:
+            request["VersionId"] = version_id
+        base = await self._base_address()
+        await self._have_keys()
+        return await self._asker.ask(base, lambda: self._head(file, request))
+
+    async def address(self, key: str, version_id: str | None = None) -> S3Address:
+        """Where the object can be read; made without a request, in some microseconds.
+
+        It is signed for the region in which the bucket answered before.
+        """
+        base = self._base or await self._base_address()
+        if self._credentials is None:
+            return S3Address(plain_address(base, key, version_id), None)
+        credentials, now = await self._credentials.get(), int(self._clock())
+        signer = self._signer
+        if signer is None or signer.signed_at != now or signer.credentials is not credentials or signer.base != base:
+            signer = self._signer = GetSigner.of(base, self._region, credentials, now, ADDRESS_SECONDS)
+        return S3Address(signer.address(key, version_id), signer.expires_at)
+
+    async def _have_keys(self) -> None:
+        """Renew keys that are about to end before a slot is taken, which the token service on the same host may need.
+
+        Its failures are its own then: inside, each attempt of ours would be many of its.
+        """
+        if self._credentials is not None:
+            await self._credentials.get()
+
+    async def _page(self, request: dict[str, object]) -> S3Page:
         try:
-            return await self._client.generate_presigned_url(
-                "get_object", Params={"Bucket": self._uri.bucket, "Key": key}, ExpiresIn=LINK_SECONDS
-            )
+            listing = await self._ask(lambda client: client.list_objects_v2(**request))
+            return await asyncio.to_thread(read_page, listing[LISTING])
         except SDK_ERRORS as error:
-            raise translate(error, str(self._uri), anonymous=self._anonymous) from error
+            raise translate(error, str(self._uri), anonymous=self._credentials is None) from error
+
+    async def _head(self, file: UpstreamFile, request: dict[str, object]) -> S3Head:
+        source = str(self._uri)
+        try:
+            head = await self._ask(lambda client: client.head_object(**request))
+            etag, size, version_id = head["ETag"], head["ContentLength"], head.get("VersionId")
+            checksum = stated_checksum(head["ResponseMetadata"]["HTTPHeaders"])
+        except SDK_ERRORS as error:
+            raise translate_head(error, source, file.path, anonymous=self._credentials is None) from error
+        if etag.strip('"') != file.version.strip('"'):  # where If-Match is not understood
+            raise SourceChangedError(source, file.path, "its ETag is another one")
+        if size != file.size:
+            raise SourceChangedError(source, file.path, f"its size was {file.size} and is {size}")
+        return S3Head(None if version_id == _NO_VERSION else version_id, checksum)
+
+    async def _base_address(self) -> str:
+        """The bucket's own address, with a final slash: the client knows the rules of all regions and partitions."""
+        if self._base is None:
+            try:
+                client, _ = await self._current()
+                address = await client.generate_presigned_url("get_object", {"Bucket": self._uri.bucket, "Key": "k"})
+            except SDK_ERRORS as error:
+                raise translate(error, str(self._uri), anonymous=self._credentials is None) from error
+            self._base = address.partition("?")[0].removesuffix("k")
+        return self._base
+
+    async def _ask(self, call: Callable[[Client], Awaitable[Answer]]) -> Answer:
+        client, region = await self._current()
+        try:
+            return await call(client)
+        except ClientError as error:
+            told = region_told(error)
+            if told is None or told == region or not await self._move(told):
+                raise
+        client, _ = await self._current()
+        return await call(client)
+
+    async def _current(self) -> tuple[Client, str]:
+        async with self._opening:
+            if self._client is None:
+                self._client = await self._open_client(self._region)
+            return self._client, self._region
+
+    async def _move(self, region: str) -> bool:
+        """Whether the bucket is asked in that region now; regions that send us to and fro are an error."""
+        async with self._opening:
+            if self._region == self._home:
+                self._client = await self._open_client(region)
+                self._region, self._base = region, None
+            return self._region == region
 
 
 @asynccontextmanager
-async def connect(uri: BucketUri, endpoint: S3Endpoint) -> AsyncIterator[S3Bucket]:
+async def connect(
+    uri: BucketUri, endpoint: S3Endpoint, *, asker: Asker = ASK_ONCE, clock: Callable[[], float] = time.time
+) -> AsyncIterator[S3Bucket]:
     """The bucket, without a request yet; its connections are closed at the end."""
-    credentials = endpoint.credentials
-    config = AioConfig(
-        signature_version="s3v4" if credentials else UNSIGNED,
-        ignore_configured_endpoint_urls=True,
-        connect_timeout=10,
-        read_timeout=60,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        # Names with dots have no certificate under virtual hosting; servers other than AWS often have no wildcard DNS.
-        s3={"addressing_style": "path" if endpoint.url or "." in uri.bucket else "virtual"},
-    )
-    session = AioSession(session_vars=_NOTHING_AMBIENT)
-    session.register_component("data_loader", _botocore_data())
-    async with session.create_client(
-        "s3",
-        region_name=endpoint.region,
-        endpoint_url=endpoint.url,
-        verify=endpoint.ca_bundle,
-        aws_access_key_id=credentials and credentials.access_key_id,
-        aws_secret_access_key=credentials and credentials.secret_access_key,
-        aws_session_token=credentials and credentials.session_token,
-        config=config,
-    ) as client:
-        yield S3Bucket(uri, cast("_Client", client), anonymous=credentials is None)
+    async with AsyncExitStack() as stack:
 
+        def open_client(region: str) -> Awaitable[Client]:
+            client: AbstractAsyncContextManager[Client] = s3_client(uri.bucket, endpoint, region)
+            return stack.enter_async_context(client)
 
-@cache
-def _botocore_data() -> Loader:
-    """The SDK's description of S3, read once: it is most of the time that a client takes to make (80 of 100 ms)."""
-    return Loader()
+        yield S3Bucket(uri, endpoint, open_client, asker=asker, clock=clock)

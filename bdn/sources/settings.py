@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.sources.credentials import DEFAULT_REGION, S3Credentials
+from bdn.sources.r2_address import CLOUDFLARE_R2
 
 HUGGING_FACE: Final = "https://huggingface.co"
+GOOGLE_STS: Final = "https://sts.googleapis.com/v1/token"
+GOOGLE_IAM: Final = "https://iamcredentials.googleapis.com"
+GOOGLE_OAUTH: Final = "https://oauth2.googleapis.com/token"
+GOOGLE_STORAGE: Final = "https://storage.googleapis.com"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +26,23 @@ class UpstreamSettings:
     s3_endpoint_url: str | None = None  # None is AWS itself
     s3_region: str = DEFAULT_REGION
     s3_credentials: S3Credentials | None = None
+    r2_endpoint_url: str = CLOUDFLARE_R2  # the program's own setting; for placeholders see sources/r2_address.py
+    sts_endpoint_url: str | None = None  # None is AWS itself, in the region that the request names
+    google_sts_url: str = GOOGLE_STS
+    google_iam_url: str = GOOGLE_IAM
+    google_token_url: str = GOOGLE_OAUTH  # for service account keys that name none
+    gcs_endpoint_url: str = GOOGLE_STORAGE
+    gcs_key_file: str | None = None  # a service account's JSON, read anew for each source
     ca_bundle: str | None = None  # a file of certificate authorities to trust instead of the public ones
+    egress: EgressPolicy = PUBLIC_INTERNET  # the program's own setting, not the ecosystem's
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+    def from_environment(
+        cls,
+        environ: Mapping[str, str],
+        egress: EgressPolicy = PUBLIC_INTERNET,
+        r2_endpoint_url: str = CLOUDFLARE_R2,
+    ) -> Self:
         """Read the ecosystem's own variables; an empty one is an unset one.
 
         AWS profiles, files and instance roles are left alone: what a mirror reads with has to be visible in one place.
@@ -43,5 +62,18 @@ class UpstreamSettings:
             s3_endpoint_url=(first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or "").rstrip("/") or None,
             s3_region=region or DEFAULT_REGION,
             s3_credentials=credentials,
+            r2_endpoint_url=r2_endpoint_url,
+            sts_endpoint_url=(first("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL") or "").rstrip("/") or None,
+            google_sts_url=first("BDN_GOOGLE_STS_URL") or GOOGLE_STS,
+            google_iam_url=(first("BDN_GOOGLE_IAM_URL") or GOOGLE_IAM).rstrip("/"),
+            google_token_url=first("BDN_GOOGLE_TOKEN_URL") or GOOGLE_OAUTH,
+            gcs_endpoint_url=_address(first("STORAGE_EMULATOR_HOST") or GOOGLE_STORAGE),
+            gcs_key_file=first("GOOGLE_APPLICATION_CREDENTIALS"),
             ca_bundle=first("AWS_CA_BUNDLE", "SSL_CERT_FILE"),
+            egress=egress,
         )
+
+
+def _address(text: str) -> str:
+    """``STORAGE_EMULATOR_HOST`` may be a bare host and port, as Google's own clients take it."""
+    return (text if "://" in text else f"http://{text}").rstrip("/")

@@ -7,16 +7,21 @@ synced, and appears under its name with one rename; the folder is synced before 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import Buffer
+
+DIRECT_BYTES: Final = 256 * 1024  # below that a trip through the page cache costs less than it saves
 
 
 class DirectoryStore:
@@ -80,14 +85,50 @@ class DirectoryStore:
 
 
 def _write_synced(path: Path, content: Buffer) -> None:
+    """Write past the page cache where the memory is page-aligned and the file system allows it, and sync.
+
+    On the machine of ARCHITECTURE's table that is twice to three times as fast as through the cache, and it leaves the
+    cache to what is read.
+    """
+    view = memoryview(content)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
     try:
-        view = memoryview(content)
+        if view.nbytes >= DIRECT_BYTES and _switch_direct(descriptor, on=True):
+            view = view[_write_direct(descriptor, view) :]
+            _switch_direct(descriptor, on=False)
         while view:
             view = view[os.write(descriptor, view) :]
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _switch_direct(descriptor: int, *, on: bool) -> bool:
+    """Whether the file system knows direct I/O. tmpfs before Linux 6.6 and some FUSE file systems do not."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def _write_direct(descriptor: int, view: memoryview) -> int:
+    """Write whole pages for as long as the disk takes them; returns the bytes written. The rest goes through the cache.
+
+    Memory that is not page-aligned is refused at the first write, with EINVAL; so is a disk with larger sectors.
+    """
+    done, stop = 0, view.nbytes - view.nbytes % mmap.PAGESIZE
+    while done < stop and done % mmap.PAGESIZE == 0:
+        try:
+            done += os.write(descriptor, view[done:stop])
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            break
+    return done
 
 
 def _make_folder(folder: Path) -> None:

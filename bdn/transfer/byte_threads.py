@@ -22,10 +22,13 @@ class ByteThreads:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._slots = asyncio.Semaphore(count)
 
-    async def run(self, size: int, work: Callable[[memoryview], _Result]) -> _Result:
+    async def run(
+        self, size: int, work: Callable[[memoryview], _Result], on_cancel: Callable[[], None] | None = None
+    ) -> _Result:
         """``work`` on a buffer of ``size`` bytes, in a thread.
 
         Cancelling waits for the thread: a thread that is left behind would still write where its caller has cleaned up.
+        ``on_cancel`` may tell it to hurry.
         """
         async with self._slots:
             future = self._executor.submit(self._with_buffer, size, work)
@@ -33,6 +36,8 @@ class ByteThreads:
             try:
                 return await asyncio.shield(waiter)
             except asyncio.CancelledError:
+                if on_cancel is not None:
+                    on_cancel()
                 if not future.cancel():
                     await _ended(waiter)
                 raise

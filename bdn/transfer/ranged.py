@@ -1,130 +1,149 @@
-"""Ranges of one upstream file over HTTP, into a buffer: every way an answer can be wrong is an error, never data."""
+"""Ranges of one upstream file over HTTP, into a buffer: every way an answer can be wrong is an error, never data.
+
+A connection that breaks or stalls inside a body does not cost what it brought: the rest of the range is asked for on a new
+one. Both halves are of one version, because every request carries the location's pin, and both answers its ETag.
+"""
 
 from __future__ import annotations
 
-import http.client
-from dataclasses import dataclass
-from typing import Final
-from urllib.parse import urljoin, urlsplit
+import ssl
+import time
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 from bdn.core.chunk import ByteRange
-from bdn.core.errors import (
-    AuthRequiredError,
-    BdnError,
-    SourceChangedError,
-    UpstreamRateLimitedError,
-    UpstreamUnavailableError,
+from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.ports import Headers, Location
+from bdn.core.streaming import Persistence, ResumePolicy, StallPolicy
+from bdn.core.upstream import Checksum
+from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, reason_of
+from bdn.transfer.http1 import Answer, Clock, StalledError
+from bdn.transfer.http_head import ProtocolError
+from bdn.transfer.range_answers import (
+    LocationRefusedError,
+    RangeRequest,
+    UpstreamUntrustedError,
+    check_head,
+    plain_etag,
 )
-from bdn.core.ports import Location
-from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, origin_of, read_exactly, reason_of
-from bdn.wire.ranges import format_range, parse_content_range
-from bdn.wire.retry_after import parse_retry_after
+from bdn.transfer.redirects import REDIRECT_BODY_LIMIT, REDIRECT_LIMIT, REDIRECTS, DowngradeError, follow
+from bdn.wire.ranges import format_range
 
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_REDIRECT_LIMIT: Final = 5
-_REDIRECT_BODY_LIMIT: Final = 64 * 1024  # read to keep the connection; a longer one is not worth it
-_CREDENTIAL_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-amz-security-token"})
+__all__ = ["LocationRefusedError", "RangeRequest", "RangedReader", "UpstreamUntrustedError"]
 
 
-@dataclass(frozen=True, slots=True)
-class RangeRequest:
-    """Which bytes of which file; ``source`` and ``path`` are for messages."""
-
-    source: str
-    path: str
-    range: ByteRange
-    size: int  # of the whole file
-
-
-@dataclass(eq=False)
-class LocationRefusedError(AuthRequiredError):
-    """401 or 403 for a location: signed URLs expire, so a fresh location may work; if it does not, access is refused."""
-
-
+@dataclass(frozen=True)
 class RangedReader:
     """Reads ranges; shared by byte threads."""
 
-    def __init__(self, connections: ConnectionPool) -> None:
-        self._connections = connections
+    connections: ConnectionPool
+    resume: ResumePolicy = field(default_factory=ResumePolicy)
+    stall: StallPolicy = field(default_factory=StallPolicy)
+    clock: Clock = time.monotonic
 
-    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> None:
+    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> Checksum | None:
         """Fill ``buffer``, which is exactly as long as the range.
+
+        Returns what the answer stated about the whole file, where the location knows how to read that and the range is the
+        whole file. It is then asked for without a Range, because some upstreams state it for whole objects alone.
 
         Raises:
             LocationRefusedError: locate the file again, once.
             SourceChangedError: the file is not the one that was listed.
-            UpstreamRateLimitedError, UpstreamUnavailableError: may work later.
+            UpstreamRateLimitedError, UpstreamUnavailableError: may work later; the buffer's content is then undefined.
+            UpstreamUntrustedError: will not work.
+            EgressRefusedError: the address, or one that it redirects to, may not be contacted.
         """
-        url, headers = location.url, dict(location.headers)
-        headers["Range"] = format_range(request.range)
+        return _Reading(self, location, request, buffer).run()
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One range under way: ``done`` bytes of the buffer are right."""
+
+    reader: RangedReader
+    location: Location
+    request: RangeRequest
+    buffer: memoryview
+    done: int = 0
+    first: Headers | None = None  # of the answer that the buffer begins with
+
+    def run(self) -> Checksum | None:
+        """Ask until the buffer is full, or until asking at once for the rest is of no use."""
+        persistence = None
+        while True:
+            before = self.done
+            try:
+                self._ask()
+            except DowngradeError:
+                raise UpstreamUntrustedError(self._source, f"{self._path}: it redirects from https to http") from None
+            except NETWORK_ERRORS as error:
+                persistence = persistence or Persistence(self.reader.resume, self.reader.stall)
+                gained, stalled = self.done - before, isinstance(error, StalledError)
+                # Who frames a body wrongly may have sent anything, and of a full buffer there is no rest to ask for.
+                is_sound = not isinstance(error, ProtocolError) and self.done < len(self.buffer)
+                if not (is_sound and persistence.goes_on(gained, stalled=stalled)):
+                    self._fail(error)
+            else:
+                break
+        if self.location.stated is None or not self.request.is_whole or self.first is None:
+            return None
+        return self.location.stated(self.first)
+
+    def _ask(self) -> None:
+        """One request, with its redirects, for what is missing."""
+        url, headers, wanted = self.location.url, dict(self.location.headers), self._missing()
+        if wanted is not None:
+            headers["Range"] = format_range(wanted)
+        for _ in range(REDIRECT_LIMIT + 1):
+            with self.reader.connections.get(url, headers, len(self.buffer) - self.done) as answer:
+                if answer.status not in REDIRECTS:
+                    check_head(answer, self.location, self.request, wanted)
+                    self._check_same(answer.headers)
+                    self._read_body(answer)
+                    return
+                answer.read(REDIRECT_BODY_LIMIT)
+                url, headers = follow(url, headers, answer.headers)
+        raise self._unavailable(f"more than {REDIRECT_LIMIT} redirects")
+
+    def _missing(self) -> ByteRange | None:
+        """What to ask for; None asks for the whole file without a Range."""
+        if not self.done:
+            is_plain = self.location.stated is not None and self.request.is_whole
+            return None if is_plain else self.request.range
+        return ByteRange(self.request.range.start + self.done, self.request.range.stop)
+
+    def _check_same(self, headers: Headers) -> None:
+        """Answers with two ETags may be two versions, also where none was listed. Then neither is used."""
+        if self.first is None:
+            self.first = headers
+        elif plain_etag(self.first) != plain_etag(headers):
+            raise self._unavailable("its ETag is not the same in two answers")
+
+    def _read_body(self, answer: Answer) -> None:
+        rest = self.buffer[self.done :] if self.done else self.buffer
         try:
-            for _ in range(_REDIRECT_LIMIT + 1):
-                with self._connections.get(url, headers) as response:
-                    if response.status not in _REDIRECTS:
-                        _check_head(response, location, request)
-                        self._read_body(response, request, buffer)
-                        return
-                    response.read(_REDIRECT_BODY_LIMIT)
-                    url, headers = _follow(url, headers, response)
-        except NETWORK_ERRORS as error:
-            reason = f"{request.path}: {reason_of(error)}"
-            raise UpstreamUnavailableError(request.source, reason) from None  # its message may hold a signed address
-        raise UpstreamUnavailableError(request.source, f"{request.path}: more than {_REDIRECT_LIMIT} redirects")
+            answer.fill(rest, self.reader.stall, self.reader.clock)
+        finally:
+            self.done += answer.received
+        if self.done != len(self.buffer):
+            raise ConnectionResetError(f"the answer ended after {self.done} of {len(self.buffer)} bytes")
+        if not answer.has_ended():
+            raise self._unavailable("the answer is longer than the range")
 
-    @staticmethod
-    def _read_body(response: http.client.HTTPResponse, request: RangeRequest, buffer: memoryview) -> None:
-        done = read_exactly(response, buffer)
-        if done != len(buffer):
-            raise UpstreamUnavailableError(
-                request.source, f"{request.path}: the answer ended after {done} of {len(buffer)} bytes"
-            )
-        if response.read(1):  # at the end, this marks the connection as reusable
-            raise UpstreamUnavailableError(request.source, f"{request.path}: the answer is longer than the range")
+    @property
+    def _source(self) -> str:
+        return self.request.source
 
+    @property
+    def _path(self) -> str:
+        return self.request.path
 
-def _follow(url: str, headers: dict[str, str], response: http.client.HTTPResponse) -> tuple[str, dict[str, str]]:
-    """Where a redirect leads, without our credentials when that is another origin."""
-    target = urljoin(url, response.headers.get("Location") or "")
-    if origin_of(urlsplit(target)) != origin_of(urlsplit(url)):
-        headers = {name: value for name, value in headers.items() if name.lower() not in _CREDENTIAL_HEADERS}
-    return target, headers
+    def _unavailable(self, reason: str) -> UpstreamUnavailableError:
+        return UpstreamUnavailableError(self._source, f"{self._path}: {reason}")
 
-
-def _check_head(response: http.client.HTTPResponse, location: Location, request: RangeRequest) -> None:
-    status = response.status
-    if status != 206:
-        raise _error_for(status, response, request)
-    stated = parse_content_range(response.headers.get("Content-Range"))
-    if stated is not None and stated[1] != request.size:  # first: of a file that shrank, the range may be cut
-        raise SourceChangedError(request.source, request.path, f"its size was {request.size} and is {stated[1]}")
-    if stated is None or stated[0] != request.range:
-        raise UpstreamUnavailableError(request.source, f"{request.path}: the answer holds other bytes than asked for")
-    length = response.headers.get("Content-Length")
-    if response.headers.get("Content-Encoding", "identity") != "identity" or length not in (
-        None,
-        str(request.range.size),
-    ):
-        raise UpstreamUnavailableError(request.source, f"{request.path}: the answer is encoded or has the wrong length")
-    etag = response.headers.get("ETag")
-    if location.etag is not None and _plain(etag) != _plain(location.etag):
-        raise SourceChangedError(request.source, request.path, "its ETag is another one")
-
-
-def _error_for(status: int, response: http.client.HTTPResponse, request: RangeRequest) -> BdnError:
-    if status in (401, 403):
-        return LocationRefusedError(request.source, f"{request.path}: status {status}")
-    if status in (404, 410):
-        return SourceChangedError(request.source, request.path, "it is gone")
-    if status in (412, 416):
-        return SourceChangedError(request.source, request.path, f"status {status}")
-    if status == 429:
-        return UpstreamRateLimitedError(request.source, parse_retry_after(response.headers))
-    if status == 200:
-        return UpstreamUnavailableError(
-            request.source, f"{request.path}: the whole file came where a range was asked for"
-        )
-    return UpstreamUnavailableError(request.source, f"{request.path}: status {status}")
-
-
-def _plain(etag: str | None) -> str:
-    return (etag or "").removeprefix("W/").strip('"')
+    def _fail(self, error: Exception) -> NoReturn:
+        """In our words, without the cause: its message may hold a signed address."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise UpstreamUntrustedError(self._source, f"{self._path}: {reason_of(error)}") from None
+        raise self._unavailable(reason_of(error)) from None

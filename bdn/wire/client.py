@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -19,6 +20,7 @@ from bdn.wire.errors import error_from
 from bdn.wire.eviction_schema import Eviction, EvictionRequest
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, LayoutBody, Mirror, MirrorPage, Plan
+from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, Stage, StageRequest, Stages
 from bdn.wire.weights_schema import MirrorRequestBody
@@ -121,6 +123,11 @@ class ServiceClient:
             raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
 
 
+def _layout_from(content: bytes) -> tuple[LayoutBody, dict[Digest, FileLayout]]:
+    body = LayoutBody.model_validate_json(content)
+    return body, {layout.digest: layout for layout in (file.to_core() for file in body.files)}
+
+
 def _wait(seconds: float) -> dict[str, str]:
     return {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
 
@@ -172,8 +179,7 @@ class MirrorClient(ServiceClient):
         """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
         content = await self._send("GET", f"/manifests/{digest}/layout", bearer=bearer, wait_seconds=60)
         try:
-            body = LayoutBody.model_validate_json(content)
-            return body, {layout.digest: layout for layout in (file.to_core() for file in body.files)}
+            return await asyncio.to_thread(_layout_from, content)  # a million files are 300 MB, and seconds
         except ValueError as error:
             raise InternalError(f"the layout of {digest} is wrong: {error}") from error
 
@@ -200,6 +206,22 @@ class MirrorClient(ServiceClient):
     async def clusters(self) -> Clusters:
         """``GET /clusters``."""
         return await self._call(Clusters, "GET", "/clusters")
+
+    async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
+        """``PUT /secrets/{name}``."""
+        return await self._call(SecretEntry, "PUT", f"/secrets/{quote(name, safe='')}", body=body)
+
+    async def secrets(self) -> SecretEntries:
+        """``GET /secrets``."""
+        return await self._call(SecretEntries, "GET", "/secrets")
+
+    async def rotate_secrets(self) -> SecretEntries:
+        """``POST /secrets/rotate``."""
+        return await self._call(SecretEntries, "POST", "/secrets/rotate")
+
+    async def remove_secret(self, name: str) -> None:
+        """``DELETE /secrets/{name}``."""
+        await self._send("DELETE", f"/secrets/{quote(name, safe='')}")
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """``POST /agents/heartbeat``; the mirror may keep it open for ``heartbeat.wait_seconds``."""

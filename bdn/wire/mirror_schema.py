@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout
+from bdn.core.layout import FileLayout, Slice
 from bdn.wire.errors import ErrorBody
 
 MirrorStatus = Literal["PENDING", "SYNCING", "READY", "FAILED", "CANCELED"]
@@ -80,16 +80,42 @@ class Plan(BaseModel):
     bytes_reused: int
 
 
+class SliceBody(BaseModel):
+    """Where a small file lies: ``offset`` bytes into the slab, a chunk of ``size`` bytes that is served by its digest."""
+
+    digest: str
+    size: int
+    offset: int
+
+    def to_core(self) -> Slice:
+        """The value."""
+        return Slice(Digest.parse(self.digest), self.size, self.offset)
+
+
 class FileLayoutBody(BaseModel):
-    """The chunks of one file, in order."""
+    """The chunks of one file, in order; absent ``slab``: each is an object of its own.
+
+    A file in a slab has one chunk, which is named like the file. It can be read by that name, too, but not as fast.
+    """
 
     digest: str
     size: int
     chunks: list[str]
+    slab: SliceBody | None = None
+
+    @classmethod
+    def of(cls, layout: FileLayout) -> Self:
+        """The wire's form."""
+        lies = layout.slice
+        slab = SliceBody(digest=str(lies.slab), size=lies.slab_size, offset=lies.offset) if lies else None
+        chunks = [str(chunk) for chunk in layout.chunks]
+        return cls(digest=str(layout.digest), size=layout.size, chunks=chunks, slab=slab)
 
     def to_core(self) -> FileLayout:
-        """Checked: the chunks make up the file's digest. ``ValueError`` when they do not."""
-        return FileLayout(Digest.parse(self.digest), self.size, tuple(Digest.parse(chunk) for chunk in self.chunks))
+        """Checked: the chunks make up the file's digest, and the slab has room for it. ``ValueError`` when not."""
+        chunks = tuple(Digest.parse(chunk) for chunk in self.chunks)
+        lies = self.slab.to_core() if self.slab else None
+        return FileLayout(Digest.parse(self.digest), self.size, chunks, lies)
 
 
 class LayoutBody(BaseModel):
@@ -101,6 +127,10 @@ class LayoutBody(BaseModel):
     manifest: str
     data_port: int | None
     files: list[FileLayoutBody]
+
+    def to_json(self) -> str:
+        """Without what is absent: there may be a million files."""
+        return self.model_dump_json(exclude_defaults=True)
 
 
 class Holding(BaseModel):

@@ -54,7 +54,7 @@ class ManifestRecords:
         path = self._places.manifest(digest)
         with disk_errors(path):
             if held.layout:
-                write_durably(self._places.layout(digest), held.layout.model_dump_json().encode())
+                write_durably(self._places.layout(digest), held.layout.to_json().encode())
             if not path.exists():
                 write_durably(path, held.manifest.canonical)
         self.touch(digest, now)

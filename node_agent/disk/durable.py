@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -105,3 +105,21 @@ class DurableFolders:
                     path.mkdir(mode=0o755, exist_ok=True)
                     sync_folder(path.parent)
                     self._durable.add(path)
+
+    def make_unsynced(self, folders: Iterable[Path], above: Path) -> list[Path]:
+        """Make many at once; returns those, from the top down, that may not be durable: sync their parents, ``remember``."""
+        fresh: dict[Path, None] = {}
+        for folder in folders:
+            missing: list[Path] = []
+            while folder != above and folder not in self._durable and folder not in fresh:
+                missing.append(folder)
+                folder = folder.parent  # noqa: PLW2901 - upwards, until one that is there
+            for path in reversed(missing):
+                path.mkdir(mode=0o755, exist_ok=True)
+                fresh[path] = None
+        return list(fresh)
+
+    def remember(self, folders: Iterable[Path]) -> None:
+        """These folders' parents were synced since the folders were made."""
+        with self._lock:
+            self._durable.update(folders)

@@ -27,6 +27,18 @@ def allocate(descriptor: int, size: int) -> None:
     _check(_libc.fallocate(descriptor, 0, ctypes.c_long(0), ctypes.c_long(size)), "")
 
 
+def sync_file_system(descriptor: int) -> None:
+    """``syncfs(2)``: everything that was written to this file system is durable. Tells errors since Linux 5.8, once."""
+    _check(_libc.syncfs(descriptor), "")
+
+
+def file_system_magic(descriptor: int) -> int:
+    """``f_type`` of ``fstatfs(2)``: which kind of file system this is."""
+    found = (ctypes.c_long * 64)()  # struct statfs is 120 bytes and begins with it
+    _check(_libc.fstatfs(descriptor, ctypes.byref(found)), "")
+    return int(found[0])
+
+
 def mount(source: Path | None, target: Path, flags: int) -> None:
     """``mount(2)`` without a file system type, for bind mounts."""
     _check(_libc.mount(os.fsencode(source) if source else None, os.fsencode(target), None, flags, None), str(target))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +18,10 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.crew import in_thread
 from node_agent.disk.places import Places
-from node_agent.fill.filler import Filler, Order, Report
+from node_agent.fill.filler import Filler
 from node_agent.fill.flights import Flights
+from node_agent.fill.order import FileReport, Order, Report
+from node_agent.fill.parcel import Parcel, parcels_of
 from node_agent.fill.supply import Supplier, chunk_base
 from node_agent.stage.progress import StageProgress
 from node_agent.stage.stage import Stage
@@ -27,15 +29,7 @@ from node_agent.view.build import Built
 from node_agent.view.destination import Destination
 from node_agent.view.views import Views
 
-_FILES_AT_ONCE: Final = 16  # per stage; the byte threads are the real limit
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One file that a stage lacks, and where the mirror serves its chunks."""
-
-    layout: FileLayout
-    base_url: str
+_PARCELS_AT_ONCE: Final = 16  # per stage; the byte threads are the real limit
 
 
 @dataclass(frozen=True)
@@ -78,48 +72,50 @@ class Staging:
         stage.begin(StageProgress([held.manifest for held in mounts], missing))
 
     async def _fill(self, stage: Stage, held: list[Held], missing: frozenset[Digest]) -> None:
-        wanted: dict[Digest, Wanted] = {}
+        wanted: dict[Digest, tuple[FileLayout, str]] = {}
         for one in held if missing else ():
             base_url = chunk_base(self.mirror_url, one.layout.data_port if one.layout else None)
             layouts = await in_thread(one.file_layouts, missing)
-            wanted.update((digest, Wanted(layout, base_url)) for digest, layout in layouts.items())
-        # The largest first, so that the last threads do not wait for one big file at the end.
-        queue = iter(sorted(wanted.values(), key=lambda want: want.layout.size, reverse=True))
+            wanted.update((digest, (layout, base_url)) for digest, layout in layouts.items())
+        parcels = parcels_of(wanted.values())
+        queue = iter(parcels)
         with single_error():
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(len(wanted), _FILES_AT_ONCE)):
+                for _ in range(min(len(parcels), _PARCELS_AT_ONCE)):
                     group.create_task(self._fill_from(queue, stage))
 
-    async def _fill_from(self, queue: Iterator[Wanted], stage: Stage) -> None:
-        """One of several that draw files from the same queue."""
+    async def _fill_from(self, queue: Iterator[Parcel], stage: Stage) -> None:
+        """One of several that draw parcels from the same queue."""
         progress = stage.progress
         assert progress is not None  # noqa: S101 - announced above
-        for want in queue:
-            digest = want.layout.digest
 
-            def report(tier: Tier, size: int, digest: Digest = digest) -> None:
-                progress.report(digest, tier, size)
+        for parcel in queue:
+
+            def report(file: Digest, tier: Tier, size: int) -> None:
+                progress.report(file, tier, size)
                 stage.rate.add(size, time.monotonic())
 
-            def start(tell: Report, stop: threading.Event, want: Wanted = want) -> Coroutine[object, object, None]:
-                return self._fill_one(want, stage, tell, stop)
+            def start(
+                files: Sequence[Digest], tell: FileReport, stop: threading.Event, parcel: Parcel = parcel
+            ) -> Coroutine[object, object, None]:
+                return self._fill_parcel(parcel.only(files), stage, tell, stop)
 
-            def restart(digest: Digest = digest) -> None:
-                progress.restart(digest)
+            await self.flights.join(parcel.digests, start, report, progress.restart)
+            for file in parcel.files:
+                progress.finish(file.digest, file.size)
 
-            await self.flights.join(digest, start, report, restart)
-            progress.finish(digest, want.layout.size)
+    async def _fill_parcel(self, parcel: Parcel, stage: Stage, tell: FileReport, stop: threading.Event) -> None:
+        ledger = self.cache.index.ledger  # another stage may have finished some between our admission and now
+        files = tuple(file for file in parcel.files if not ledger.is_committed(file.digest))
+        if not files:
+            return
 
-    async def _fill_one(self, want: Wanted, stage: Stage, tell: Report, stop: threading.Event) -> None:
-        if self.cache.index.ledger.is_committed(want.layout.digest):
-            return  # another stage finished it between our admission and now
-
-        def report(tier: Tier, size: int) -> None:
+        def report(file: Digest, tier: Tier, size: int) -> None:
             self.on_bytes(tier, size)
-            tell(tier, size)
+            tell(file, tier, size)
 
-        supply = self.supplier.open(want.base_url, stage.record.grant, stop)
-        await self.filler.fill(Order(want.layout, supply, report, stop))
+        supply = self.supplier.open(parcel.base_url, stage.record.grant, stop)
+        await self.filler.fill(Order(files, supply, report, stop))
 
     async def _show(self, stage: Stage, mounts: list[Held]) -> None:
         record = stage.record

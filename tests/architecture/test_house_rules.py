@@ -62,6 +62,32 @@ def _is_composition(name: str) -> bool:
     return name in ("open_mirror", "open_agent")
 
 
+def test_every_way_out_of_the_sources_passes_the_egress_guard() -> None:
+    """A module that makes a client for an upstream names the guard of its kind."""
+    guards = {
+        "ClientSession": "guarded_connector",
+        "create_client": "guarded_options",
+        "TCPConnector": None,
+        "create_connection": None,
+        "open_connection": None,
+        "urlopen": None,
+        "HTTPConnection": None,
+        "HTTPSConnection": None,
+        "PoolManager": None,
+        "AsyncClient": None,
+    }
+    unguarded = [
+        f"{path}:{line} {name}"
+        for path, tree in parsed()
+        if path.parts[:2] == ("bdn", "sources")
+        for line, name in calls(tree)
+        if (last := name.rpartition(".")[2]) in guards
+        and not any(called.rpartition(".")[2] == guards[last] for _, called in calls(tree))
+    ]
+
+    assert unguarded == []
+
+
 def test_tasks_are_started_in_groups_alone() -> None:
     loose = [
         f"{path}:{line} {name}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import fill, memory, pull_again, report
+from tests.benchmarks import fill, listings, memory, pull_again, report, throughput
 
 BENCHMARKS = {
     "pull-again": (pull_again.INTRODUCTION, pull_again.measure),
     "fill": (fill.INTRODUCTION, fill.measure),
+    "throughput": (throughput.INTRODUCTION, throughput.measure),
     "memory": (memory.INTRODUCTION, memory.measure),
+    "listings": (listings.INTRODUCTION, listings.measure),
 }
 
 

@@ -28,6 +28,13 @@ AWKWARD_NAMES = (
     "tilde~(1),[2];=@$!*.txt",
     "tab\there.txt",
 )
+EDGES = (
+    (0, 1),
+    (0, len(CONTENT)),
+    (1, len(CONTENT)),
+    (255, 258),
+    (len(CONTENT) - 1, len(CONTENT)),
+)
 
 
 class Upstream(Protocol):
@@ -45,6 +52,11 @@ class Upstream(Protocol):
 async def listed(source: Source) -> dict[str, UpstreamFile]:
     """The listing by path."""
     return {file.path: file async for file in source.list(await source.resolve())}
+
+
+async def listed_within(source: Source, *within: str) -> list[str]:
+    """The paths of a listing narrowed to these beginnings, sorted."""
+    return sorted([file.path async for file in source.list(await source.resolve(), within)])
 
 
 async def consumed(files: AsyncIterator[UpstreamFile]) -> int:
@@ -71,7 +83,7 @@ class SourceContract(ABC):
             location = await source.locate(files[name])
         assert read_range(location, 0, len(CONTENT)).content == CONTENT
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, 1), (255, 258), (len(CONTENT) - 1, len(CONTENT))])
+    @pytest.mark.parametrize(("start", "stop"), EDGES)
     @pytest.mark.parametrize("path", ["small.json", "large.safetensors"])
     async def test_a_location_answers_exactly_the_range_asked_for(
         self, upstream: Upstream, path: str, start: int, stop: int
@@ -84,6 +96,48 @@ class SourceContract(ABC):
         assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(CONTENT)}"
         assert answer.content == CONTENT[start:stop]
         assert location.etag in (None, answer.headers.get("etag"))
+
+    async def test_a_range_that_ends_behind_the_end_is_cut_there(self, upstream: Upstream) -> None:
+        upstream.fill({"weights.bin": CONTENT})
+        async with upstream.open() as source:
+            location = await source.locate((await listed(source))["weights.bin"])
+        last = len(CONTENT) - 1
+        answer = read_range(location, last, last + 100)
+        assert (answer.status, answer.content) == (206, CONTENT[last:])
+        assert answer.headers["content-range"] == f"bytes {last}-{last}/{len(CONTENT)}"
+
+    @pytest.mark.parametrize(("path", "content"), [("weights.bin", CONTENT), ("empty.bin", b"")])
+    async def test_a_range_behind_the_end_is_refused(self, upstream: Upstream, path: str, content: bytes) -> None:
+        upstream.fill({path: content})
+        async with upstream.open() as source:
+            location = await source.locate((await listed(source))[path])
+        assert read_range(location, len(content), len(content) + 1).status == 416
+
+    async def test_a_narrowed_listing_holds_what_it_has_to_and_each_file_once(self, upstream: Upstream) -> None:
+        paths = ("a.txt", "sub/a.txt", "sub/ü b+%.txt", "sub-2/a.txt", "subway", "z/sub/a.txt")
+        upstream.fill(dict.fromkeys(paths, b"x"))
+        for within in (("",), ("sub",), ("sub/",), ("sub/ü b+%",), ("sub/", "z/s"), ("none",), ("a.txt",)):
+            async with upstream.open() as source:
+                found = await listed_within(source, *within)
+            assert len(found) == len(set(found)), within
+            assert {path for path in paths if path.startswith(within)} <= set(found) <= set(paths), within
+
+    async def test_the_old_location_of_a_replaced_file_never_answers_with_new_bytes(self, upstream: Upstream) -> None:
+        upstream.fill({"weights.bin": b"before"})
+        async with upstream.open() as source:
+            location = await source.locate((await listed(source))["weights.bin"])
+            upstream.fill({"weights.bin": b"after!"})
+            answer = read_range(location, 0, 6)
+            assert answer.content == b"before" if answer.status == 206 else answer.status in (404, 412)
+
+    async def test_a_replaced_file_has_another_version_and_can_be_read(self, upstream: Upstream) -> None:
+        found = []
+        for content in (b"before", b"after!"):
+            upstream.fill({"weights.bin": content})
+            async with upstream.open() as source:
+                found.append((await listed(source))["weights.bin"])
+                assert read_range(await source.locate(found[-1]), 0, 6).content == content
+        assert found[0].version != found[1].version
 
     @pytest.mark.parametrize("path", ["a/../../etc/passwd", "../up", "back\\slash", "nul\0byte", "x" * 300])
     async def test_a_path_that_must_not_become_a_file_is_the_source_s_error(

@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import close_session, constants
 from huggingface_hub.utils import _detect_agent
 
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -34,6 +35,7 @@ from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, rate_limited, stall, truncate
 from tests.doubles.hub import Hub
+from tests.support.egress import LOOPBACK
 
 REFUSALS = [
     ("hf://org/open", "wrong", AuthRequiredError, "token is not valid"),
@@ -50,6 +52,8 @@ REFUSALS = [
     ("hf://org/disabled", "owner", SourceNotFoundError, "disabled"),
     ("hf://org/two--dashes", None, InvalidSourceError, "no hub has a repository of this name"),
 ]
+
+LARGE = CHUNK_SIZE + 1  # smaller files are located without a question
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +77,9 @@ def hub(shared_hub: Hub) -> Hub:
 async def opened(hub: Hub, uri: str = "hf://org/open", token: str | None = None) -> AsyncIterator[Source]:
     tokens = {"owner": hub.token, "stranger": hub.stranger_token, "wrong": "hf_wrong"}
     secret = Secret("hub", tokens.get(token, token)) if token else None
-    settings = UpstreamSettings(hf_endpoint=hub.url)
+    settings = UpstreamSettings(egress=LOOPBACK, hf_endpoint=hub.url)
     async with open_source(
-        parse_source(uri), secret=secret, organisation="acme", ambient_credentials=False, settings=settings
+        parse_source(uri), sign_in=secret, organisation="acme", ambient_credentials=False, settings=settings
     ) as source:
         yield source
 
@@ -135,9 +139,8 @@ async def test_a_failing_first_request_is_made_once_and_mapped(
 
 @pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
 async def test_a_listing_that_fails_at_its_second_page_is_mapped_around_the_iteration(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, fault: Fault, expected: type[BdnError], said: str
+    hub: Hub, fault: Fault, expected: type[BdnError], said: str
 ) -> None:
-    monkeypatch.setattr("bdn.sources.huggingface.BATCH", 2)
     hub.fail(fault, "cursor=", times=None)
     seen = []
     async with opened(hub) as source:
@@ -153,7 +156,7 @@ async def test_a_failing_location_is_mapped(hub: Hub, fault: Fault, expected: ty
         file = (await listed(source))["model.safetensors"]
         hub.fail(fault, "/resolve/", times=None)
         with pytest.raises(expected, match=said.replace("answered", "")):
-            await source.locate(file)
+            await source.locate(replace(file, size=LARGE))
     assert hub.log.count("/resolve/") == 1
 
 
@@ -206,10 +209,7 @@ async def test_a_hub_that_goes_silent_in_a_listing_is_given_up(hub: Hub, monkeyp
             hub.release_stalled()
 
 
-async def test_a_listing_that_is_cancelled_ends_at_once_and_harms_no_other(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bdn.sources.huggingface.BATCH", 2)
+async def test_a_listing_that_is_cancelled_ends_at_once_and_harms_no_other(hub: Hub) -> None:
     hub.fail(stall(at=1), "cursor=")
     async with opened(hub) as source:
         files = source.list(await source.resolve())
@@ -254,14 +254,14 @@ async def test_a_file_that_vanished_from_its_commit_is_a_change_of_the_source(hu
     async with opened(hub) as source:
         file = (await listed(source))["0.txt"]
         with pytest.raises(SourceChangedError, match=r"'0\.txt'"):
-            await source.locate(replace(file, handle="gone.txt"))
+            await source.locate(replace(file, handle="gone.txt", size=LARGE))
 
 
 async def test_a_file_that_changed_its_size_is_a_change_of_the_source(hub: Hub) -> None:
     async with opened(hub) as source:
         file = (await listed(source))["model.safetensors"]
-        with pytest.raises(SourceChangedError, match="listed with 8 bytes, now 7"):
-            await source.locate(replace(file, size=8))
+        with pytest.raises(SourceChangedError, match=f"listed with {LARGE} bytes, now 7"):
+            await source.locate(replace(file, size=LARGE))
 
 
 @pytest.mark.parametrize("value", ["", "\n", "hf_two words", '{"token": "hf_json"}', "hf_ünïcödé", "hf_a\nhf_b"])

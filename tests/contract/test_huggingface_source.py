@@ -8,17 +8,23 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from huggingface_hub import close_session
 
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.errors import SourceNotFoundError
 from bdn.core.ports import Source
 from bdn.core.source_uri import parse_source
 from bdn.core.upstream import Checksum, ChecksumKind
 from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed
 from tests.doubles.content import GeneratedContent, git_blob_of, sha256_of
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.ranges import read_range
+from tests.support.egress import LOOPBACK
+
+LARGE = GeneratedContent(CHUNK_SIZE + 1)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +45,10 @@ def opened(
 ) -> AbstractAsyncContextManager[Source]:
     return open_source(
         parse_source(uri),
-        secret=Secret("hub", token) if token else None,
+        sign_in=Secret("hub", token) if token else None,
         organisation=organisation,
         ambient_credentials=False,
-        settings=UpstreamSettings(hf_endpoint=hub.url),
+        settings=UpstreamSettings(egress=LOOPBACK, hf_endpoint=hub.url),
     )
 
 
@@ -78,6 +84,39 @@ class TestGatedSpace(SourceContract):
         repository = hub.repo("org/space", kind="space", gated=True)
         repository.allow(hub.stranger_token)
         return HubUpstream(hub, repository, hub.stranger_token)
+
+
+class HubAccess:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        hub.repo("org/public").commit({"a.txt": b"x"})
+        hub.repo("org/private", private=True).commit({"a.txt": b"x"})
+
+    def public(self) -> AbstractAsyncContextManager[Source]:
+        return opened(self._hub, "hf://org/public")
+
+    def private(self) -> AbstractAsyncContextManager[Source]:
+        return opened(self._hub, "hf://org/private", self._hub.token)
+
+    def anonymous(self) -> AbstractAsyncContextManager[Source]:
+        return opened(self._hub, "hf://org/private")
+
+    def wrong_key(self) -> AbstractAsyncContextManager[Source]:
+        return opened(self._hub, "hf://org/private", f"hf_{SESAME}")
+
+    def denied(self) -> AbstractAsyncContextManager[Source]:
+        return opened(self._hub, "hf://org/private", self._hub.stranger_token)
+
+    def missing(self) -> AbstractAsyncContextManager[Source]:
+        return opened(self._hub, "hf://org/missing", self._hub.token)
+
+
+class TestAccess(AccessContract):
+    denial = SourceNotFoundError  # the hub tells nobody else that a private repository exists
+
+    @pytest.fixture
+    def access(self, hub: Hub) -> Access:
+        return HubAccess(hub)
 
 
 @pytest.mark.parametrize("revision", ["", "@main", "@dev", "@v1.0", "@refs/pr/1", "@feature/slash"])
@@ -142,25 +181,38 @@ async def test_a_resolution_from_elsewhere_does_not_make_private_content_public(
 
 
 async def test_the_token_goes_to_the_hub_and_never_to_the_cdn(hub: Hub) -> None:
-    hub.repo("org/private", private=True).commit({"model.safetensors": CONTENT, "config.json": b"{}"})
+    contents = {"model.safetensors": LARGE, "small.safetensors": CONTENT, "config.json": b"{}"}
+    hub.repo("org/private", private=True).commit(contents)
     async with opened(hub, "hf://org/private", hub.token) as source:
         files = await listed(source)
-        large, small = await source.locate(files["model.safetensors"]), await source.locate(files["config.json"])
+        large, *small = [await source.locate(files[name]) for name in contents]
     assert large.url.startswith(hub.cdn_url)
     assert large.headers == ()
-    assert small.url.startswith(hub.url)
-    assert small.headers == (("Authorization", f"Bearer {hub.token}"),)
-    assert read_range(large, 0, 4).status == read_range(small, 0, 2).status == 206
+    assert read_range(large, 0, 4).status == 206
+    for location in small:  # the hub redirects to its CDN where it has to
+        assert location.url.startswith(hub.url)
+        assert location.headers == (("Authorization", f"Bearer {hub.token}"),)
+        assert read_range(location, 0, 2).status == 206
+
+
+async def test_a_file_of_one_chunk_costs_no_request_to_locate(hub: Hub) -> None:
+    hub.repo("org/model").commit({"one.safetensors": GeneratedContent(CHUNK_SIZE), "two.safetensors": LARGE})
+    async with opened(hub, "hf://org/model") as source:
+        files = await listed(source)
+        hub.log.clear()
+        for name, requests in (("one.safetensors", 0), ("two.safetensors", 1)):
+            await source.locate(files[name])
+            assert hub.log.count() == requests
 
 
 async def test_a_file_can_be_located_again_when_its_link_has_expired(hub: Hub) -> None:
-    hub.repo("org/model").commit({"model.safetensors": CONTENT})
+    hub.repo("org/model").commit({"model.safetensors": LARGE})
     async with opened(hub, "hf://org/model") as source:
         file = (await listed(source))["model.safetensors"]
         location = await source.locate(file)
         hub.expire_links()
         assert read_range(location, 0, 4).status == 403
-        assert read_range(await source.locate(file), 0, 4).content == CONTENT[:4]
+        assert read_range(await source.locate(file), 0, 4).content == LARGE.read(0, 4)
 
 
 async def test_a_file_of_twenty_gigabytes_is_read_from_its_middle(hub: Hub) -> None:
@@ -191,8 +243,7 @@ async def test_twenty_five_hundred_files_cost_four_requests() -> None:
     close_session()
 
 
-async def test_a_listing_asks_for_no_more_pages_than_are_consumed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.sources.huggingface.BATCH", 3)
+async def test_a_listing_asks_for_no_more_pages_than_are_consumed(hub: Hub) -> None:
     hub.repo("org/model").commit({f"{number:02}.txt": b"x" for number in range(30)})
     async with opened(hub, "hf://org/model") as source:
         resolution = await source.resolve()

@@ -27,6 +27,7 @@ from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.ranges import read_range
 from tests.doubles.s3 import S3Server, s3_error
 from tests.doubles.sigv4 import Account
+from tests.support.egress import LOOPBACK
 
 TEMPORARY = Account("ASIATEMPORARY", "temporary", "session-token")
 
@@ -58,10 +59,10 @@ async def opened(
 ) -> AsyncIterator[Source]:
     async with open_source(
         parse_source(uri),
-        secret=Secret("bucket-keys", secret if isinstance(secret, str) else json.dumps(secret)) if secret else None,
+        sign_in=Secret("bucket-keys", secret if isinstance(secret, str) else json.dumps(secret)) if secret else None,
         organisation="acme",
         ambient_credentials=ambient,
-        settings=settings or UpstreamSettings(s3_endpoint_url=server.url),
+        settings=settings or UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url),
     ) as source:
         yield source
 
@@ -108,7 +109,7 @@ def error_answer(status: int, code: str, headers: dict[str, str] | None = None) 
 
 
 FAILURES = [
-    (error_answer(403, "AccessDenied"), AuthRequiredError, "these credentials may not list it"),
+    (error_answer(403, "AccessDenied"), AuthRequiredError, "these credentials may not read it"),
     (error_answer(400, "ExpiredToken"), AuthRequiredError, "session token has expired"),
     (error_answer(403, "RequestTimeTooSkewed"), AuthRequiredError, "clock"),
     (error_answer(400, "AuthorizationHeaderMalformed"), InvalidSourceError, "another region"),
@@ -119,6 +120,8 @@ FAILURES = [
     (error_answer(404, "NoSuchBucket"), SourceNotFoundError, "bucket does not exist"),
     (error_answer(400, "InvalidRequest"), SourceNotFoundError, "400 InvalidRequest"),
     (answer(200, body=b"not a listing"), UpstreamUnavailableError, "answered 500"),  # so the SDK calls it
+    (answer(200, body=b"<html><body>a proxy's page</body></html>"), UpstreamUnavailableError, "a document 'html'"),
+    (error_answer(200, "InternalError"), UpstreamUnavailableError, "500 InternalError"),
     (answer(502, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "502"),
     (drop(), UpstreamUnavailableError, "could not be asked"),
     (truncate(10), UpstreamUnavailableError, "could not be asked"),
@@ -177,9 +180,9 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 async def test_a_name_that_no_bucket_has_is_an_invalid_source(server: S3Server) -> None:
     uri = BucketUri("s3", "not a bucket", "")
-    settings = UpstreamSettings(s3_endpoint_url=server.url)
+    settings = UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url)
     async with open_source(
-        uri, secret=None, organisation="acme", ambient_credentials=False, settings=settings
+        uri, sign_in=None, organisation="acme", ambient_credentials=False, settings=settings
     ) as source:
         with pytest.raises(InvalidSourceError, match="cannot have a bucket of this name"):
             await listed(source)
@@ -209,7 +212,7 @@ async def test_a_malformed_secret_names_the_missing_key_and_no_value(server: S3S
 async def test_ambient_credentials_count_only_where_they_are_allowed(server: S3Server) -> None:
     account = server.account
     ambient = S3Credentials(account.access_key_id, account.secret_access_key)
-    settings = UpstreamSettings(s3_endpoint_url=server.url, s3_credentials=ambient)
+    settings = UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url, s3_credentials=ambient)
     async with opened(server, ambient=True, settings=settings) as source:
         assert len(await listed(source)) == 1500
     async with opened(server, ambient=False, settings=settings) as source:

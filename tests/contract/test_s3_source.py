@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
-from itertools import count
+from hashlib import md5
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from bdn.core.errors import InvalidSourceError, SourceNotFoundError
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.ports import Source
-from bdn.core.source_uri import parse_source
-from bdn.sources.credentials import Secret
-from bdn.sources.opener import open_source
+from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.sources.settings import UpstreamSettings
-from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed
-from tests.doubles.ranges import read_range
+from tests.contract.access_contract import Access, AccessContract
+from tests.contract.bucket_contract import Bucket, BucketContract
+from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed, listed_within
+from tests.doubles.ranges import read_range, read_whole
 from tests.doubles.s3 import S3Bucket, S3Server
+from tests.doubles.sigv4 import Account
+from tests.support.egress import LOOPBACK
+from tests.support.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
 
-NUMBERS = count()
+STRANGER = Account("AKIASTRANGER", "stranger")
+LARGE = bytes(CHUNK_SIZE) + b"last"
 
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[S3Server]:
     with S3Server() as server:
+        server.accounts[STRANGER.access_key_id] = STRANGER
+        server.strangers.add(STRANGER.access_key_id)
         yield server
 
 
@@ -37,200 +43,216 @@ def server(shared_server: S3Server) -> S3Server:
 
 
 @pytest.fixture
-def bucket(server: S3Server) -> S3Bucket:
-    return server.bucket(f"source-{next(NUMBERS)}")
+def s3(server: S3Server) -> S3Like:
+    settings = UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url)
+    return S3Like(settings, server.account, STRANGER, lambda name, public: server.bucket(name, public=public))
 
 
-def opened(
-    server: S3Server, uri: str, *, anonymous: bool = False, organisation: str = "acme"
-) -> AbstractAsyncContextManager[Source]:
-    account = server.account
-    keys = {"aws_access_key_id": account.access_key_id, "aws_secret_access_key": account.secret_access_key}
-    return open_source(
-        parse_source(uri),
-        secret=None if anonymous else Secret("s3", json.dumps(keys)),
-        organisation=organisation,
-        ambient_credentials=False,
-        settings=UpstreamSettings(s3_endpoint_url=server.url),
-    )
+@pytest.fixture
+def bucket(s3: S3Like) -> S3Bucket:
+    bucket = s3.bucket()
+    assert isinstance(bucket, S3Bucket)
+    return bucket
 
 
-class BucketUpstream:
-    def __init__(self, server: S3Server, bucket: S3Bucket, prefix: str, *, anonymous: bool = False) -> None:
-        self._server = server
-        self._bucket = bucket
-        self._prefix = prefix
-        self._anonymous = anonymous
-
-    def fill(self, files: Mapping[str, bytes]) -> None:
-        self._bucket.put({f"{self._prefix}{path}": content for path, content in files.items()})
-
-    def open(self, organisation: str = "acme") -> AbstractAsyncContextManager[Source]:
-        uri = f"s3://{self._bucket.name}/{self._prefix}" if self._prefix else f"s3://{self._bucket.name}"
-        return opened(self._server, uri, anonymous=self._anonymous, organisation=organisation)
+@pytest.fixture
+def opened(s3: S3Like, bucket: S3Bucket) -> AbstractAsyncContextManager[Source]:
+    """The whole bucket, read by its owner."""
+    return s3.open(bucket.name, "", s3.account)
 
 
 class TestFolderOfAPrivateBucket(SourceContract):
     @pytest.fixture
-    def upstream(self, server: S3Server, bucket: S3Bucket) -> Upstream:
-        return BucketUpstream(server, bucket, "models/a b+c%/")
+    def upstream(self, s3: S3Like, bucket: S3Bucket) -> Upstream:
+        return FolderUpstream(s3, bucket, "models/a b+c%/")
 
 
 class TestWholePublicBucket(SourceContract):
     @pytest.fixture
-    def upstream(self, server: S3Server) -> Upstream:
-        bucket = server.bucket(f"public-{next(NUMBERS)}", public=True)
-        return BucketUpstream(server, bucket, "", anonymous=True)
+    def upstream(self, s3: S3Like) -> Upstream:
+        return FolderUpstream(s3, s3.bucket(public=True), anonymous=True)
 
 
-async def test_a_prefix_without_a_slash_is_a_folder_and_not_the_beginning_of_a_name(
-    server: S3Server, bucket: S3Bucket
-) -> None:
-    bucket.put({"model/a.bin": b"x", "model-2/b.bin": b"x", "model.txt": b"x"})
-    async with opened(server, f"s3://{bucket.name}/model") as source:
-        assert set(await listed(source)) == {"a.bin"}
+class TestBucketOfS3(BucketContract):
+    @pytest.fixture
+    def bucket(self, s3: S3Like) -> Bucket:
+        return PrivateBucket(s3, s3.bucket())
 
 
-@pytest.mark.parametrize("key", ["model.safetensors", "deep/folder/model.safetensors", "deep/a b+c%.bin"])
-async def test_a_prefix_may_be_exactly_one_object(server: S3Server, bucket: S3Bucket, key: str) -> None:
-    bucket.put({key: CONTENT, f"{key}.sha256": b"x", "other": b"x"})
-    async with opened(server, f"s3://{bucket.name}/{key}") as source:
-        files = await listed(source)
-        assert set(files) == {key.rpartition("/")[2]}
-        location = await source.locate(files[key.rpartition("/")[2]])
-    assert read_range(location, 3, 9).content == CONTENT[3:9]
-    assert server.log.count("list-type=2") == 2
+class TestAccessToS3(AccessContract):
+    @pytest.fixture
+    def access(self, s3: S3Like) -> Access:
+        return S3Access(s3)
 
 
-@pytest.mark.parametrize("marker", [{}, {"model/": b""}])
-async def test_a_prefix_that_is_both_object_and_folder_asks_for_a_slash(
-    server: S3Server, bucket: S3Bucket, marker: dict[str, bytes]
-) -> None:
-    bucket.put({"model": b"object", "model/a.bin": b"x", **marker})
-    async with opened(server, f"s3://{bucket.name}/model") as source:
-        with pytest.raises(InvalidSourceError, match=f"add a slash for the folder: s3://{bucket.name}/model/"):
-            await listed(source)
-    async with opened(server, f"s3://{bucket.name}/model/") as source:
-        assert set(await listed(source)) == {"a.bin"}
+async def only_file(source: Source) -> UpstreamFile:
+    (file,) = (await listed(source)).values()
+    return file
 
 
-async def test_an_object_beside_an_empty_folder_of_its_name_is_the_object(server: S3Server, bucket: S3Bucket) -> None:
-    bucket.put({"model": b"object", "model/": b""})
-    async with opened(server, f"s3://{bucket.name}/model") as source:
-        assert set(await listed(source)) == {"model"}
-
-
-async def test_folder_markers_are_not_files(server: S3Server, bucket: S3Bucket) -> None:
-    bucket.put({"m/": b"", "m/sub/": b"", "m/sub/marked with content/": b"x", "m/sub/a.bin": b"x"})
-    async with opened(server, f"s3://{bucket.name}/m/") as source:
-        assert set(await listed(source)) == {"sub/a.bin"}
-
-
-@pytest.mark.parametrize("prefix", ["", "/none", "/none/"])
-async def test_nothing_below_a_prefix_is_an_empty_listing_and_no_error(
-    server: S3Server, bucket: S3Bucket, prefix: str
-) -> None:
-    async with opened(server, f"s3://{bucket.name}{prefix}") as source:
-        assert await listed(source) == {}
-
-
-async def test_a_missing_bucket_is_not_found(server: S3Server) -> None:
-    for anonymous in (False, True):
-        async with opened(server, "s3://no-such-bucket/x", anonymous=anonymous) as source:
-            with pytest.raises(SourceNotFoundError, match="bucket does not exist"):
-                await listed(source)
-
-
-async def test_keys_with_empty_and_dot_segments_are_listed_normalised_and_can_be_read(
-    server: S3Server, bucket: S3Bucket
-) -> None:
-    bucket.put({"m/a//b.txt": b"empty", "m/c/./d.txt": b"a dot"})
-    async with opened(server, f"s3://{bucket.name}/m") as source:
-        files = await listed(source)
-        assert set(files) == {"a/b.txt", "c/d.txt"}
-        for path, content in (("a/b.txt", b"empty"), ("c/d.txt", b"a dot")):
-            assert read_range(await source.locate(files[path]), 0, 5).content == content
-
-
-async def test_a_key_that_would_be_absolute_below_its_prefix_is_refused(server: S3Server, bucket: S3Bucket) -> None:
-    bucket.put({"m//etc/passwd": b"x"})
-    async with opened(server, f"s3://{bucket.name}/m") as source:
-        with pytest.raises(InvalidSourceError, match="absolute"):
-            await listed(source)
+async def test_a_prefix_that_is_one_object_costs_two_requests(s3: S3Like, server: S3Server, bucket: S3Bucket) -> None:
+    bucket.put({"m/model.bin": CONTENT, "m/model.bin.sha256": b"x"})
+    async with s3.open(bucket.name, "m/model.bin", s3.account) as source:
+        assert set(await listed(source)) == {"model.bin"}
+    assert server.log.count("list-type=2") == server.log.count() == 2
 
 
 async def test_two_thousand_and_one_keys_cost_three_requests_and_none_is_lost(
-    server: S3Server, bucket: S3Bucket
+    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
 ) -> None:
     bucket.put({f"m/a b+%{number:04}.txt": b"x" for number in range(2001)})
-    async with opened(server, f"s3://{bucket.name}/m/") as source:
+    async with opened as source:
         assert len(await listed(source)) == 2001
     assert server.log.count() == 3
 
 
-async def test_a_listing_asks_for_no_more_pages_than_are_consumed(server: S3Server, bucket: S3Bucket) -> None:
+async def test_a_narrowed_listing_asks_once_for_each_beginning_and_for_nothing_else(
+    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+) -> None:
+    bucket.put({f"{folder}/{number:04}.txt": b"x" for folder in ("a b", "c") for number in range(1001)})
+    bucket.put({"d/1.txt": b"x", "d/2.txt": b"x"})
+    async with opened as source:
+        assert await listed_within(source, "a b/0001", "d/") == ["a b/0001.txt", "d/1.txt", "d/2.txt"]
+    assert [parse_qs(urlsplit(request.target).query)["prefix"] for request in server.log.find()] == [
+        ["a b/0001"],
+        ["d/"],
+    ]
+
+
+async def test_a_listing_asks_for_no_more_pages_than_are_consumed(
+    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+) -> None:
     bucket.put({f"{number:04}.txt": b"x" for number in range(1001)})
-    async with opened(server, f"s3://{bucket.name}") as source:
+    async with opened as source:
         resolution = await source.resolve()
         await anext(source.list(resolution))
         assert server.log.count() == 1
         assert await consumed(source.list(resolution)) == 1001
 
 
-async def test_resolving_and_locating_cost_no_request(server: S3Server, bucket: S3Bucket) -> None:
-    bucket.put({"a.bin": CONTENT})
-    async with opened(server, f"s3://{bucket.name}") as source:
-        assert (await source.resolve()).revision is None
-        file = (await listed(source))["a.bin"]
-        await source.locate(file)
-    assert server.log.count() == 1
-
-
-async def test_content_belongs_to_the_organisation_also_where_everybody_may_read(server: S3Server) -> None:
-    bucket = server.bucket(f"public-{next(NUMBERS)}", public=True)
+async def test_content_belongs_to_the_organisation_also_where_everybody_may_read(s3: S3Like) -> None:
+    bucket = s3.bucket(public=True)
     bucket.put({"a.bin": b"x"})
     scopes = set()
     for organisation in ("acme", "other"):
-        async with opened(server, f"s3://{bucket.name}", anonymous=True, organisation=organisation) as source:
-            scopes.add((await listed(source))["a.bin"].identity.scope)
+        async with s3.open(bucket.name, organisation=organisation) as source:
+            scopes.add((await only_file(source)).identity.scope)
     assert scopes == {"organisation:acme", "organisation:other"}
 
 
-async def test_an_etag_is_the_version_and_never_a_checksum(server: S3Server, bucket: S3Bucket) -> None:
+async def test_resolving_and_locating_a_file_of_one_chunk_cost_no_request(
+    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+) -> None:
+    bucket.put({"a.bin": bytes(CHUNK_SIZE)})
+    async with opened as source:
+        assert (await source.resolve()).revision is None
+        await source.locate(await only_file(source))
+    assert server.log.count() == 1
+
+
+async def test_the_listed_etag_is_the_version_and_never_a_checksum(
+    bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+) -> None:
     bucket.put({"a.bin": CONTENT})
-    async with opened(server, f"s3://{bucket.name}") as source:
-        file = (await listed(source))["a.bin"]
+    async with opened as source:
+        file = await only_file(source)
         location = await source.locate(file)
     answer = read_range(location, 0, 1)
     assert file.checksum is None
     assert file.version == location.etag == answer.headers["etag"]
 
 
-async def test_an_object_that_was_replaced_is_not_read_with_its_old_location(
-    server: S3Server, bucket: S3Bucket
+async def test_the_answer_for_a_file_of_one_chunk_states_its_best_checksum(
+    bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
 ) -> None:
-    bucket.put({"a.bin": b"before"})
-    async with opened(server, f"s3://{bucket.name}") as source:
-        location = await source.locate((await listed(source))["a.bin"])
-    bucket.put({"a.bin": b"after!"})
-    assert read_range(location, 0, 6).status == 412
+    bucket.put({"a.bin": CONTENT})
+    bucket.state("a.bin", {"x-amz-checksum-crc64nvme": "AAECAwQFBgc=", "x-amz-checksum-type": "FULL_OBJECT"})
+    async with opened as source:
+        location = await source.locate(await only_file(source))
+    assert location.checksum is None
+    assert location.stated is not None
+    answer = read_whole(location)
+    assert answer.content == CONTENT
+    assert location.stated(answer.headers) == Checksum(ChecksumKind.CRC64NVME, "0001020304050607")
+    assert location.stated(read_range(location, 0, 1).headers) == Checksum(ChecksumKind.MD5, md5(CONTENT).hexdigest())
+
+
+async def test_the_checksum_of_a_larger_file_is_learned_with_one_request(
+    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+) -> None:
+    bucket.put({"a.bin": LARGE})
+    bucket.state("a.bin", {"x-amz-checksum-crc32c": "AAECAw=="})
+    async with opened as source:
+        file = await only_file(source)
+        location = await source.locate(file)
+    assert location.checksum == Checksum(ChecksumKind.CRC32C, "00010203")
+    assert location.stated is None
+    (head,) = server.log.find(method="HEAD")
+    assert head.headers["if-match"] == file.version
+
+
+async def test_a_large_file_of_a_bucket_that_keeps_versions_is_pinned_to_its_version(
+    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+) -> None:
+    bucket.keep_versions()
+    bucket.put({"a.bin": LARGE, "b.bin": LARGE})
+    async with opened as source:
+        files = await listed(source)
+        locations = [await source.locate(file) for file in files.values()]
+        bucket.put({"a.bin": LARGE[::-1], "b.bin": LARGE[::-1]})
+    assert all("&versionId=" in location.url for location in locations)
+    assert [read_range(location, CHUNK_SIZE, len(LARGE)).content for location in locations] == [b"last", b"last"]
+    assert server.log.count(method="HEAD") == 3  # one for each, and one to learn that versions may be read
+
+
+async def test_without_versions_nothing_but_the_etag_pins_a_large_file(
+    bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+) -> None:
+    bucket.put({"a.bin": LARGE})
+    async with opened as source:
+        location = await source.locate(await only_file(source))
+    assert "versionId" not in location.url
+    bucket.put({"a.bin": LARGE[::-1]})
+    assert read_range(location, 0, 4).status == 412
 
 
 async def test_a_location_is_signed_for_an_hour_and_does_not_hold_the_secret_key(
-    server: S3Server, bucket: S3Bucket
+    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
 ) -> None:
     bucket.put({"a.bin": b"x"})
-    async with opened(server, f"s3://{bucket.name}") as source:
-        location = await source.locate((await listed(source))["a.bin"])
+    async with opened as source:
+        location = await source.locate(await only_file(source))
     query = parse_qs(urlsplit(location.url).query)
     assert query["X-Amz-Algorithm"] == ["AWS4-HMAC-SHA256"]
     assert query["X-Amz-Expires"] == ["3600"]
+    assert location.expires_at is not None
+    assert abs(location.expires_at - time.time() - 3600) < 60
     assert server.account.secret_access_key not in location.url
 
 
-async def test_an_anonymous_location_is_a_plain_address(server: S3Server) -> None:
-    bucket = server.bucket(f"public-{next(NUMBERS)}", public=True)
+async def test_an_anonymous_location_is_a_plain_address_that_does_not_expire(s3: S3Like) -> None:
+    bucket = s3.bucket(public=True)
     bucket.put({"a b.bin": b"x"})
-    async with opened(server, f"s3://{bucket.name}", anonymous=True) as source:
-        location = await source.locate((await listed(source))["a b.bin"])
-    assert location.url == f"{server.url}/{bucket.name}/a%20b.bin"
+    async with s3.open(bucket.name) as source:
+        location = await source.locate(await only_file(source))
+    assert location.url == f"{s3.settings.s3_endpoint_url}/{bucket.name}/a%20b.bin"
+    assert location.expires_at is None
+
+
+async def test_a_location_of_one_of_a_million_small_files_costs_little(
+    opened: AbstractAsyncContextManager[Source],
+) -> None:
+    identity = Identity.of("organisation:acme", "s3")
+    files = [
+        UpstreamFile("a", 32768, identity, f"train/shard-{number % 10}/sample {number:05}.json", '"etag"')
+        for number in range(5000)
+    ]
+    async with opened as source:
+        await source.locate(files[0])
+        spent = []
+        for _ in range(3):
+            before = time.process_time()
+            for file in files:
+                await source.locate(file)
+            spent.append((time.process_time() - before) / len(files))
+    assert min(spent) < 60e-6

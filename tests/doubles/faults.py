@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from threading import Lock
@@ -16,6 +16,10 @@ class FaultKind(Enum):
     STALL = auto()
     IGNORE_RANGE = auto()
     FLIP = auto()
+    RESET = auto()
+    TRICKLE = auto()
+    ALTER = auto()
+    GZIP = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     at: int = 0  # bytes into the body
+    before: Callable[[], object] | None = None  # done first
 
 
 def answer(status: int, headers: Mapping[str, str] | None = None, body: bytes = b"scripted failure") -> Fault:
@@ -59,6 +64,31 @@ def ignore_range() -> Fault:
 def flip_byte(at: int = 0) -> Fault:
     """One byte of the body is wrong; everything else is as announced."""
     return Fault(FaultKind.FLIP, at=at)
+
+
+def reset(at: int) -> Fault:
+    """The connection is torn down (RST) after ``at`` bytes of the body, without a word."""
+    return Fault(FaultKind.RESET, at=at)
+
+
+def trickle(at: int = 0) -> Fault:
+    """After ``at`` bytes of the body, 100 more every tenth of a second, until the double is told to go on or is closed."""
+    return Fault(FaultKind.TRICKLE, at=at)
+
+
+def altered(headers: Mapping[str, str]) -> Fault:
+    """The right answer, but with these headers instead of, or beside, its own."""
+    return Fault(FaultKind.ALTER, headers=headers)
+
+
+def gzipped() -> Fault:
+    """The right answer, but compressed on its way, although nobody asked for that."""
+    return Fault(FaultKind.GZIP)
+
+
+def right_after(deed: Callable[[], object]) -> Fault:
+    """The right answer, once the deed is done: what was asked for may have changed by then."""
+    return Fault(FaultKind.ALTER, before=deed)
 
 
 @dataclass(slots=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import os
 import re
 import socket
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from http.client import HTTPMessage
@@ -56,9 +59,18 @@ class Origin:
         self.script = script
         self.go_on = Event()
         self.failures: list[Exception] = []
+        self.most_at_once = 0
+        self._active = 0
+        self._counting = Lock()
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def count(self, change: int) -> None:
+        """Requests come and go; one is over when its last bytes are about to be sent, for then its client may go on."""
+        with self._counting:
+            self._active += change
+            self.most_at_once = max(self.most_at_once, self._active)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -124,6 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Request(self.command, self.path, headers, self.rfile.read(length))
         fault = origin.script.take(self.command, self.path, origin.name)
+        self._is_counted = True
+        origin.count(+1)
         try:
             self._answer(request, record, fault)
         except OSError:
@@ -131,6 +145,13 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:
             origin.failures.append(error)
             raise
+        finally:
+            self._over()
+
+    def _over(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self.server.origin.count(-1)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server's names
 
@@ -138,27 +159,34 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.kind is FaultKind.DROP:
             self.close_connection = True
             return
+        if fault and fault.before:
+            fault.before()
         if fault and fault.kind is FaultKind.IGNORE_RANGE:
             request = replace(request, headers={k: v for k, v in request.headers.items() if k != "range"})
         if fault and fault.kind is FaultKind.ANSWER:
             answer = Answer(fault.status, fault.headers, fault.body)
         else:
             answer = self.server.origin.responder(request)
-        start, stop, answer = _cut(answer, request.headers.get("range"))
+        start, stop, answer = _altered(*_cut(answer, request.headers.get("range")), fault)
         record.status = answer.status
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(stop - start if answer.size is None else answer.size))
+        has_body = request.method != "HEAD" and answer.status != 304
+        if not has_body or start == stop:
+            self._over()
         self.end_headers()
-        if request.method == "HEAD" or answer.status == 304:
+        if not has_body:
             return
         for piece in self._spoil(pieces_of(answer.content, start, stop), fault):
             record.bytes_served += len(piece)  # first: the client may look as soon as it has the bytes
+            if record.bytes_served == stop - start:
+                self._over()
             self.connection.sendall(piece)
 
     def _spoil(self, pieces: Iterator[memoryview], fault: Fault | None) -> Iterator[memoryview]:
-        if fault is None or fault.kind not in (FaultKind.TRUNCATE, FaultKind.STALL, FaultKind.FLIP):
+        if fault is None or fault.kind not in _SPOILING:
             yield from pieces
             return
         sent = 0
@@ -172,12 +200,40 @@ class _Handler(BaseHTTPRequestHandler):
             if fault.kind is FaultKind.TRUNCATE:
                 self.close_connection = True
                 return
+            if fault.kind is FaultKind.RESET:
+                self._reset()
+                return
             if fault.kind is FaultKind.STALL:
                 self.server.origin.go_on.wait()
+                yield piece[until:]
+            elif fault.kind is FaultKind.TRICKLE:
+                while until < len(piece) and not self.server.origin.go_on.wait(0.1):
+                    yield piece[until : until + 100]
+                    until += 100
                 yield piece[until:]
             else:
                 yield memoryview(bytes([piece[until] ^ 0xFF]))
                 yield piece[until + 1 :]
+
+    def _reset(self) -> None:
+        """Without lingering, closing sends RST; ``detach`` because the handler's files would keep the socket open."""
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+
+
+_SPOILING = (FaultKind.TRUNCATE, FaultKind.STALL, FaultKind.FLIP, FaultKind.RESET, FaultKind.TRICKLE)
+
+
+def _altered(start: int, stop: int, answer: Answer, fault: Fault | None) -> tuple[int, int, Answer]:
+    if fault and fault.kind is FaultKind.ALTER:
+        names = {name.lower() for name in fault.headers}
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in names}
+        return start, stop, replace(answer, headers={**kept, **fault.headers})
+    if fault and fault.kind is FaultKind.GZIP:
+        body = gzip.compress(b"".join(pieces_of(answer.content, start, stop)), 1)
+        return 0, len(body), replace(answer, headers={**answer.headers, "Content-Encoding": "gzip"}, content=body)
+    return start, stop, answer
 
 
 def _cut(answer: Answer, wanted: str | None) -> tuple[int, int, Answer]:

@@ -91,6 +91,11 @@ class Hub:
         """Every link of the CDN that was given out so far answers 403 from now on."""
         self._cdn.expire_links()
 
+    @property
+    def most_at_once(self) -> dict[str, int]:
+        """The most requests that were under way at the same time, by origin."""
+        return {origin.name: origin.most_at_once for origin in (self._hub_origin, self._cdn_origin)}
+
     def release_stalled(self) -> None:
         """Stalled answers go on, and no later one stalls before :meth:`clear`."""
         self._hub_origin.go_on.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from bdn.core.ports import Location
 
@@ -18,10 +18,26 @@ class RangeAnswer:
 
 
 def read_range(location: Location, start: int, stop: int) -> RangeAnswer:
-    parts = urlsplit(location.url)
-    target = parts.path + (f"?{parts.query}" if parts.query else "")
-    with closing(HTTPConnection(parts.hostname or "", parts.port)) as connection:
-        connection.request("GET", target, headers={**dict(location.headers), "Range": f"bytes={start}-{stop - 1}"})
-        response = connection.getresponse()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return RangeAnswer(response.status, headers, response.read())
+    """Follows redirects; credentials stay at the first origin."""
+    return _read(location.url, {**dict(location.headers), "Range": f"bytes={start}-{stop - 1}"})
+
+
+def read_whole(location: Location) -> RangeAnswer:
+    """The same without a range."""
+    return _read(location.url, dict(location.headers))
+
+
+def _read(url: str, headers: dict[str, str]) -> RangeAnswer:
+    while True:
+        parts = urlsplit(url)
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        with closing(HTTPConnection(parts.hostname or "", parts.port)) as connection:
+            connection.request("GET", target, headers=headers)
+            response = connection.getresponse()
+            answered = {name.lower(): value for name, value in response.getheaders()}
+            content = response.read()
+        if response.status not in (302, 307):
+            return RangeAnswer(response.status, answered, content)
+        url = urljoin(url, answered["location"])
+        if urlsplit(url).netloc != parts.netloc:
+            headers.pop("Authorization", None)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Self
-from urllib.parse import unquote_to_bytes
+from threading import Lock
+from typing import Any, Self
+from urllib.parse import unquote, unquote_to_bytes
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -23,22 +24,48 @@ from werkzeug.test import run_wsgi_app
 from tests.doubles.faults import Fault, Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
-from tests.doubles.sigv4 import Account, refusal_of
+from tests.doubles.sigv4 import Account, refusal_of, region_of
 
 # Access is decided here; moto gets a signature of the right shape, which is all that it looks at.
 _ADMITTED = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
 
+_MOTO = Lock()  # a request that reads an object while another one replaces it would fail in a way that is only moto's
+
 
 class S3Bucket:
-    """A bucket that a test fills behind the server's back, so that filling is neither logged nor slow."""
+    """A bucket that a test fills behind the server's back, so that filling is neither logged nor slow.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: what it is called.
+        public: anybody may read it.
+        region: requests signed for another one are sent there; None takes any.
+    """
+
+    def __init__(self, name: str, *, public: bool = False, region: str | None = None) -> None:
         self.name = name
+        self.public = public
+        self.region = region
+        self.heads: dict[str, dict[str, str]] = {}
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Any key is taken as it is, also those that HTTP clients would normalise."""
         for key, content in objects.items():
-            s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(self.name, key, content)
+            with _MOTO:
+                s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(self.name, key, content)
+
+    def state(self, key: str, headers: Mapping[str, str]) -> None:
+        """Answers for the object say this, too; checksums as S3 does: where asked for, and not with a range."""
+        self.heads[key] = dict(headers)
+
+    def keep_versions(self) -> None:
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_bucket_versioning(self.name, "Enabled")
+
+    def corrupt(self, key: str) -> None:
+        """The last byte is another one from now on; everything that is said about the object is as before."""
+        stored: Any = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(self.name, key)
+        etag = stored.etag
+        stored.value = stored.value[:-1] + bytes([stored.value[-1] ^ 0xFF])
+        stored._etag = etag.strip('"')
 
     def delete(self, *keys: str) -> None:
         for key in keys:
@@ -54,7 +81,8 @@ class S3Server:
         self.account = Account("AKIADOUBLE", "double/secret+key")
         self.accounts = {self.account.access_key_id: self.account}
         self._application = DomainDispatcherApplication(create_backend_app)
-        self._public: dict[str, bool] = {}
+        self.strangers: set[str] = set()  # access keys whose owners may read no bucket of ours
+        self._buckets: dict[str, S3Bucket] = {}
         self._origin = Origin("s3", self._respond, log=self.log, script=self.script)
 
     def __enter__(self) -> Self:
@@ -64,7 +92,7 @@ class S3Server:
     def __exit__(self, *_: object) -> None:
         self._origin.__exit__()
         backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
-        for name in self._public.keys() & backend.buckets.keys():
+        for name in self._buckets.keys() & backend.buckets.keys():
             del backend.buckets[name]
             s3_backends.bucket_accounts.pop(name, None)  # names are known to all accounts of the process
 
@@ -72,31 +100,43 @@ class S3Server:
     def url(self) -> str:
         return self._origin.url
 
-    def bucket(self, name: str, *, public: bool = False) -> S3Bucket:
+    def bucket(self, name: str, *, public: bool = False, region: str | None = None) -> S3Bucket:
         """A new, empty bucket that anybody may read (``public``) or only the account."""
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(name, "us-east-1")
-        self._public[name] = public
-        return S3Bucket(name)
+        bucket = self._buckets[name] = S3Bucket(name, public=public, region=region)
+        return bucket
 
     def fail(self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0) -> None:
         """Order a failure; see :class:`tests.doubles.faults.Script`."""
         self.script.add(fault, path, times=times, skip=skip)
 
     def _respond(self, request: Request) -> Answer:
+        _, name, *rest = request.url.path.split("/", 2)
+        bucket = self._buckets.get(name)
+        if bucket and bucket.region and region_of(request) not in (bucket.region, None):
+            return _elsewhere(request, bucket.region)
         refusal = refusal_of(request, self.accounts)
-        if refusal is None and not self._open_to_all(request):
+        if refusal is None and not self._open_to_all(request, bucket):
+            refusal = "AccessDenied"
+        if refusal == "" and bucket and self._is_stranger(request):
             refusal = "AccessDenied"
         if refusal:
             return s3_error(403, refusal)
-        chunks, status, headers = run_wsgi_app(self._application, _environ(request), buffered=True)
+        with _MOTO:
+            chunks, status, headers = run_wsgi_app(self._application, _environ(request), buffered=True)
         kept = {name: value for name, value in headers.items() if name.lower() not in _HOP}
         size = int(headers["Content-Length"]) if request.method == "HEAD" and "Content-Length" in headers else None
+        if bucket and status.startswith("2"):
+            kept |= _stated(request, bucket.heads.get(unquote("".join(rest)), {}))
         return Answer(int(status.split()[0]), kept, b"".join(chunks), size=size)
 
-    def _open_to_all(self, request: Request) -> bool:
-        name = request.url.path.split("/")[1]
+    def _is_stranger(self, request: Request) -> bool:
+        return any(key in f"{request.target} {request.headers.get('authorization', '')}" for key in self.strangers)
+
+    @staticmethod
+    def _open_to_all(request: Request, bucket: S3Bucket | None) -> bool:
         # Like S3, the double tells everybody that a bucket does not exist.
-        return request.method in ("GET", "HEAD") and self._public.get(name, True)
+        return request.method in ("GET", "HEAD") and (bucket is None or bucket.public)
 
 
 _HOP = ("connection", "content-length", "date", "server", "transfer-encoding")
@@ -105,6 +145,20 @@ _HOP = ("connection", "content-length", "date", "server", "transfer-encoding")
 def s3_error(status: int, code: str) -> Answer:
     body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>double</Message></Error>'
     return Answer(status, {"Content-Type": "application/xml"}, body.encode())
+
+
+def _elsewhere(request: Request, region: str) -> Answer:
+    body = (
+        "<Error><Code>AuthorizationHeaderMalformed</Code><Message>the region is wrong; expecting another</Message>"
+        f"<Region>{region}</Region></Error>"
+    )
+    headers = {"Content-Type": "application/xml", "x-amz-bucket-region": region}
+    return Answer(400, headers, b"" if request.method == "HEAD" else body.encode())
+
+
+def _stated(request: Request, headers: Mapping[str, str]) -> dict[str, str]:
+    checksums = request.headers.get("x-amz-checksum-mode") == "ENABLED" and "range" not in request.headers
+    return {name: value for name, value in headers.items() if checksums or not name.startswith("x-amz-checksum-")}
 
 
 def _environ(request: Request) -> dict[str, object]:

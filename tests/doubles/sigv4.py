@@ -34,7 +34,9 @@ class _Claim:
     token: str | None
 
 
-def refusal_of(request: Request, accounts: Mapping[str, Account], now: datetime | None = None) -> str | None:
+def refusal_of(
+    request: Request, accounts: Mapping[str, Account], now: datetime | None = None, service: str = "s3"
+) -> str | None:
     """S3's error code for a request that is not signed well, ``""`` for one that is, and None for one not signed."""
     claim = _presigned(request) or _in_header(request)
     if claim is None:
@@ -43,13 +45,28 @@ def refusal_of(request: Request, accounts: Mapping[str, Account], now: datetime 
     account = accounts.get(access_key_id)
     if account is None:
         return "InvalidAccessKeyId"
+    if scope[2:] != [service, "aws4_request"]:
+        return "SignatureDoesNotMatch"
     if account.session_token != claim.token:
         return "InvalidToken"
     if not hmac.compare_digest(claim.signature, _signature(request, claim, account, scope)):
         return "SignatureDoesNotMatch"
     lifetime = int(dict(claim.query).get("X-Amz-Expires", "900"))
     signed_at = datetime.strptime(claim.date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    return "AccessDenied" if (now or datetime.now(UTC)) > signed_at + timedelta(seconds=lifetime) else ""
+    is_late = (now or datetime.now(UTC)) > signed_at + timedelta(seconds=lifetime)
+    return "AccessDenied" if is_late or _leaves_unsigned(request, claim) else ""
+
+
+def _leaves_unsigned(request: Request, claim: _Claim) -> bool:
+    """Whether a header that changes what is asked for stands beside the signature: "… which were not signed"."""
+    signed = claim.signed_headers.split(";")
+    return "host" not in signed or any(name.startswith("x-amz-") and name not in signed for name in request.headers)
+
+
+def region_of(request: Request) -> str | None:
+    """The region that a request is signed for."""
+    claim = _presigned(request) or _in_header(request)
+    return claim.credential.split("/")[2] if claim else None
 
 
 def _presigned(request: Request) -> _Claim | None:
@@ -84,7 +101,7 @@ def _in_header(request: Request) -> _Claim | None:
         given["SignedHeaders"],
         given["Signature"],
         request.headers["x-amz-date"],
-        request.headers["x-amz-content-sha256"],
+        request.headers.get("x-amz-content-sha256") or hashlib.sha256(request.body).hexdigest(),  # S3 alone wants it
         query,
         request.headers.get("x-amz-security-token"),
     )

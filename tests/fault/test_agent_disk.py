@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.fill.part import Part
-from tests.support.agent_mirror import AgentMirror, refused
+from tests.support.agent_mirror import FORMS, AgentMirror, refused
 from tests.support.agent_mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
@@ -27,9 +27,9 @@ def server() -> Iterator[AgentMirror]:
         yield mirror
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+@pytest.fixture(params=FORMS)
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
 
 
 @needs_mounts

@@ -13,7 +13,7 @@ import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.transfer.connections import ConnectionPool
-from tests.support.agent_mirror import AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
+from tests.support.agent_mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 from tests.support.trees import tree
 
@@ -27,9 +27,9 @@ def server() -> Iterator[AgentMirror]:
         yield mirror
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+@pytest.fixture(params=FORMS)
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
 
 
 @pytest.fixture

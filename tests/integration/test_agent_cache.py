@@ -19,7 +19,7 @@ from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from node_agent.agent import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
-from tests.support.agent_mirror import AgentMirror, failing, held_by, missing
+from tests.support.agent_mirror import FORMS, AgentMirror, failing, held_by, missing
 from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
 
@@ -30,9 +30,9 @@ def server() -> Iterator[AgentMirror]:
         yield mirror
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+@pytest.fixture(params=FORMS)
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.verifying import VerifyingReader
 from node_agent.agent import Agent
 from node_agent.crew import in_thread
-from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_mirror import FORMS, AgentMirror
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 
 LARGE = noise(9 * MIB, 1)
@@ -27,9 +27,9 @@ def server() -> Iterator[AgentMirror]:
         yield mirror
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+@pytest.fixture(params=FORMS)
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import Stage
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_mirror import FORMS, AgentMirror
 from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent_rig import MIB, Rig, noise, staged
 from tests.support.trees import tree
@@ -30,9 +30,9 @@ def server() -> Iterator[AgentMirror]:
         yield mirror
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+@pytest.fixture(params=FORMS)
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from bdn.core.errors import (
 )
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_mirror import FORMS, AgentMirror
 from tests.support.agent_mounts import needs_mounts, unmounting
 from tests.support.agent_rig import MIB, Clock, Rig, noise, staged
 from tests.support.trees import tree
@@ -41,9 +41,9 @@ def server() -> Iterator[AgentMirror]:
         yield mirror
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+@pytest.fixture(params=FORMS)
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
 
 
 @pytest.fixture

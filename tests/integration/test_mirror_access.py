@@ -100,15 +100,16 @@ async def test_every_route_refuses_who_has_no_token(guarded: MirrorUnderTest, su
         "mirror_id": document["id"],
         "digest": document["sources"][0]["manifest"],
         "eviction_id": "evi_" + "0" * 24,
+        "name": "hf-token",
     }
     paths: dict[str, dict[str, Any]] = (await guarded.http.get("/openapi.json")).json()["paths"]
     assert len(paths) >= 14
-    bodies = {"/agents/heartbeat": heartbeat(), "/evictions": {"all": True}}
+    bodies = {"/agents/heartbeat": heartbeat(), "/evictions": {"all": True}, "/secrets/{name}": {"value": "x"}}
     async with httpx2.AsyncClient(transport=guarded.http._transport, base_url="http://mirror") as stranger:
         for path, methods in paths.items():
             for method in methods:
                 place = path.format(**values | ({"digest": digest["digest"]} if "chunks" in path else {}))
-                body = bodies.get(path, {"weights": [source("hf://org/one")]}) if method == "post" else None
+                body = bodies.get(path, {"weights": [source("hf://org/one")]}) if method in ("post", "put") else None
                 with subtests.test(f"{method} {place}"):
                     answer = await stranger.request(method, place, json=body)
                     if path in OPEN:
@@ -122,7 +123,7 @@ async def test_every_route_refuses_who_has_no_token(guarded: MirrorUnderTest, su
                     reading = "{digest}" in path
                     assert wrong.status_code == (403 if reading else 401)  # a bearer of contents may be a bad grant
     assert guarded.count("mirrors") == 1
-    assert guarded.count("evictions") == guarded.count("agents") == 0
+    assert guarded.count("evictions") == guarded.count("agents") == guarded.count("secrets") == 0
 
 
 async def test_a_grant_reads_exactly_what_it_names_on_the_api_and_on_the_data_plane(guarded: MirrorUnderTest) -> None:

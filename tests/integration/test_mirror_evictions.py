@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,39 @@ from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_tes
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
-SHARED = b"in both"
+SHARED, MIB = b"in both", 1024 * 1024
 ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
 
 
-@pytest.fixture
-async def filled(mirror: MirrorUnderTest, hub: Hub) -> Json:
-    """Two revisions of ``one``, then ``two``; manifests by name, in the order of their last use."""
+@dataclass(frozen=True)
+class Filled:
+    """Manifests by name, in the order of their last use, and how many bytes their letters stand for."""
+
+    names: dict[str, str]
+    unit: int
+
+    def __getitem__(self, name: str) -> str:
+        return self.names[name]
+
+    def freed(self, *, whole: int, packed: int) -> int:
+        """The letters of the files that went, or those of the slabs."""
+        return packed if self.unit == 1 else whole * self.unit
+
+
+@pytest.fixture(params=[1, MIB], ids=["packed", "whole"])
+async def filled(mirror: MirrorUnderTest, hub: Hub, request: pytest.FixtureRequest) -> Filled:
+    """Two revisions of ``one``, then ``two``. Packed they are slabs of 11, of 5 and of 11 letters."""
+    unit = request.param
     one = hub.repo("org/one")
-    one.commit({"shared.bin": SHARED, "only.txt": b"1", "old.txt": b"old"})
+    one.commit({"shared.bin": SHARED * unit, "only.txt": b"1" * unit, "old.txt": b"old" * unit})
     names = {"old": (await mirror.ready(ONE))["sources"][0]["manifest"]}
-    one.commit({"old.txt": None, "new.txt": b"newer"})
+    one.commit({"old.txt": None, "new.txt": b"newer" * unit})
     names["new"] = (await mirror.ready(ONE))["sources"][0]["manifest"]
-    hub.repo("org/two").commit({"same.bin": SHARED, "more.bin": b"more"})
+    hub.repo("org/two").commit({"same.bin": SHARED * unit, "more.bin": b"more" * unit})
     names["two"] = (await mirror.ready(TWO))["sources"][0]["manifest"]
     hub.log.clear()
-    return names
+    assert sorted(mirror.chunks().values()) == ([5, 11, 11] if unit == 1 else [MIB * size for size in (1, 3, 4, 5, 7)])
+    return Filled(names, unit)
 
 
 async def evicted(mirror: MirrorUnderTest, **request: Any) -> tuple[str, dict[str, int], int]:
@@ -56,18 +74,25 @@ async def check_store(mirror: MirrorUnderTest) -> None:
     for manifest in await held(mirror):
         await mirror.tree(manifest)
         layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
-        needed |= {Digest.parse(chunk).hex for file in layout["files"] for chunk in file["chunks"]}
+        for file in layout["files"]:
+            objects = [file["slab"]["digest"]] if "slab" in file else file["chunks"]
+            needed.update(Digest.parse(name).hex for name in objects)
+    # A file that lies in two slabs is read from one of them; the other one is there for its own neighbours.
+    needed |= {slab for _, slab, _ in mirror.rows("slab_slices")["slab_slices"]}
     assert {Path(path).name for path in mirror.chunks()} == needed
+    assert {digest for digest, _ in mirror.rows("slabs")["slabs"]} <= needed
 
 
-async def test_by_source_all_its_revisions_go_and_shared_contents_stay(mirror: MirrorUnderTest, filled: Json) -> None:
-    assert await evicted(mirror, source="hf://org/one") == ("DONE", {filled["old"]: 3, filled["new"]: 6}, 9)
+async def test_by_source_all_its_revisions_go_and_shared_contents_stay(mirror: MirrorUnderTest, filled: Filled) -> None:
+    freed = {"old": filled.freed(whole=3, packed=0), "new": filled.freed(whole=6, packed=16)}  # two has what is shared
+    items = {filled[name]: size for name, size in freed.items()}
+    assert await evicted(mirror, source="hf://org/one") == ("DONE", items, sum(items.values()))
     assert await held(mirror) == {filled["two"]}
     await check_store(mirror)
 
 
 async def test_by_source_with_its_revision_only_what_was_mirrored_by_that_name_goes(
-    mirror: MirrorUnderTest, hub: Hub, filled: Json
+    mirror: MirrorUnderTest, hub: Hub, filled: Filled
 ) -> None:
     hub.repo("org/three").commit({"a.txt": b"1"})
     tagged = (await mirror.ready(source("hf://org/three@main")))["sources"][0]["manifest"]
@@ -76,48 +101,60 @@ async def test_by_source_with_its_revision_only_what_was_mirrored_by_that_name_g
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
 
 
-async def test_by_manifest_only_that_one_goes(mirror: MirrorUnderTest, filled: Json) -> None:
-    assert await evicted(mirror, manifest=filled["old"]) == ("DONE", {filled["old"]: 3}, 3)
+async def test_by_manifest_only_that_one_goes(mirror: MirrorUnderTest, filled: Filled) -> None:
+    freed = filled.freed(whole=3, packed=0)  # a slab goes as a whole, and its other files are still needed
+    assert await evicted(mirror, manifest=filled["old"]) == ("DONE", {filled["old"]: freed}, freed)
     assert await held(mirror) == {filled["new"], filled["two"]}
     await check_store(mirror)
     answer = await mirror.http.post("/evictions", json={"manifest": "latest"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
 
 
-async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest, hub: Hub, filled: Json) -> None:
+async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
     before = await mirror.ready(TWO)
     status, items, freed = await evicted(mirror, all=True)
-    assert (status, set(items)) == ("DONE", set(filled.values()))
-    assert freed == len(SHARED) + 4 + 9
+    assert (status, set(items)) == ("DONE", set(filled.names.values()))
+    assert freed == filled.freed(whole=len(SHARED) + 4 + 9, packed=27)
     assert mirror.chunks() == {}
-    for table in ("manifests", "manifest_contents", "contents", "identities", "copied_chunks"):
+    for table in (
+        "manifests",
+        "manifest_contents",
+        "contents",
+        "identities",
+        "copied_chunks",
+        "slabs",
+        "slab_scopes",
+        "slab_slices",
+    ):
         assert mirror.count(table) == 0
     again = await mirror.ready(TWO)
-    assert again["bytes_transferred"] == len(SHARED) + 4
+    assert again["bytes_transferred"] == (len(SHARED) + 4) * filled.unit
     assert again["sources"][0]["manifest"] == before["sources"][0]["manifest"]
     await check_store(mirror)
 
 
-async def test_by_lru_the_longest_unused_go_until_enough_is_free(mirror: MirrorUnderTest, filled: Json) -> None:
+async def test_by_lru_the_longest_unused_go_until_enough_is_free(mirror: MirrorUnderTest, filled: Filled) -> None:
     await mirror.http.get(f"/manifests/{filled['old']}")  # used now
-    assert await evicted(mirror, lru_bytes=5, tier="mirror") == ("DONE", {filled["new"]: 5}, 5)
-    assert await evicted(mirror, lru_bytes=4, tier="mirror") == ("DONE", {filled["two"]: 4}, 4)
+    newer, more = filled.freed(whole=5, packed=5), filled.freed(whole=4, packed=11)
+    assert await evicted(mirror, lru_bytes=newer, tier="mirror") == ("DONE", {filled["new"]: newer}, newer)
+    assert await evicted(mirror, lru_bytes=more, tier="mirror") == ("DONE", {filled["two"]: more}, more)
     await check_store(mirror)
 
 
-async def test_mirroring_again_counts_as_use(mirror: MirrorUnderTest, filled: Json) -> None:
+async def test_mirroring_again_counts_as_use(mirror: MirrorUnderTest, filled: Filled) -> None:
     await mirror.ready(ONE)
-    assert (await evicted(mirror, lru_bytes=4, tier="mirror"))[1].keys() == {filled["old"], filled["two"]}
+    wanted = 4 * filled.unit
+    assert (await evicted(mirror, lru_bytes=wanted, tier="mirror"))[1].keys() == {filled["old"], filled["two"]}
 
 
-async def test_lru_bytes_spare_the_mirror_unless_its_tier_is_named(mirror: MirrorUnderTest, filled: Json) -> None:
+async def test_lru_bytes_spare_the_mirror_unless_its_tier_is_named(mirror: MirrorUnderTest, filled: Filled) -> None:
     for request in ({"lru_bytes": 5}, {"job": "j"}, {"all": True, "tier": "node"}, {"all": True, "node": "n"}):
         assert await evicted(mirror, **request) == ("DONE", {}, 0)
-    assert await held(mirror) == set(filled.values())
+    assert await held(mirror) == set(filled.names.values())
 
 
 async def test_a_dry_run_tells_the_same_and_changes_nothing_but_its_record(
-    mirror: MirrorUnderTest, filled: Json
+    mirror: MirrorUnderTest, filled: Filled
 ) -> None:
     requests: list[Json] = [{"all": True}, {"lru_bytes": 1, "tier": "mirror"}, {"source": "hf://org/one"}]
     planned: Any = None
@@ -146,7 +183,7 @@ async def test_a_selector_says_exactly_one_thing(idle: MirrorUnderTest, subtests
 
 
 async def test_nothing_is_evicted_while_a_mirror_runs_forced_or_not(
-    mirror: MirrorUnderTest, hub: Hub, filled: Json
+    mirror: MirrorUnderTest, hub: Hub, filled: Filled
 ) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
     hub.fail(stall(), origin="cdn")
@@ -164,7 +201,7 @@ async def test_nothing_is_evicted_while_a_mirror_runs_forced_or_not(
 
 
 async def test_a_canceled_mirror_holds_off_evictions_until_its_worker_has_stopped(
-    mirror: MirrorUnderTest, hub: Hub, filled: Json
+    mirror: MirrorUnderTest, hub: Hub, filled: Filled
 ) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
     hub.fail(stall(), origin="cdn")
@@ -222,7 +259,7 @@ async def test_chunks_that_could_not_be_deleted_are_deleted_later_and_nothing_is
             answer = await mirror.http.post("/evictions", json={"all": True})
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
             assert mirror.count("contents") == 0
-            assert len(mirror.chunks()) == 2
+            assert len(mirror.chunks()) == 1  # one slab
             begun = await mirror.begin(ONE)
             assert (await mirror.http.get(f"/mirror/{begun['id']}?wait=0.05")).json()["status"] == "PENDING"
             (eviction,) = mirror.rows("evictions")["evictions"]
@@ -237,7 +274,7 @@ async def test_chunks_that_could_not_be_deleted_are_deleted_later_and_nothing_is
 
 
 async def test_an_eviction_whose_plan_fails_has_failed_and_evicted_nothing(
-    mirror: MirrorUnderTest, filled: Json, monkeypatch: pytest.MonkeyPatch
+    mirror: MirrorUnderTest, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any) -> None:
         raise DatabaseUnavailableError("scripted")
@@ -250,4 +287,4 @@ async def test_an_eviction_whose_plan_fails_has_failed_and_evicted_nothing(
     document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
     assert (document["status"], document["error"]["code"], document["items"]) == ("FAILED", "STORE_UNAVAILABLE", [])
     assert mirror.chunks() == before
-    assert await held(mirror) == set(filled.values())
+    assert await held(mirror) == set(filled.names.values())

@@ -1,4 +1,7 @@
-"""A mirror for agents: real HTTP, real chunk server, real grants, content in memory, and faults that are scripted."""
+"""A mirror for agents: real HTTP, real chunk server, real grants, content in memory, and faults that are scripted.
+
+``is_packed`` makes it rest small files in slabs; a file of a slab is then served with its slab and not by itself.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.layout import FileLayout
 from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.packing import SMALL_FILE_SIZE
 from bdn.store.memory import MemoryStore
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.chunk_server import ChunkServer, OpenChunk
@@ -26,7 +30,9 @@ from bdn.wire.errors import document_of, status_of
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
+from tests.support.slabs import pack
 
+FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
 Fault = Callable[[OpenChunk], OpenChunk]
 
 
@@ -101,6 +107,8 @@ class AgentMirror:
     every: Fault | None = None  # met by each request that has no fault of its own
     on_request: Callable[[Digest], object] = lambda _: None
     url: str = ""
+    is_packed: bool = False
+    slab_size: int = CHUNK_SIZE
 
     def __post_init__(self) -> None:
         self.store = MemoryStore()
@@ -116,18 +124,19 @@ class AgentMirror:
         """Mirror a tree."""
         layouts: dict[Digest, FileLayout] = {}
         entries = []
+        small = [content for content in files.values() if self.is_packed and 0 < len(content) < SMALL_FILE_SIZE]
+        for slab, packed, inside in pack(dict.fromkeys(small), slab_size=self.slab_size):
+            self.store.put(slab.digest, bytearray(packed))
+            layouts.update((layout.digest, layout) for layout in inside)
         for path, content in files.items():
-            layout = self._store(content)
+            layout = layouts.get(digest_of(content)) or self._store(content)
             layouts[layout.digest] = layout
             entries.append(FileEntry(path, layout.size, layout.digest))
         manifest = Manifest.of(entries)
-        bodies = [
-            FileLayoutBody(digest=str(one.digest), size=one.size, chunks=[str(chunk) for chunk in one.chunks])
-            for one in layouts.values()
-        ]
+        bodies = [FileLayoutBody.of(layout) for layout in layouts.values()]
         self.manifests[manifest.digest] = manifest
         self.layouts[manifest.digest] = LayoutBody(manifest=str(manifest.digest), data_port=None, files=bodies)
-        self.chunks_of[manifest.digest] = {chunk for one in layouts.values() for chunk in one.chunks}
+        self.chunks_of[manifest.digest] = {chunk for one in bodies for chunk in _requested(one)}
         return manifest
 
     def grant(self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org") -> str:
@@ -139,10 +148,10 @@ class AgentMirror:
         return self.signer.sign(Grant(organisation, mounts, time.time() + expires_in))
 
     def chunks(self, manifest: Manifest, path: str) -> list[Digest]:
-        """The chunks of one file, in order."""
+        """What an agent requests for one file, in order: its chunks, or the slab."""
         digest = next(entry.digest for entry in manifest.files if entry.path == path)
         body = next(one for one in self.layouts[manifest.digest].files if one.digest == str(digest))
-        return [Digest.parse(chunk) for chunk in body.chunks]
+        return _requested(body)
 
     @property
     def requests(self) -> int:
@@ -154,9 +163,9 @@ class AgentMirror:
         self.chunk_requests.clear()
         self.documents.clear()
 
-    def renewed(self) -> AgentMirror:
+    def renewed(self, *, is_packed: bool = False) -> AgentMirror:
         """As new, at the same address: for the next test of a module that shares one, because stopping takes a while."""
-        fresh = AgentMirror()
+        fresh = AgentMirror(is_packed=is_packed)
         for name in vars(fresh).keys() - {"url", "data_port", "lock"}:
             setattr(self, name, getattr(fresh, name))
         return self
@@ -198,7 +207,7 @@ class AgentMirror:
             raise NotFoundError(path)
         self.documents[path] += 1
         if rest == ["layout"]:
-            return self.layouts[digest].model_copy(update={"data_port": self.data_port}).model_dump_json().encode()
+            return self.layouts[digest].model_copy(update={"data_port": self.data_port}).to_json().encode()
         return self.manifests[digest].canonical
 
     def check_chunk(self, bearer: str | None, digest: Digest) -> None:
@@ -217,6 +226,10 @@ class AgentMirror:
         for digest, piece in zip(digests, pieces, strict=True):
             self.store.put(digest, bytearray(piece))
         return FileLayout.of(len(content), digests)
+
+
+def _requested(file: FileLayoutBody) -> list[Digest]:
+    return [Digest.parse(digest) for digest in ([file.slab.digest] if file.slab else file.chunks)]
 
 
 @dataclass(frozen=True)

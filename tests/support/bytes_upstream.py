@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 
 from bdn.core.chunk import ByteRange
 from bdn.core.ports import Location
+from bdn.core.streaming import ResumePolicy, StallPolicy
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
+
+ONCE = ResumePolicy(resumes=0)  # one request, whatever comes of it
 
 SOURCE = "s3://bucket/weights"
 CONTENT = bytes(range(256)) * 16
@@ -59,7 +62,9 @@ def read_range(reader: RangedReader, location: Location, start: int, stop: int, 
 
 
 @contextmanager
-def upstream(*, timeout_seconds: float = 10) -> Iterator[Upstream]:
+def upstream(
+    *, timeout_seconds: float = 10, resume: ResumePolicy = ONCE, stall: StallPolicy | None = None
+) -> Iterator[Upstream]:
     """Two origins that serve the file under every path, unless ``respond`` or ``script`` say otherwise."""
     script, log, heard = Script(), RequestLog(), list[Request]()
 
@@ -72,5 +77,5 @@ def upstream(*, timeout_seconds: float = 10) -> Iterator[Upstream]:
         origin, other = (
             stack.enter_context(Origin(name, responder, log=log, script=script)) for name in ("origin", "other")
         )
-        made = Upstream(origin, other, script, log, RangedReader(pool), heard)
+        made = Upstream(origin, other, script, log, RangedReader(pool, resume, stall or StallPolicy()), heard)
         yield made

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.egress import ALLOW_LOOPBACK
+
 SCRIPTS = Path(sys.executable).parent
 LONGEST_SECONDS = 900
 
@@ -47,6 +49,7 @@ class Shell:
             "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
             "HOME": str(home),
             "BDN_DATA_DIR": str(self.data),
+            "BDN_EGRESS_ALLOW": ALLOW_LOOPBACK,
             **self.extra,
         }
 

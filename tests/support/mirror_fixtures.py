@@ -12,6 +12,7 @@ from huggingface_hub import close_session
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
+from tests.support.egress import ALLOW_LOOPBACK
 from tests.support.mirror_postgres import drop_database, new_database, postgres
 from tests.support.mirror_service import MirrorUnderTest, mirror_under_test
 
@@ -55,6 +56,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def upstreams(no_settings: None, hub: Hub, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a mirror that is opened now finds its upstreams, with the bucket's keys as the secret ``s3-keys``."""
+    monkeypatch.setenv("BDN_EGRESS_ALLOW", ALLOW_LOOPBACK)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
     keys = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import httpx2
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.layout import FileLayout
+from bdn.core.streaming import StallPolicy
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.database import Database
 from bdn.mirror.patience import Pause
@@ -24,6 +26,7 @@ from bdn.mirror.settings import MirrorSettings
 
 Json = dict[str, Any]
 LONGEST_SECONDS = 20.0
+_STALL = StallPolicy()
 
 
 def source(uri: str, mount: str = "/models/m", **fields: Any) -> Json:
@@ -143,6 +146,8 @@ async def mirror_under_test(
     *,
     bearer: str | None = None,
     pause: Pause = pause_not,
+    clock: Callable[[], float] = time.time,
+    stall: StallPolicy = _STALL,
     serve: bool = False,
     work: bool = True,
     **settings: Any,
@@ -151,7 +156,12 @@ async def mirror_under_test(
     if "database_url" not in settings:
         await asyncio.to_thread(_prepare, data_dir)
     async with open_mirror(
-        MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings), serve=serve, work=work, pause=pause
+        MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings),
+        serve=serve,
+        work=work,
+        pause=pause,
+        clock=clock,
+        stall=stall,
     ) as service:
         transport = httpx2.ASGITransport(app=service.api, raise_app_exceptions=False)
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}

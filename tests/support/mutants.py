@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 
 from tests.support.mutants_of_cache import CACHE
+from tests.support.mutants_of_egress import EGRESS
 from tests.support.mutants_of_names import NAMES
 from tests.support.mutants_of_requests import REQUESTS
 
-MUTANTS = [*CACHE, *NAMES, *REQUESTS]
+MUTANTS = [*CACHE, *NAMES, *REQUESTS, *EGRESS]
 EXAMPLES = "tests/unit/core"
 LAWS = {
     "cache_index.py": "tests/property/test_cache_machine.py",
@@ -29,6 +30,9 @@ LAWS = {
     "source_uri.py": "tests/property/test_source_laws.py",
     "paths.py": "tests/property/test_path_laws.py",
     "weights.py": "tests/property/test_path_laws.py",
+    "egress.py": "tests/property/test_egress_laws.py",
+    "special_addresses.py": "tests/property/test_egress_laws.py",
+    "written_hosts.py": "tests/property/test_egress_laws.py",
 }
 HEADER = """# Breakages that the tests of core catch
 
@@ -57,7 +61,7 @@ def caught_by(root: Path, file: str, old: str, new: str) -> list[str]:
     """The first example and the first law that notice, if any do."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for part in ("bdn/core", "tests/support", "tests/property", EXAMPLES):
+        for part in ("bdn/core", "docs", "tests/support", "tests/property", EXAMPLES):
             shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(root / "pyproject.toml", copy)
         (copy / "bdn/__init__.py").touch()

@@ -1,53 +1,76 @@
-"""Every statement about what the store holds: contents, manifests, upstream identities, half-copied files."""
+"""What the store holds: contents, slabs, manifests, upstream identities, half-copied files.
+
+Where the bytes of a manifest lie is in ``layouts``, what an eviction takes in ``removal``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, cast
 
-from sqlalchemy import delete, func, select, update
-from sqlalchemy.orm import aliased
+from sqlalchemy import and_, delete, func, select, update
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout
+from bdn.core.layout import FileLayout, Slab, Slice
 from bdn.core.manifest import Manifest
+from bdn.core.upstream import Identity
 from bdn.mirror.database import ReadSession, WriteSession
+from bdn.mirror.repository.bulk import batches, in_key_order, insert_new
 from bdn.mirror.repository.dialects import insert
-from bdn.mirror.tables import Base, ContentRow, CopiedChunkRow, IdentityRow, ManifestContentRow, ManifestRow
+from bdn.mirror.repository.layouts import is_of, split_digests, unreadable
+from bdn.mirror.tables import (
+    ContentRow,
+    CopiedChunkRow,
+    IdentityRow,
+    ManifestContentRow,
+    ManifestRow,
+    SlabRow,
+    SlabScopeRow,
+    SlabSliceRow,
+)
 
-_BATCH: Final = 250  # rows per statement: SQLite allowed 999 bound parameters for a long time
-_INSERTED: Final = 1000  # rows given to the driver at once, so that others get the event loop in between
-_RAW: Final = 32  # bytes of a raw digest
-_Item = TypeVar("_Item")
+_UPSERTED: Final = 1000  # rows given to the driver at once, so that others get the event loop in between
 
 
 async def known(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, Digest]:
     """Content by identity key, for the identities that the store holds completely."""
     found: dict[str, Digest] = {}
-    for keys in _batches(identity_keys):
+    for keys in batches(identity_keys):
         query = select(IdentityRow.key, IdentityRow.content).where(IdentityRow.key.in_(keys))
         found |= {key: Digest(content) for key, content in (await session.execute(query)).all()}
     return found
 
 
-async def layout_by_identity(session: ReadSession, identity_key: str) -> FileLayout | None:
-    """The content that an identity maps to, when the store holds it completely."""
+async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLayout | None:
+    """The content that an identity maps to, when the store holds it completely; of several slabs, one of its scope."""
     query = (
-        select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
+        select(ContentRow.digest, ContentRow.size, ContentRow.chunks, SlabRow, SlabSliceRow.offset)
         .join(IdentityRow, IdentityRow.content == ContentRow.digest)
-        .where(IdentityRow.key == identity_key)
+        .outerjoin(
+            SlabSliceRow,
+            and_(SlabSliceRow.content == ContentRow.digest, ContentRow.chunks == b"", is_of(identity.scope)),
+        )
+        .outerjoin(SlabRow, SlabRow.digest == SlabSliceRow.slab)
+        .where(IdentityRow.key == identity.key)
+        .order_by(SlabRow.digest)
+        .limit(1)
     )
     row = (await session.execute(query)).one_or_none()
     if row is None:
         return None
-    return FileLayout(Digest(row[0]), row[1], tuple(map(Digest.from_bytes, split_digests(row[2]))))
+    digest, size, raw, _, offset = row
+    slab = cast("SlabRow | None", row[3])
+    if slab is None and size and not raw:
+        return None  # it rests where this scope may not look
+    if slab is None:
+        return FileLayout(Digest(digest), size, tuple(map(Digest.from_bytes, split_digests(raw))))
+    return FileLayout(Digest(digest), size, (Digest(digest),), Slice(Digest(slab.digest), slab.size, offset))
 
 
 async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, list[int]]:
     """Which chunks of half-copied files are durable in the store, by identity key."""
     found: dict[str, list[int]] = {}
-    for keys in _batches(identity_keys):
+    for keys in batches(identity_keys):
         query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index).where(CopiedChunkRow.identity.in_(keys))
         for key, index in (await session.execute(query)).all():
             found.setdefault(key, []).append(index)
@@ -63,41 +86,86 @@ async def copied_chunks(session: ReadSession, identity_key: str) -> dict[int, Di
 async def record_chunks(session: WriteSession, chunks: Iterable[tuple[str, int, Digest]]) -> None:
     """Remember durable chunks (identity key, index, digest) of files that are being copied."""
     rows = [{"identity": key, "chunk_index": index, "digest": digest.hex} for key, index, digest in chunks]
-    await _insert_new(session, CopiedChunkRow, rows)
+    await insert_new(session, CopiedChunkRow, rows)
 
 
 async def forget_chunks(session: WriteSession, identity_keys: Sequence[str]) -> None:
     """Drop the record of half-copied files: they are complete, or were wrong."""
-    for keys in _batches(identity_keys):
+    for keys in batches(identity_keys):
         await session.execute(delete(CopiedChunkRow).where(CopiedChunkRow.identity.in_(keys)))
 
 
+async def record_slabs(session: WriteSession, slabs: Iterable[Slab]) -> None:
+    """Slabs that the store holds, durably. Their slices come with ``record_contents``, in the same transaction."""
+    found = list(slabs)
+    sizes = {slab.digest.hex: slab.size for slab in found}
+    await insert_new(session, SlabRow, [{"digest": digest, "size": size} for digest, size in sizes.items()])
+    scopes = {(slab.digest.hex, slab.scope) for slab in found}
+    await insert_new(session, SlabScopeRow, [{"slab": digest, "scope": scope} for digest, scope in scopes])
+
+
 async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout]) -> None:
-    """Complete files by identity key: the store holds every chunk, durably."""
-    layouts = {layout.digest.hex: layout for layout in contents.values()}
-    rows = [
-        {"digest": digest, "size": layout.size, "chunks": b"".join(chunk.to_bytes() for chunk in layout.chunks)}
-        for digest, layout in layouts.items()
+    """Complete files by identity key: the store holds every chunk, or the slab, durably.
+
+    A content that is known already gets what is new about it: its chunks, or a further slice. So whatever scope an
+    identity is of, its content is whole by itself or has a slice in a slab of that scope.
+    """
+    layouts = {(layout.digest.hex, layout.slice and layout.slice.slab.hex): layout for layout in contents.values()}
+    packed = {digest: layout for (digest, _), layout in layouts.items() if layout.slice}
+    whole = {digest: layout for (digest, _), layout in layouts.items() if not layout.slice}
+    await insert_new(
+        session,
+        ContentRow,
+        [{"digest": digest, "size": layout.size, "chunks": b""} for digest, layout in packed.items()],
+    )
+    await _record_whole(session, list(whole.values()))
+    slices = [
+        {"content": layout.digest.hex, "slab": layout.slice.slab.hex, "offset": layout.slice.offset}
+        for layout in layouts.values()
+        if layout.slice
     ]
-    await _insert_new(session, ContentRow, rows)
-    await _insert_new(
+    await insert_new(session, SlabSliceRow, slices)
+    await insert_new(
         session, IdentityRow, [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
     )
     await forget_chunks(session, list(contents))
 
 
-async def publish(session: WriteSession, manifest: Manifest, now: float) -> list[Digest]:
-    """Make a manifest readable; returns contents that it names and the store no longer holds (then nothing was done)."""
-    if await published(session, [manifest.digest.hex]):  # what a published manifest names is never removed without it
+async def _record_whole(session: WriteSession, layouts: Sequence[FileLayout]) -> None:
+    """Contents with chunks of their own, also where so far they rested in a slab only."""
+    rows = [
+        {
+            "digest": layout.digest.hex,
+            "size": layout.size,
+            "chunks": b"".join(chunk.to_bytes() for chunk in layout.chunks),
+        }
+        for layout in layouts
+    ]
+    fresh = insert(session, ContentRow)
+    statement = fresh.on_conflict_do_update(
+        index_elements=[ContentRow.digest],
+        set_={"chunks": fresh.excluded.chunks},
+        where=and_(ContentRow.chunks == b"", fresh.excluded.chunks != b""),
+    )
+    for batch in batches(in_key_order(ContentRow, rows), _UPSERTED):
+        await session.execute(statement, list(batch))
+
+
+async def publish(session: WriteSession, manifest: Manifest, now: float, organisation: str) -> list[Digest]:
+    """Make a manifest readable for an organisation.
+
+    Returns contents that it names and that the store no longer holds, or holds in nobody's slab that this organisation
+    may read; then nothing was done.
+    """
+    wanted = [digest.hex for digest in manifest.contents]
+    # What a published manifest names is never removed without it; but it may have been published for somebody else.
+    is_known = bool(await published(session, [manifest.digest.hex]))
+    names = manifest.digest.hex if is_known else wanted
+    if lost := await unreadable(session, names, organisation):
+        return [Digest(digest) for digest in lost]
+    if is_known:
         await touch(session, [manifest.digest.hex], now)
         return []
-    wanted = [digest.hex for digest in manifest.contents]
-    held: set[str] = set()
-    for digests in _batches(wanted):
-        query = select(ContentRow.digest).where(ContentRow.digest.in_(digests))
-        held.update((await session.execute(query)).scalars())
-    if lost := [Digest(digest) for digest in wanted if digest not in held]:
-        return lost
     row = {
         "digest": manifest.digest.hex,
         "canonical": manifest.canonical,
@@ -106,9 +174,10 @@ async def publish(session: WriteSession, manifest: Manifest, now: float) -> list
         "created_at": now,
         "last_used": now,
     }
-    await _insert_new(session, ManifestRow, [row])
-    names = [{"manifest": manifest.digest.hex, "content": digest} for digest in wanted]
-    await _insert_new(session, ManifestContentRow, names)
+    await insert_new(session, ManifestRow, [row])
+    await insert_new(
+        session, ManifestContentRow, [{"manifest": manifest.digest.hex, "content": digest} for digest in wanted]
+    )
     return []
 
 
@@ -120,7 +189,7 @@ async def manifest(session: ReadSession, digest: str) -> ManifestRow | None:
 async def published(session: ReadSession, digests: Sequence[str]) -> set[str]:
     """Which of these manifests are published."""
     found: set[str] = set()
-    for batch in _batches(digests):
+    for batch in batches(digests):
         query = select(ManifestRow.digest).where(ManifestRow.digest.in_(batch))
         found.update((await session.execute(query)).scalars())
     return found
@@ -138,80 +207,8 @@ async def touch(session: WriteSession, digests: Sequence[str], now: float) -> No
     await session.execute(update(ManifestRow).where(ManifestRow.digest.in_(digests)).values(last_used=now))
 
 
-async def layouts(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, bytes]]:
-    """Digest, size and raw chunk digests of each distinct content of a manifest."""
-    query = (
-        select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
-        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
-        .where(ManifestContentRow.manifest == manifest_digest)
-        .order_by(ContentRow.digest)
-    )
-    return [(row[0], row[1], row[2]) for row in (await session.execute(query)).all()]
-
-
-async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, int]]:
-    """Digest and size of each distinct content of a manifest, and how many manifests name it."""
-    other = aliased(ManifestContentRow)
-    names = select(func.count()).where(other.content == ManifestContentRow.content).scalar_subquery()
-    query = (
-        select(ContentRow.digest, ContentRow.size, names)
-        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
-        .where(ManifestContentRow.manifest == manifest_digest)
-    )
-    return [(row[0], row[1], row[2]) for row in (await session.execute(query)).all()]
-
-
-async def chunks_of(session: ReadSession, content_digests: Sequence[str]) -> set[bytes]:
-    """The raw digests of these contents' chunks."""
-    chunks: set[bytes] = set()
-    for digests in _batches(content_digests):
-        query = select(ContentRow.chunks).where(ContentRow.digest.in_(digests))
-        for raw in (await session.execute(query)).scalars():
-            chunks.update(split_digests(raw))
-    return chunks
-
-
-async def chunks_in_use(session: ReadSession, chunks: set[bytes]) -> set[bytes]:
-    """Which of these chunks some content, complete or half-copied, still needs. Reads every row: for evictions only."""
-    used: set[bytes] = set()
-    async for (raw,) in await session.stream(select(ContentRow.chunks)):
-        used.update(chunks.intersection(split_digests(raw)))
-    for digests in _batches([raw.hex() for raw in chunks]):
-        query = select(CopiedChunkRow.digest).where(CopiedChunkRow.digest.in_(digests))
-        used.update(bytes.fromhex(digest) for digest in (await session.execute(query)).scalars())
-    return used
-
-
-async def remove(session: WriteSession, manifest_digests: Sequence[str], contents: Sequence[str]) -> None:
-    """Unpublish manifests and forget contents, with the identities that led to them."""
-    for batch in _batches(manifest_digests):
-        await session.execute(delete(ManifestContentRow).where(ManifestContentRow.manifest.in_(batch)))
-        await session.execute(delete(ManifestRow).where(ManifestRow.digest.in_(batch)))
-    for batch in _batches(contents):
-        await session.execute(delete(IdentityRow).where(IdentityRow.content.in_(batch)))
-        await session.execute(delete(ContentRow).where(ContentRow.digest.in_(batch)))
-
-
 async def totals(session: ReadSession) -> tuple[int, int]:
     """How many distinct contents the store holds, and their bytes."""
     query = select(func.count(), func.coalesce(func.sum(ContentRow.size), 0)).select_from(ContentRow)
     count, size = (await session.execute(query)).one()
     return int(count), int(size)
-
-
-def split_digests(raw: bytes) -> list[bytes]:
-    """The raw chunk digests of a ``ContentRow``."""
-    return [raw[start : start + _RAW] for start in range(0, len(raw), _RAW)]
-
-
-async def _insert_new(session: WriteSession, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert the rows that are not there yet; in the order of their keys, so that two writers do not lock crosswise."""
-    names = [column.name for column in table.__mapper__.primary_key]
-    statement = insert(session, table).on_conflict_do_nothing()
-    for batch in _batches(sorted(rows, key=itemgetter(*names)), _INSERTED):
-        await session.execute(statement, list(batch))
-
-
-def _batches(items: Sequence[_Item], size: int = _BATCH) -> Iterator[Sequence[_Item]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

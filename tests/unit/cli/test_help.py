@@ -19,7 +19,8 @@ def commands() -> list[tuple[str, click.Command]]:
         for name in group.list_commands(context):
             command = group.get_command(context, name)
             assert command is not None
-            found.append((f"{program} {name}", command))
+            inside = command.commands.items() if isinstance(command, click.Group) else [(None, command)]
+            found += [(f"{program} {name} {below}" if below else f"{program} {name}", one) for below, one in inside]
     return found
 
 
@@ -44,6 +45,7 @@ def test_the_commands_of_the_contract_exist() -> None:
         "bdn-node-agent",
         *(f"bdn {name}" for name in ("pull", "demo", "up", "serve", "worker", "migrate", "mirror", "stage", "unstage")),
         *(f"bdn-admin {name}" for name in ("evict", "ls", "agents")),
+        *(f"bdn-admin secrets {name}" for name in ("set", "ls", "rm", "rotate", "new-key")),
     }
 
 

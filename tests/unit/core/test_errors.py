@@ -108,6 +108,11 @@ def test_an_error_is_caught_as_the_root_and_equals_only_itself(error: BdnError, 
     assert error != type(error)(**vars(error))
 
 
+def test_where_something_else_helps_than_a_secret_that_is_said_instead() -> None:
+    message = str(errors.AuthRequiredError("s3://b", "AccessDenied", "Change the trust policy"))
+    assert message == "s3://b refused access (AccessDenied). Change the trust policy"
+
+
 def test_a_source_that_the_problem_names_already_is_not_named_twice() -> None:
     assert str(errors.InvalidSourceError("s3://", "Source 's3://' is empty")) == "Source 's3://' is empty"
 

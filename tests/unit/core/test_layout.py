@@ -6,7 +6,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.digest import EMPTY, digest_of
-from bdn.core.layout import FileLayout, PlacedChunk
+from bdn.core.layout import FileLayout, PlacedChunk, Slab, Slice
 from tests.support.names import named
 
 ONE, TWO = named("one"), named("two")
@@ -58,3 +58,37 @@ def test_a_small_file_cannot_pose_as_a_large_one() -> None:
     large = FileLayout.of(SIZE, (ONE, TWO))
     with pytest.raises(ValueError, match="do not make up file"):
         FileLayout(large.digest, 64, (digest_of(ONE.to_bytes() + TWO.to_bytes()),))
+
+
+FILE = digest_of(b"small")
+SLAB = Slab(digest_of(b"a slab"), 100, "public")
+
+
+def test_a_packed_file_is_its_own_only_chunk_and_says_where_it_lies() -> None:
+    layout = FileLayout.packed(FILE, 5, SLAB, 95)
+    assert layout.chunks == (FILE,)
+    assert layout.slice == Slice(SLAB.digest, 100, 95)
+
+
+@pytest.mark.parametrize(("size", "offset"), [(5, 96), (5, -1), (101, 0)])
+def test_a_slice_lies_inside_its_slab(size: int, offset: int) -> None:
+    with pytest.raises(ValueError, match="cannot hold file"):
+        FileLayout.packed(FILE, size, SLAB, offset)
+
+
+def test_a_slab_is_no_larger_than_a_chunk() -> None:
+    with pytest.raises(ValueError, match="cannot hold file"):
+        FileLayout.packed(FILE, 5, Slab(SLAB.digest, CHUNK_SIZE + 1, "public"), 0)
+
+
+def test_neither_a_large_file_nor_an_empty_one_lies_in_a_slab() -> None:
+    large = FileLayout.of(SIZE, (ONE, TWO))
+    lies = Slice(SLAB.digest, 100, 0)
+    for digest, size, chunks in ((large.digest, SIZE, (ONE, TWO)), (EMPTY, 0, ())):
+        with pytest.raises(ValueError, match="cannot hold file"):
+            FileLayout(digest, size, chunks, lies)
+
+
+def test_a_packed_file_is_still_checked_against_its_name() -> None:
+    with pytest.raises(ValueError, match="do not make up file"):
+        FileLayout(FILE, 5, (ONE,), Slice(SLAB.digest, 100, 0))

@@ -47,6 +47,15 @@ def test_parsing_gives_the_manifest_back() -> None:
     assert Manifest.parse(MANIFEST.canonical) == MANIFEST
 
 
+@pytest.mark.parametrize("count", [999, 1000, 1001, 2001])
+def test_a_manifest_of_any_length_is_one_document(count: int) -> None:
+    manifest = Manifest.of(FileEntry(f"f/{number}", 1, A) for number in range(count))
+    files = [{"digest": str(A), "path": entry.path, "size": 1} for entry in manifest.files]
+    whole = json.dumps({"files": files, "schema": "bdn.manifest.v1"}, separators=(",", ":")).encode()
+    assert manifest.canonical == whole
+    assert Manifest.parse(whole) == manifest
+
+
 def test_totals_count_every_path_and_contents_every_content_once() -> None:
     assert MANIFEST.bytes_total == 4
     assert MANIFEST.contents == {A: 1, B: 2}

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamRateLimitedError
-from bdn.core.retry import RetryPolicy
+from bdn.core.errors import (
+    BdnError,
+    NotFoundError,
+    StoreUnavailableError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.retry import Allowance, RetryPolicy, asked_to_wait
 
 POLICY = RetryPolicy(attempts=8, first_seconds=0.5, longest_seconds=10.0, longest_retry_after_seconds=60.0)
 AWAY = StoreUnavailableError("connection refused")
@@ -54,3 +60,24 @@ def test_a_retry_after_beyond_the_limit_gives_up_and_the_limit_itself_does_not()
 def test_a_policy_that_never_gives_up_can_fail_for_years() -> None:
     patient = RetryPolicy(attempts=10**9, longest_seconds=30.0)
     assert patient.delay(10**8, AWAY, 1.0) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (limited(3.0), 3.0),
+        (limited(None), None),
+        (UpstreamUnavailableError("hf://o/r", "503", 3.0), 3.0),
+        (UpstreamUnavailableError("hf://o/r", "reset"), None),
+        (AWAY, None),
+    ],
+)
+def test_a_busy_upstream_is_believed_like_one_that_limits_requests(error: BdnError, seconds: float | None) -> None:
+    assert asked_to_wait(error) == seconds
+    assert POLICY.delay(1, error, 0.0) == (seconds or 0.0)
+
+
+@pytest.mark.parametrize(("chunks", "failures"), [(0, 10), (1, 10), (9, 10), (10, 11), (1000, 110)])
+def test_a_file_is_forgiven_ten_failures_and_one_more_for_every_tenth_chunk(chunks: int, failures: int) -> None:
+    allowance = Allowance.of(chunks)
+    assert [allowance.spend() for _ in range(failures + 2)] == [True] * failures + [False] * 2

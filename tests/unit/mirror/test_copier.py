@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import BinaryIO
 
 import pytest
@@ -15,8 +17,10 @@ from bdn.core.errors import ChecksumMismatchError
 from bdn.core.layout import FileLayout
 from bdn.core.ports import Location, Resolution
 from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
-from bdn.mirror.copier import Copier, LocatedFile
+from bdn.mirror.copier import Copier
+from bdn.mirror.located import LocatedFile
 from bdn.mirror.patience import Patience
+from bdn.mirror.upstreams import UpstreamBudgets
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool
@@ -33,11 +37,13 @@ class Ranges(RangedReader):
     def __init__(self) -> None:
         super().__init__(ConnectionPool(timeout_seconds=1))
         self.read: list[int] = []
+        self.stated: Checksum | None = None
 
-    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> None:
+    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> Checksum | None:
         assert location.url == "memory"
         self.read.append(request.range.start // CHUNK_SIZE)
         buffer[:] = CONTENT[request.range.start : request.range.stop]
+        return self.stated
 
 
 class OneFile:
@@ -45,28 +51,29 @@ class OneFile:
 
     def __init__(self) -> None:
         self.located = 0
+        self.checksum: Checksum | None = None
 
     async def resolve(self) -> Resolution:
         raise NotImplementedError
 
-    def list(self, resolution: Resolution) -> AsyncIterator[UpstreamFile]:
+    def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
         raise NotImplementedError
 
     async def locate(self, file: UpstreamFile) -> Location:
         self.located += 1
-        return Location("memory")
+        return Location("memory", checksum=self.checksum)
 
 
 class Bench:
     def __init__(self, store: MemoryStore, threads: ByteThreads) -> None:
         self.store, self.ranges, self.source = store, Ranges(), OneFile()
-        self.copier = Copier(store, self.ranges, threads)
+        self.copier = Copier(store, self.ranges, threads, UpstreamBudgets(4))
         self.told: list[tuple[int, Digest, int]] = []
 
     async def copy(
-        self, sha256: str = SHA256, size: int = len(CONTENT), stored: Mapping[int, Digest] = {}
+        self, sha256: str | None = SHA256, size: int = len(CONTENT), stored: Mapping[int, Digest] = {}
     ) -> FileLayout:
-        checksum = Checksum(ChecksumKind.SHA256, sha256)
+        checksum = Checksum(ChecksumKind.SHA256, sha256) if sha256 else None
         file = UpstreamFile("a.bin", size, Identity.of("public", "a"), "a.bin", "v", checksum)
         located = LocatedFile("hf://o/r", self.source, file, Patience())
         return await self.copier.copy(located, stored, lambda *chunk: self.told.append(chunk))
@@ -136,8 +143,53 @@ async def test_canceling_while_a_file_is_checked_does_not_wait_for_the_rest_of_i
     bench: Bench, store: CountingStore
 ) -> None:
     loop = asyncio.get_running_loop()
-    copying = asyncio.create_task(bench.copy())
+    store.put(digest_of(CHUNKS[0]), bytearray(CHUNKS[0]))
+    copying = asyncio.create_task(bench.copy(stored={0: digest_of(CHUNKS[0])}))
     store.on_open = lambda: loop.call_soon_threadsafe(copying.cancel)
     with pytest.raises(asyncio.CancelledError):
         await copying
     assert store.opened < 3
+
+
+async def test_a_file_is_checked_on_its_way_and_not_read_back(bench: Bench, store: CountingStore) -> None:
+    await bench.copy()
+    with pytest.raises(ChecksumMismatchError, match=r"'a\.bin' of hf://o/r"):
+        await bench.copy(sha256="0" * 64)
+    assert store.opened == 0
+
+
+CRC32 = f"{zlib.crc32(CONTENT):08x}"
+
+
+async def test_a_checksum_that_is_only_known_with_the_location_is_checked(bench: Bench, store: CountingStore) -> None:
+    bench.source.checksum = Checksum(ChecksumKind.CRC32, CRC32)
+    await bench.copy(sha256=None)
+    bench.source.checksum = Checksum(ChecksumKind.CRC32, "00000000")
+    with pytest.raises(ChecksumMismatchError):
+        await bench.copy(sha256=None)
+    assert store.opened == 0
+
+
+async def test_of_a_checksum_of_parts_only_the_parts_that_were_stored_before_are_read_back(
+    bench: Bench, store: CountingStore
+) -> None:
+    store.put(digest_of(CHUNKS[1]), bytearray(CHUNKS[1]))
+    for crc, outcome in ((CRC32, nullcontext()), ("00000000", pytest.raises(ChecksumMismatchError))):
+        bench.source.checksum = Checksum(ChecksumKind.CRC32, crc)
+        store.opened = 0
+        with outcome:
+            await bench.copy(sha256=None, stored={1: digest_of(CHUNKS[1])})
+        assert store.opened == 1
+
+
+async def test_a_checksum_that_only_the_answer_states_is_checked_for_a_file_of_one_chunk(bench: Bench) -> None:
+    size = CHUNK_SIZE
+    bench.ranges.stated = Checksum(ChecksumKind.CRC32, f"{zlib.crc32(CHUNKS[0]):08x}")
+    await bench.copy(sha256=None, size=size)
+    bench.ranges.stated = Checksum(ChecksumKind.CRC32, "00000000")
+    with pytest.raises(ChecksumMismatchError):
+        await bench.copy(sha256=None, size=size)
+
+
+async def test_a_file_without_any_checksum_is_copied(bench: Bench) -> None:
+    assert (await bench.copy(sha256=None)).size == len(CONTENT)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
-from bdn.core.layout import FileLayout
+from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.layout import FileLayout, Slab
+from bdn.core.packing import is_small
 from bdn.core.ports import Resolution
 from bdn.core.upstream import Diff, Identity, UpstreamFile
-from bdn.mirror.copier import ChunkStored, Copier, LocatedFile
+from bdn.mirror.copier import ChunkStored, Copier
 from bdn.mirror.database import Database
 from bdn.mirror.flights import Flights
 from bdn.mirror.gathering import Gathering
+from bdn.mirror.located import LocatedFile
+from bdn.mirror.packer import PackedFile, Packer, WrongContent
 from bdn.mirror.patience import Patience
 from bdn.mirror.progress import Progress, SourceCounters
 from bdn.mirror.repository import contents, mirrors
@@ -29,15 +34,22 @@ from tests.support.mirror_service import database_under_test
 NAMES = [digest_of(bytes([index])) for index in range(4)]
 
 
+SLAB = Slab(digest_of(b"slab"), CHUNK_SIZE, "public")
+
+
 def layout_of(size: int) -> FileLayout:
+    if is_small(size):
+        return FileLayout.packed(digest_of(bytes(size)), size, SLAB, 100)
     return FileLayout.of(size, tuple(NAMES[: -(-size // CHUNK_SIZE)]))
 
 
 @dataclass
 class Copies:
-    """A copier that needs no upstream; notes what it was asked for."""
+    """A copier and a packer that need no upstream; note what they were asked for."""
 
     asked: list[tuple[str, set[int]]] = field(default_factory=list)
+    parcels: list[list[str]] = field(default_factory=list)
+    failing: str = ""
 
     async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
         self.asked.append((located.file.path, set(stored)))
@@ -46,6 +58,14 @@ class Copies:
             if chunk.index not in stored:
                 on_stored(chunk.index, chunk.digest, chunk.range.size)
         return layout
+
+    async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
+        self.parcels.append([located.file.path for located in parcel])
+        await asyncio.sleep(0)
+        for located in parcel:
+            if located.file.path == self.failing:
+                raise UpstreamUnavailableError("s", "gone")
+            on_packed(located, layout_of(located.file.size), SLAB)
 
 
 @dataclass
@@ -62,9 +82,10 @@ class Rig:
         half = {files[0].identity.key: stored} if stored else {}
         survey = Survey(Resolution(None), files, Diff({}, files), half, ())
         copier: Copier = self.copies  # type: ignore[assignment]
+        packer: Packer = self.copies  # type: ignore[assignment]
         unused: Any = None
         gathering = Gathering(
-            self.database, copier, self.flights, Patience(), progress, unused, "s", 0, survey, landed or set()
+            self.database, copier, packer, self.flights, Patience(), progress, unused, "s", 0, survey, landed or set()
         )
         digests = await gathering.run()
         assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
@@ -95,16 +116,17 @@ SMALL, LARGE = file("small", 10), file("large", 2 * CHUNK_SIZE + 5)
 
 async def test_what_is_missing_is_brought_and_counted(rig: Rig) -> None:
     counters = await rig.gather(SMALL, LARGE)
-    assert sorted(rig.copies.asked) == [("large", set()), ("small", set())]
+    assert (rig.copies.asked, rig.copies.parcels) == ([("large", set())], [["small"]])
     assert (counters.transferred, counters.reused) == (LARGE.size + 10, 0)
 
 
 @pytest.mark.parametrize("wanted", [SMALL, LARGE], ids=["small", "large"])
 async def test_what_another_mirror_brought_since_the_survey_is_found(rig: Rig, wanted: UpstreamFile) -> None:
     async with rig.database.write() as session:
+        await contents.record_slabs(session, [SLAB])
         await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)})
     counters = await rig.gather(wanted, landed={wanted.identity.key})
-    assert rig.copies.asked == []
+    assert (rig.copies.asked, rig.copies.parcels) == ([], [])
     assert (counters.transferred, counters.reused) == (0, wanted.size)
 
 
@@ -126,3 +148,29 @@ async def test_chunks_that_an_earlier_attempt_stored_are_not_brought_again(rig: 
 async def test_what_a_survey_took_for_stored_and_was_dropped_meanwhile_is_counted_as_brought(rig: Rig) -> None:
     counters = await rig.gather(LARGE, stored=CHUNK_SIZE)
     assert (counters.transferred, counters.reused) == (LARGE.size, 0)
+
+
+TINY = [file(f"tiny-{number}", number + 1) for number in range(5)]
+
+
+async def test_small_files_go_in_one_parcel(rig: Rig) -> None:
+    counters = await rig.gather(*TINY)
+    assert rig.copies.parcels == [[each.path for each in TINY]]
+    assert (counters.transferred, counters.reused) == (15, 0)
+
+
+async def test_two_mirrors_of_the_same_small_files_fetch_each_once(rig: Rig) -> None:
+    first, second = await asyncio.gather(rig.gather(*TINY[:4]), rig.gather(*TINY[1:]))
+    assert sorted(path for parcel in rig.copies.parcels for path in parcel) == [each.path for each in TINY]
+    assert (first.transferred, first.reused) == (10, 0)
+    assert (second.transferred, second.reused) == (5, 9)
+
+
+async def test_who_waits_for_a_parcel_that_fails_fetches_itself_what_did_not_come(rig: Rig) -> None:
+    rig.copies.failing = "tiny-2"
+    waiting = [file("tiny-1", 2), file("tiny-3", 4)]
+    failed, other = await asyncio.gather(rig.gather(*TINY), rig.gather(*waiting), return_exceptions=True)
+    assert isinstance(failed, UpstreamUnavailableError)
+    assert isinstance(other, SourceCounters)
+    assert (other.transferred, other.reused) == (4, 2)
+    assert rig.copies.parcels == [[each.path for each in TINY], ["tiny-3"]]

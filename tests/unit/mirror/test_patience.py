@@ -13,6 +13,8 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
+from bdn.core.pace import Outcome
+from bdn.core.retry import Allowance
 from bdn.mirror.patience import Patience
 
 AWAY = UpstreamUnavailableError("hf://o/r", "503")
@@ -75,3 +77,31 @@ async def test_what_asking_again_cannot_help_is_told_at_once(failure: BdnError) 
     with pytest.raises(type(failure)):
         await waits.patience().run(failing(failure))
     assert waits.seconds == []
+
+
+async def test_a_file_that_has_failed_too_often_is_given_up_whichever_of_its_requests_fails() -> None:
+    waits = Waits()
+    patience, allowance = waits.patience(), Allowance(4)
+    for _ in range(2):
+        assert await patience.run(failing(AWAY, AWAY), allowance) == "answer"
+    with pytest.raises(UpstreamUnavailableError):
+        await patience.run(failing(AWAY), allowance)
+    assert len(waits.seconds) == 4
+
+
+async def test_a_request_is_asked_inside_the_budget_of_its_host_each_time_and_waits_outside() -> None:
+    answer, slots = failing(AWAY, AWAY), []
+
+    async def pause(_: float) -> None:
+        slots.append(("pause", budget.slots))
+
+    async def request() -> str:
+        slots.append(("request", budget.slots))
+        return await answer()
+
+    patience = Patience(pause, draw=lambda: 0.5)
+    budget = patience.budgets.of("https://hub.example/page")
+    assert await patience.ask("https://hub.example/page", request) == "answer"
+    assert slots == [("request", 1), ("pause", 0), ("request", 1), ("pause", 0), ("request", 1)]
+    assert patience.budgets.totals.requests == {Outcome.FAILED: 2, Outcome.ARRIVED: 1}
+    assert patience.budgets.totals.retries == 2

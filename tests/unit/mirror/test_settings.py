@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
@@ -36,7 +37,7 @@ def test_what_is_given_comes_before_the_environment_and_that_before_the_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("port", "70000"), ("auth", "maybe"), ("limit_bytes", "much"), ("jobs", "0")]
+    ("name", "value"), [("port", "70000"), ("auth", "maybe"), ("limit_bytes", "much"), ("jobs", "0"), ("egress_allow", "http://x")]
 )
 def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"BDN_{name.upper()}", value)
@@ -57,3 +58,9 @@ def test_a_store_that_this_version_cannot_open_is_refused_by_name(address: str) 
 def test_a_store_s_address_may_be_quoted(tmp_path: Path) -> None:
     open_store(f"file://{tmp_path}/a%20b", exclusive=True)
     assert (tmp_path / "a b/chunks").is_dir()
+
+
+def test_nothing_beyond_the_public_internet_is_allowed_unless_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MirrorSettings().egress == PUBLIC_INTERNET
+    monkeypatch.setenv("BDN_EGRESS_ALLOW", "minio.corp, 10.0.0.0/8")
+    assert MirrorSettings().egress == EgressPolicy.parse("minio.corp 10.0.0.0/8")

@@ -2,18 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.eviction_schema import Tier
 from node_agent.crew import Crew
-from node_agent.fill.filler import Report
 from node_agent.fill.flights import Flights
+from node_agent.fill.order import FileReport
 
-FILE = digest_of(b"the file")
+FILE, SECOND, THIRD = map(digest_of, (b"the file", b"the second", b"the third"))
 
 
 @dataclass
@@ -25,11 +27,14 @@ class Passenger:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     fills: int = 0
     was_canceled: bool = False
-    came: dict[Tier, int] = field(default_factory=dict)
+    filled: list[Digest] = field(default_factory=list)
+    came: dict[Digest, Counter[Tier]] = field(default_factory=dict)
 
-    async def fill(self, report: Report, stop: threading.Event) -> None:
+    async def fill(self, files: Sequence[Digest], report: FileReport, stop: threading.Event) -> None:
         self.fills += 1
-        report("mirror", 10)
+        self.filled += files
+        for file in files:
+            report(file, "mirror", 10)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -37,13 +42,17 @@ class Passenger:
             raise
         if self.error:
             raise self.error
-        report("mirror", 5)
+        for file in files:
+            report(file, "mirror", 5)
 
-    def report(self, tier: Tier, size: int) -> None:
-        self.came[tier] = self.came.get(tier, 0) + size
+    def report(self, file: Digest, tier: Tier, size: int) -> None:
+        self.came.setdefault(file, Counter())[tier] += size
 
-    def board(self) -> asyncio.Task[None]:
-        return asyncio.create_task(self.flights.join(FILE, self.fill, self.report, self.came.clear))
+    def restart(self, file: Digest) -> None:
+        self.came.pop(file, None)
+
+    def board(self, *files: Digest) -> asyncio.Task[None]:
+        return asyncio.create_task(self.flights.join(files or (FILE,), self.fill, self.report, self.restart))
 
 
 async def settle() -> None:
@@ -65,8 +74,8 @@ async def test_a_file_is_filled_once_for_all_who_wait() -> None:
 
     assert leader.fills == 1
     assert [other.fills for other in others] == [0, 0, 0]
-    assert leader.came == {"mirror": 15}
-    assert [other.came for other in others] == [{"node": 15}] * 3  # they share what was fetched for the leader
+    assert leader.came == {FILE: {"mirror": 15}}
+    assert [other.came for other in others] == [{FILE: {"node": 15}}] * 3  # they share what was fetched for the leader
 
 
 async def test_a_fill_goes_on_when_its_leader_leaves() -> None:
@@ -115,7 +124,7 @@ async def test_a_waiter_takes_over_when_the_leaders_fill_fails() -> None:
         await waiting
 
     assert (leader.fills, other.fills) == (1, 1)
-    assert other.came == {"mirror": 15}  # what the failed flight reported is void
+    assert other.came == {FILE: {"mirror": 15}}  # what the failed flight reported is void
 
 
 async def test_a_disk_that_failed_for_one_failed_for_all() -> None:
@@ -145,3 +154,78 @@ async def test_who_comes_while_a_fill_is_being_canceled_begins_a_new_one() -> No
         await coming
 
     assert second.fills == 1
+
+
+async def test_files_that_come_together_share_a_trip_with_those_who_wait_for_one_of_them() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        leader, other = Passenger(flights), Passenger(flights)
+        tasks = [leader.board(FILE, SECOND)]
+        await settle()
+        tasks.append(other.board(SECOND, THIRD))
+        await settle()
+        assert (leader.filled, other.filled) == ([FILE, SECOND], [THIRD])  # nobody fills a file that somebody fills
+        leader.gate.set()
+        await settle()
+        assert [task.done() for task in tasks] == [True, False]
+        other.gate.set()
+        await asyncio.gather(*tasks)
+
+    assert leader.came == {FILE: {"mirror": 15}, SECOND: {"mirror": 15}}
+    assert other.came == {SECOND: {"node": 15}, THIRD: {"mirror": 15}}
+
+
+async def test_a_trip_goes_on_while_somebody_waits_for_one_of_its_files_and_ends_with_the_last() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        leader, other = Passenger(flights), Passenger(flights)
+        leading = leader.board(FILE, SECOND)
+        await settle()
+        waiting = other.board(SECOND)
+        await settle()
+        leading.cancel()
+        await settle()
+        assert leading.cancelled()
+        assert not leader.was_canceled
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+        assert leader.was_canceled
+
+
+async def test_who_waits_for_files_of_a_trip_that_failed_fills_them_on_a_trip_of_its_own() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        leader, other = Passenger(flights, GrantExpiredError("then")), Passenger(flights)
+        leading = leader.board(FILE, SECOND)
+        await settle()
+        waiting = other.board(SECOND, THIRD)
+        await settle()
+        leader.gate.set()
+        with pytest.raises(GrantExpiredError):
+            await leading
+        await settle()
+        other.gate.set()
+        await waiting
+
+    assert other.filled == [THIRD, SECOND]
+    assert other.came == {SECOND: {"mirror": 15}, THIRD: {"mirror": 15}}
+
+
+async def test_who_leads_one_trip_and_fails_leaves_the_others_that_it_waits_for() -> None:
+    async with Crew() as crew:
+        flights = Flights(crew)
+        first, second = Passenger(flights), Passenger(flights, GrantExpiredError("then"))
+        flying = first.board(FILE)
+        await settle()
+        failing = second.board(FILE, SECOND)
+        await settle()
+        second.gate.set()
+        with pytest.raises(GrantExpiredError):  # at once, although the other trip goes on
+            await failing
+        assert not first.was_canceled
+        first.gate.set()
+        await flying
+
+    assert first.came == {FILE: {"mirror": 15}}

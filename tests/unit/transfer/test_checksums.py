@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.upstream import Checksum, ChecksumKind
 from bdn.transfer.checksums import RunningChecksum
+from tests.support.bytes_naive_crc import naive_crc
 from tests.support.wire_hypothesis import BRIEFLY
 
 HELLO = b"hello\n"
@@ -22,8 +23,21 @@ KNOWN = [
     (ChecksumKind.SHA256, b"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
     (ChecksumKind.GIT_BLOB, b"", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"),
     (ChecksumKind.MD5, b"", "d41d8cd98f00b204e9800998ecf8427e"),
+    (ChecksumKind.SHA1, HELLO, "f572d396fae9206628714fb2ce00f72e94f2258f"),  # sha1sum
+    (ChecksumKind.SHA1, b"", "da39a3ee5e6b4b0d3255bfef95601890afd80709"),
+    # the check values of the catalogue of parametrised CRC algorithms (reveng)
+    (ChecksumKind.CRC32, b"123456789", "cbf43926"),
+    (ChecksumKind.CRC32C, b"123456789", "e3069283"),
+    (ChecksumKind.CRC64NVME, b"123456789", "ae8b14860a799888"),
+    (ChecksumKind.CRC32, b"", "00000000"),
+    (ChecksumKind.CRC32C, b"", "00000000"),
+    (ChecksumKind.CRC64NVME, b"", "0000000000000000"),
 ]
 EACH = pytest.mark.parametrize(("kind", "content", "known"), KNOWN)
+
+
+def test_there_is_a_known_value_for_every_kind() -> None:
+    assert {kind for kind, _, _ in KNOWN} == set(ChecksumKind)
 
 
 @EACH
@@ -69,10 +83,14 @@ def test_it_does_not_matter_in_which_pieces_the_bytes_come(pieces: list[bytes]) 
     known = {
         ChecksumKind.SHA256: hashlib.sha256(content),
         ChecksumKind.MD5: hashlib.md5(content, usedforsecurity=False),
+        ChecksumKind.SHA1: hashlib.sha1(content, usedforsecurity=False),
         ChecksumKind.GIT_BLOB: hashlib.sha1(b"blob %d\0%s" % (len(content), content), usedforsecurity=False),
     }
-    for kind, expected in known.items():
-        running = RunningChecksum(Checksum(kind, expected.hexdigest()), len(content))
+    expected = {kind: hasher.hexdigest() for kind, hasher in known.items()}
+    expected |= {kind: naive_crc(kind, content) for kind in ChecksumKind if kind.is_combinable}
+    assert set(expected) == set(ChecksumKind)
+    for kind, value in expected.items():
+        running = RunningChecksum(Checksum(kind, value), len(content))
         for piece in pieces:
             running.update(bytearray(piece))
         running.check("file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,12 +11,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.errors import BdnError, UpstreamUnavailableError
+from bdn.core.egress import EgressPolicy
+from bdn.core.errors import BdnError, EgressRefusedError, UpstreamUnavailableError
 from bdn.core.ports import Location
-from bdn.transfer.connections import ConnectionPool, origin_of, reason_of
+from bdn.transfer.connections import ConnectionPool, reason_of
+from bdn.transfer.http_head import ProtocolError
+from bdn.transfer.http_request import UnsendableError, origin_of
 from bdn.transfer.ranged import RangedReader
 from tests.support.bytes_raw_server import RawServer, answering, message, partial, read_head, waiting_after
-from tests.support.bytes_upstream import CONTENT, SIZE, read_range, upstream
+from tests.support.bytes_upstream import CONTENT, ONCE, SIZE, read_range, upstream
 
 GOOD = partial(CONTENT[:10], 0, SIZE)
 
@@ -30,7 +32,7 @@ def pool() -> Iterator[ConnectionPool]:
 
 @pytest.fixture
 def reader(pool: ConnectionPool) -> RangedReader:
-    return RangedReader(pool)
+    return RangedReader(pool, ONCE)
 
 
 def read(reader: RangedReader, server: RawServer) -> bytes:
@@ -116,8 +118,8 @@ def test_a_connection_is_never_shared_by_two_answers_at_a_time(pool: ConnectionP
         url = source.origin.url
         with pool.get(f"{url}/first", {}) as first:
             with pool.get(f"{url}/second", {}) as second:
-                assert first.read(10) + second.read() == CONTENT[:10] + CONTENT
-            assert first.read() == CONTENT[10:]
+                assert first.read(10) + second.read(SIZE) == CONTENT[:10] + CONTENT
+            assert first.read(SIZE) == CONTENT[10:]
         assert [request.target for request in source.heard] == ["/first", "/second"]
 
 
@@ -125,7 +127,7 @@ def test_no_more_connections_are_kept_than_the_limit() -> None:
     answer = message("200 OK", "Content-Length: 0")
     with closing(ConnectionPool(timeout_seconds=10, idle_limit=0)) as pool, RawServer(waiting_after(answer)) as server:
         with pool.get(server.url, {}) as response:
-            response.read()
+            response.read(10)
         assert server.closed[0].wait(10)
 
 
@@ -176,13 +178,13 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_mixed_with_the_next(pool:
         with pool.get(server.url, {}) as response:
             assert response.read(1) == b"a"
         with pool.get(server.url, {}) as response:
-            assert response.read() == body
+            assert response.read(len(body)) == body
         assert server.connections == 2
 
 
 @pytest.mark.parametrize("address", ["ftp://host/x", "file:///x", "host/x", ""])
 def test_only_http_is_spoken(pool: ConnectionPool, address: str) -> None:
-    with pytest.raises(http.client.InvalidURL, match="cannot read from"), pool.get(address, {}):
+    with pytest.raises(UnsendableError, match="neither http nor https"), pool.get(address, {}):
         pass
 
 
@@ -206,10 +208,60 @@ def test_an_origin_is_scheme_host_and_port(address: str, origin: tuple[str, str,
         (TimeoutError("The read operation timed out"), "timed out"),
         (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
         (OSError(), "OSError"),
-        (http.client.InvalidURL("/x?Signature=secret"), "an address or a header cannot be sent"),
+        (UnsendableError("/x?Signature=secret"), "an address or a header cannot be sent"),
         (ValueError("Invalid header value b'secret'"), "an address or a header cannot be sent"),
-        (http.client.IncompleteRead(b"", 5), "IncompleteRead(0 bytes read, 5 more expected)"),
+        (ProtocolError("the answer is not HTTP/1.1"), "the answer is not HTTP/1.1"),
     ],
 )
 def test_a_reason_says_what_the_network_did(error: Exception, reason: str) -> None:
     assert reason_of(error) == reason
+
+
+def test_idle_connections_of_all_origins_together_have_a_limit() -> None:
+    """Those of the origin that was not used for longest go first."""
+    answer = message("200 OK", "Content-Length: 0")
+    with (
+        closing(ConnectionPool(timeout_seconds=10, idle_limit=2)) as pool,
+        RawServer(waiting_after(answer, answer)) as first,
+        RawServer(waiting_after(answer)) as second,
+        RawServer(waiting_after(answer)) as third,
+    ):
+        for server in (first, second, first, third):
+            with pool.get(server.url, {}) as response:
+                assert response.has_ended()
+        assert second.closed[0].wait(10)
+        assert not first.closed[0].is_set()
+        assert not third.closed[0].is_set()
+        assert first.connections == 1
+
+
+def test_a_connection_over_which_more_came_than_was_asked_for_is_not_used_again(reader: RangedReader) -> None:
+    """What came behind the answer would be taken for the next one."""
+    with RawServer(answering(GOOD + GOOD), answering(GOOD)) as server:
+        assert read(reader, server) == CONTENT[:10]
+        assert read(reader, server) == CONTENT[:10]
+        assert server.connections == 2
+
+
+def test_a_host_that_may_not_be_contacted_is_not_dialled() -> None:
+    with (
+        closing(ConnectionPool(timeout_seconds=10, egress=EgressPolicy())) as pool,
+        RawServer(answering(GOOD)) as server,
+    ):
+        with pytest.raises(EgressRefusedError, match="loopback"):
+            read(RangedReader(pool), server)
+        assert server.connections == 0
+
+
+def test_a_redirect_to_a_host_that_may_not_be_contacted_is_not_followed() -> None:
+    with RawServer(answering(GOOD)) as inside:
+        port = urlsplit(inside.url).port
+        away = message("302 Found", f"Location: http://127.0.0.2:{port}/", "Content-Length: 0")
+        egress = EgressPolicy.parse("127.0.0.1")
+        with (
+            closing(ConnectionPool(timeout_seconds=10, egress=egress)) as pool,
+            RawServer(answering(away)) as server,
+            pytest.raises(EgressRefusedError),
+        ):
+            read(RangedReader(pool), server)
+        assert inside.connections == 0

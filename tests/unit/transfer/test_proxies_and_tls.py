@@ -10,12 +10,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.egress import EgressPolicy
+from bdn.core.errors import EgressRefusedError, UpstreamUnavailableError
 from bdn.core.ports import Location
+from bdn.core.streaming import StallPolicy
 from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool
-from bdn.transfer.ranged import RangedReader
+from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError
 from tests.support.bytes_authority import Authority, new_authority
-from tests.support.bytes_raw_server import RawServer, answering, message, partial
+from tests.support.bytes_raw_server import RawServer, answering, message, partial, waiting_after
 from tests.support.bytes_tunnels import ConnectProxy, over_tls
 from tests.support.bytes_upstream import CONTENT, SIZE, read_range
 
@@ -68,15 +70,16 @@ def test_a_server_that_nobody_vouches_for_is_refused(
     monkeypatch.setenv("SSL_CERT_FILE", str(new_authority(tmp_path, "localhost").certificates))
     with (
         tls_server(authority, GOOD) as server,
-        pytest.raises(UpstreamUnavailableError, match="CERTIFICATE_VERIFY_FAILED"),
+        pytest.raises(UpstreamUntrustedError, match="CERTIFICATE_VERIFY_FAILED") as raised,
     ):
         read_range(reader, Location(local_url(server)), 0, 10)
+    assert (raised.value.code, raised.value.transient) == ("UPSTREAM_UNAVAILABLE", False)
 
 
 def test_a_server_that_is_another_one_is_refused(reader: RangedReader, authority: Authority) -> None:
     with (
         tls_server(authority, GOOD) as server,
-        pytest.raises(UpstreamUnavailableError, match=r"not valid for '127\.0\.0\.1'"),
+        pytest.raises(UpstreamUntrustedError, match=r"not valid for '127\.0\.0\.1'"),
     ):
         read_range(reader, Location(f"https://127.0.0.1:{address_of(server)[1]}/file"), 0, 10)
 
@@ -102,7 +105,7 @@ def test_a_body_that_is_broken_off_by_closing_never_turns_into_ciphertext(author
         assert server.closed[0].wait(10)  # everything is on its way
         pool.close()
         with suppress(*NETWORK_ERRORS):
-            while piece := response.read1(65536):
+            while piece := response.read(1000):
                 received += piece
     assert body.startswith(received)
 
@@ -145,6 +148,70 @@ def test_a_proxy_that_refuses_is_an_error_that_may_pass(reader: RangedReader, mo
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         with pytest.raises(UpstreamUnavailableError, match="407 Proxy Authentication Required"):
             read_range(reader, Location(WEIGHTS), 0, 10)
+
+
+def test_a_proxy_that_speaks_before_the_tunnel_is_open_is_not_believed(
+    reader: RangedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = message("200 Connection established", body=b"\x16\x03")
+    with ConnectProxy(("127.0.0.1", 9), refuse=early) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(UpstreamUnavailableError, match="speaks before"):
+            read_range(reader, Location(WEIGHTS), 0, 10)
+
+
+def test_a_proxy_over_https_is_refused_and_not_spoken_to_in_the_clear(
+    reader: RangedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawServer(answering(GOOD)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("http:", "https:"))
+        with pytest.raises(UpstreamUnavailableError, match="HTTPS_PROXY must be an http:// address"):
+            read_range(reader, Location(WEIGHTS), 0, 10)
+        assert proxy.connections == 0
+
+
+def test_a_proxy_is_not_asked_for_a_host_that_may_not_be_contacted(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    with (
+        tls_server(authority, GOOD) as server,
+        ConnectProxy(address_of(server)) as proxy,
+        closing(ConnectionPool(timeout_seconds=10, egress=EgressPolicy())) as pool,
+    ):
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(EgressRefusedError):
+            read_range(RangedReader(pool), Location("https://169.254.169.254/file"), 0, 10)
+        assert proxy.connections == 0
+        assert read_range(RangedReader(pool), Location(WEIGHTS), 0, 10) == CONTENT[:10], (
+            "the proxy's own address is not ours"
+        )
+
+
+def test_a_redirect_from_https_to_http_is_refused(reader: RangedReader, authority: Authority) -> None:
+    """With credentials and without: what comes in the clear may be anybody's."""
+    with RawServer(answering(GOOD)) as clear:
+        away = message("302 Found", f"Location: {clear.url}/x?Signature=5igned", "Content-Length: 0")
+        with tls_server(authority, away) as server, pytest.raises(UpstreamUntrustedError, match="from https to http"):
+            read_range(reader, Location(local_url(server)), 0, 10)
+        assert clear.connections == 0
+
+
+def test_a_redirect_from_http_to_https_is_followed(reader: RangedReader, authority: Authority) -> None:
+    with tls_server(authority, GOOD) as server:
+        away = message("302 Found", f"Location: {local_url(server)}", "Content-Length: 0")
+        with RawServer(answering(away)) as clear:
+            assert read_range(reader, Location(clear.url), 0, 10) == CONTENT[:10]
+
+
+def test_a_tls_body_that_stalls_is_gone_on_with(authority: Authority) -> None:
+    begun = partial(CONTENT[:1000], 0, SIZE)[:-900]
+    plays = [waiting_after(begun), answering(partial(CONTENT[100:1000], 100, SIZE))]
+    with (
+        closing(ConnectionPool(timeout_seconds=10)) as pool,
+        RawServer(*(over_tls(authority.server, play) for play in plays)) as server,
+    ):
+        reader = RangedReader(pool, stall=StallPolicy(200, 0.03))
+        assert read_range(reader, Location(local_url(server)), 0, 1000) == CONTENT[:1000]
 
 
 @pytest.mark.parametrize("exceptions", ["localhost", "example.org,localhost", "*"])

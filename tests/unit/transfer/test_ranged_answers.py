@@ -12,12 +12,13 @@ import pytest
 
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.core.ports import Location
+from bdn.core.streaming import StallPolicy
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults
 from tests.doubles.faults import Fault
-from tests.support.bytes_raw_server import Play, RawServer, answering, message, partial, resetting_after
-from tests.support.bytes_upstream import CONTENT, ETAG, SIZE, SOURCE, Upstream, read_range, upstream
+from tests.support.bytes_raw_server import Play, RawServer, answering, message, partial, resetting_after, waiting_after
+from tests.support.bytes_upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, read_range, upstream
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def source() -> Iterator[Upstream]:
 @pytest.fixture
 def reader() -> Iterator[RangedReader]:
     with closing(ConnectionPool(timeout_seconds=10)) as pool:
-        yield RangedReader(pool)
+        yield RangedReader(pool, ONCE)
 
 
 def read_raw(reader: RangedReader, play: Play, start: int = 0, stop: int = 10) -> bytes:
@@ -122,11 +123,19 @@ def test_a_compressed_answer_is_no_data(reader: RangedReader) -> None:
             read_raw(reader, play)
 
 
-@pytest.mark.parametrize("length", ["9", "11", "-1", "ten", "10, 10"])
+@pytest.mark.parametrize("length", ["9", "11"])
 def test_a_length_that_does_not_fit_the_range_is_no_data(reader: RangedReader, length: str) -> None:
     stated = "Content-Range: bytes 0-9/4096"
     play = answering(message("206 Partial Content", stated, f"Content-Length: {length}", body=CONTENT[:11]))
     with pytest.raises(UpstreamUnavailableError, match="encoded or has the wrong length"):
+        read_raw(reader, play)
+
+
+@pytest.mark.parametrize("length", ["-1", "ten", "10, 10", "+10", "1_0", "", "9" * 30, "10\r\nContent-Length: 11"])
+def test_a_length_that_is_not_one_number_is_no_data(reader: RangedReader, length: str) -> None:
+    stated = "Content-Range: bytes 0-9/4096"
+    play = answering(message("206 Partial Content", stated, f"Content-Length: {length}", body=CONTENT[:11]))
+    with pytest.raises(UpstreamUnavailableError, match="no single, known length"):
         read_raw(reader, play)
 
 
@@ -194,11 +203,19 @@ def test_an_upstream_that_does_not_listen_is_an_error_that_may_pass(reader: Rang
 
 
 @pytest.mark.parametrize("at", [0, 5])
-def test_an_upstream_that_stalls_times_out_as_an_error_that_may_pass(at: int) -> None:
-    with upstream(timeout_seconds=0.05) as source:
+def test_an_upstream_that_stalls_inside_the_body_is_an_error_that_may_pass(at: int) -> None:
+    with upstream(stall=StallPolicy(window_seconds=0.05)) as source:
         source.script.add(faults.stall(at))
-        with pytest.raises(UpstreamUnavailableError, match="timed out"):
+        with pytest.raises(UpstreamUnavailableError, match=f"stalled: {at} bytes"):
             source.read(0, 10)
+
+
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 206 Partial Content\r\nContent-"])
+def test_an_upstream_that_does_not_answer_times_out_as_an_error_that_may_pass(begun: bytes) -> None:
+    with closing(ConnectionPool(timeout_seconds=0.05)) as pool, RawServer(waiting_after(begun)) as server:
+        with pytest.raises(UpstreamUnavailableError, match="timed out"):
+            read_range(RangedReader(pool), Location(server.url), 0, 10)
+        assert server.connections == 1
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 two hundred\r\n\r\n", b"\r\n\r\n"])
@@ -242,6 +259,14 @@ def test_a_limited_request_knows_how_long_to_wait(
     with pytest.raises(UpstreamRateLimitedError) as raised:
         source.read(0, 10)
     assert raised.value.retry_after_seconds == seconds
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_an_outage_may_say_how_long_it_lasts(source: Upstream, status: int) -> None:
+    source.script.add(faults.answer(status, {"Retry-After": "7"}))
+    with pytest.raises(UpstreamUnavailableError, match=f"status {status}") as raised:
+        source.read(0, 10)
+    assert raised.value.retry_after_seconds == 7.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""``bdn-admin secrets``: the secrets that the mirror keeps encrypted. A value is never on a command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO, Final
+
+import click
+
+from bdn.cli.embedding import reachable_mirror
+from bdn.cli.exit_codes import INTERRUPTED
+from bdn.cli.output import Output, command_line
+from bdn.core.errors import InvalidRequestError, LimitExceededError
+from bdn.mirror.secret_sealing import new_key as made_key
+from bdn.wire.secret_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
+
+_LONGEST: Final = LIMIT_VALUE_BYTES + 2  # with its line end, and one more than fits
+
+
+# Both are read while the command line is: a prompt inside an event loop would not hear Ctrl-C.
+
+
+def _checked_name(_: click.Context, __: click.Parameter, name: str) -> str:
+    if not is_secret_name(name):
+        problem = f"{name[:140]!r} cannot name a secret: letters, digits, '_', '.' and '-', at most 128"
+        raise click.BadParameter(f"{problem}, not beginning with '.' or '-'")
+    return name
+
+
+def _read_value(context: click.Context, _: click.Parameter, file: BinaryIO | None) -> bytes:
+    if file is not None or not sys.stdin.isatty():
+        return (file or sys.stdin.buffer).read(_LONGEST)
+    try:
+        # An option that was not given comes after the argument.
+        return str(click.prompt(f"value of {context.params['name']}", hide_input=True, err=True)).encode()
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        context.exit(INTERRUPTED)
+
+
+@click.group()
+def secrets() -> None:
+    """Keep secrets for sources in the mirror's database, encrypted with the key in its BDN_SECRETS_KEY.
+
+    \b
+    export BDN_SECRETS_KEY=$(bdn-admin secrets new-key)     for the mirror and its workers
+    """
+
+
+@secrets.command("set")
+@click.argument("name", callback=_checked_name)
+@click.option(
+    "--from-file",
+    "value",
+    type=click.File("rb"),
+    callback=_read_value,
+    metavar="FILE",
+    help="Read the value from a file; - is standard input.",
+)
+@command_line
+async def set_(output: Output, *, name: str, value: bytes) -> None:
+    """Keep a secret under NAME, or give it a new value.
+
+    The value comes from a file, from standard input, or on a terminal from a prompt that does not show it. One line end at its
+    end is dropped.
+
+    \b
+    Example: bdn-admin secrets set hf_token
+    Example: bdn-admin secrets set my_keys --from-file keys.json
+    """
+    body = SecretBody(value=_text(value))
+    body.check()
+    async with reachable_mirror(output, even_a_new_one=True) as client:
+        entry = await client.set_secret(name, body)
+        where = client.address
+    if entry.outranked:
+        output.warn(f"the mirror's environment or BDN_SECRETS_DIR holds {name!r} too, and comes first")
+    output.result(entry, [f"secret {name!r} is set, at {where}"])
+
+
+@secrets.command()
+@command_line
+async def ls(output: Output) -> None:
+    """List the names of the secrets, never their values.
+
+    \b
+    Example: bdn-admin secrets ls --json
+    """
+    async with reachable_mirror(output) as client:
+        found = await client.secrets()
+    output.result(found, [_line(entry) for entry in found.items] or ["no secret is set"])
+
+
+@secrets.command()
+@click.argument("name", callback=_checked_name)
+@command_line
+async def rm(output: Output, *, name: str) -> None:
+    """Forget the secret NAME. Mirrors that are READY need it no longer.
+
+    \b
+    Example: bdn-admin secrets rm hf_token
+    """
+    async with reachable_mirror(output) as client:
+        await client.remove_secret(name)
+    output.result({"name": name, "removed": True}, [f"secret {name!r} is removed"])
+
+
+@secrets.command()
+@command_line
+async def rotate(output: Output) -> None:
+    """Encrypt all secrets with the first key of BDN_SECRETS_KEY; then the older keys can go.
+
+    Every process of the mirror must know the new key before: put it second everywhere, restart, put it first, restart, rotate.
+
+    \b
+    Example: bdn-admin secrets rotate
+    """
+    async with reachable_mirror(output) as client:
+        found = await client.rotate_secrets()
+    output.result(found, [_line(entry) for entry in found.items] or ["no secret is set"])
+
+
+@secrets.command("new-key")
+@command_line
+async def new_key(output: Output) -> None:
+    """Print a new key for BDN_SECRETS_KEY. It is kept nowhere: whoever loses it sets all secrets again.
+
+    \b
+    Example: export BDN_SECRETS_KEY=$(bdn-admin secrets new-key)
+    """
+    key = made_key()
+    output.result({"key": key}, [key])
+
+
+def _text(content: bytes) -> str:
+    if len(content) == _LONGEST:
+        raise LimitExceededError("bytes of the secret", len(content), LIMIT_VALUE_BYTES)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the secret's value is not text") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _line(entry: SecretEntry) -> str:
+    key = "" if entry.sealed_with == "first key" else f", encrypted with an {entry.sealed_with}"
+    outranked = ", outranked by the mirror's environment or directory" if entry.outranked else ""
+    return f"{entry.name}  set {entry.updated_at:%Y-%m-%d %H:%M:%S}Z{key}{outranked}"

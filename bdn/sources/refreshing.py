@@ -1,0 +1,93 @@
+"""Credentials that end: kept in memory, and renewed by one caller a while before they do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+from bdn.core.errors import BdnError, UpstreamRateLimitedError
+
+logger = logging.getLogger(__name__)
+
+# Renewed when a quarter of their life is left, but not more than this. An address that was signed just before is then good
+# for minutes still.
+_LONGEST_MARGIN_SECONDS: Final = 300.0
+_PAUSE_SECONDS: Final = 15.0  # after a failure, while the old ones live
+_SHORTEST_SECONDS: Final = 5.0  # kept that long at least, also when our clock and the issuer's disagree
+
+
+class Expiring(Protocol):
+    """What ends by itself. ``expires_at`` is in seconds since the epoch, None for never."""
+
+    @property
+    def expires_at(self) -> float | None: ...  # noqa: D102
+
+
+Held = TypeVar("Held", bound=Expiring)
+
+
+class Refreshing(Generic[Held]):
+    """One set of credentials for any number of callers of one event loop.
+
+    Args:
+        obtain: asks for new ones; one call at a time. Its errors are mapped already.
+        clock: seconds since the epoch.
+        what: for the log.
+    """
+
+    def __init__(self, obtain: Callable[[], Awaitable[Held]], clock: Callable[[], float], what: str) -> None:
+        self._obtain = obtain
+        self._clock = clock
+        self._what = what
+        self._held: Held | None = None
+        self._renew_at = -math.inf
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> Held:
+        """The credentials; the same object for as long as they are the same. Answers from memory in most cases.
+
+        While one caller renews, the others go on with the old ones if these live, and wait if not. When it fails for a
+        while, everybody goes on with the old ones until they end; when it is canceled, the next caller takes over.
+
+        Raises:
+            BdnError: there are none that live, or they will not be given any more.
+        """
+        held = self._held
+        if held is not None and (self._clock() < self._renew_at or (self._lock.locked() and self._lives(held))):
+            return held
+        async with self._lock:
+            held = self._held
+            if held is not None and self._clock() < self._renew_at:
+                return held  # somebody else was faster
+            try:
+                self._keep(await self._obtain())
+            except BdnError as error:
+                if held is None or not error.transient or not self._lives(held):
+                    raise
+                self._renew_at = self._clock() + _pause_after(error)
+                logger.warning(
+                    "credentials could not be renewed yet", extra={"credentials": self._what, "error": str(error)}
+                )
+                return held
+            assert self._held is not None  # noqa: S101 - kept just now
+            return self._held
+
+    def _keep(self, fresh: Held) -> None:
+        now = self._clock()
+        self._held = fresh
+        if fresh.expires_at is None:
+            self._renew_at = math.inf
+            return
+        life = fresh.expires_at - now
+        self._renew_at = now + max(life - min(life / 4, _LONGEST_MARGIN_SECONDS), _SHORTEST_SECONDS)
+
+    def _lives(self, held: Held) -> bool:
+        return held.expires_at is None or self._clock() < held.expires_at
+
+
+def _pause_after(error: BdnError) -> float:
+    asked = error.retry_after_seconds if isinstance(error, UpstreamRateLimitedError) else None
+    return max(asked or 0.0, _PAUSE_SECONDS)

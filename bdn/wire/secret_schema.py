@@ -1,0 +1,75 @@
+"""Secrets by name: values go in and never come out."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from bdn.core.errors import InvalidRequestError, LimitExceededError
+
+NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+LIMIT_VALUE_BYTES: Final = 64 * 1024
+
+
+class SecretBody(BaseModel):
+    """A secret's value, on its way in: a token, or a JSON object with keys."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    value: StrictStr = Field(repr=False)
+
+    def check(self) -> None:
+        """Refuse what no upstream could be opened with; whether one opens is seen when it is used."""
+        if (size := len(self.value.encode(errors="surrogatepass"))) > LIMIT_VALUE_BYTES:
+            raise LimitExceededError("bytes of the secret", size, LIMIT_VALUE_BYTES)
+        if not self.value.strip():
+            raise InvalidRequestError("the secret's value is empty")
+        if "\0" in self.value or not _is_text(self.value):
+            raise InvalidRequestError("the secret's value is not text")
+        if self.value.lstrip().startswith("{") and not _is_json_object(self.value):
+            raise InvalidRequestError("the secret's value begins like a JSON object and is none")
+
+
+class SecretEntry(BaseModel):
+    """A secret, without its value.
+
+    ``sealed_with`` says which of the mirror's keys opens it; ``outranked`` that the operator's environment or directory holds
+    the same name, which comes first.
+    """
+
+    name: str
+    created_at: datetime
+    updated_at: datetime
+    sealed_with: Literal["first key", "older key", "unknown key"]
+    outranked: bool
+
+
+class SecretEntries(BaseModel):
+    """The secrets of the caller's organisation."""
+
+    items: list[SecretEntry]
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether it can name a variable's end, a file and a row."""
+    return re.fullmatch(NAME_PATTERN, name) is not None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_json_object(text: str) -> bool:
+    # The parser's own error carries the whole text, so it ends here.
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,102 @@
+"""Many small files made durable at once: syncing one after the other costs a trip to the disk for each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bdn.core.errors import DiskFailedError
+from node_agent.crew import in_thread
+from node_agent.disk.durable import disk_errors
+from node_agent.disk.syscalls import file_system_magic, sync_file_system
+
+FEW: Final = 8  # files that are synced one by one: others' dirty pages on the same disk are not ours to wait for
+
+# File systems of which syncfs(2) is known to write everything back and to tell what failed: ext4, xfs, btrfs, f2fs, and
+# tmpfs, which has nothing to write. Not overlayfs, which does not tell errors of the file system below, nor FUSE, which
+# may not be told at all.
+_TRUSTED: Final = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
+_TELLS_ERRORS: Final = (5, 8)  # Linux; before, syncfs succeeded whatever became of the pages (its manual page)
+
+
+class GroupSync:
+    """One file system's ``syncfs``, shared by everybody who has files to make durable. A context manager.
+
+    Who asks while one runs waits for the next, since the running one may have passed its pages already; one serves all
+    who wait.
+    """
+
+    def __init__(self, folder: Path, *, few: int = FEW) -> None:
+        self._folder = folder
+        self._few = few
+        self._descriptor = -1
+        self._is_trusted = False
+        self._lock = asyncio.Lock()
+        self._begun = self._done = self._failures = 0
+
+    def __enter__(self) -> Self:
+        with disk_errors(self._folder):
+            self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._is_trusted = _kernel() >= _TELLS_ERRORS and file_system_magic(self._descriptor) in _TRUSTED
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def mark(self) -> int:
+        """To be taken before the first byte is written, and to be given to ``sync``."""
+        return self._failures
+
+    async def sync(self, paths: Sequence[Path], mark: int) -> None:
+        """What was written to these files and folders since ``mark`` is durable.
+
+        Raises:
+            DiskFailedError: perhaps not. The kernel tells each failure once, to the first who asks; so one that somebody
+                else was told since ``mark`` counts as ours.
+        """
+        if len(paths) < self._few or not self._is_trusted:
+            await in_thread(_sync_each, paths)
+            return
+        wanted = self._begun + 1
+        async with self._lock:
+            if self._done < wanted:
+                await self._sync_all()
+        if self._failures != mark:
+            raise DiskFailedError(str(self._folder), "what was written before could not be written back")
+
+    async def _sync_all(self) -> None:
+        self._begun += 1
+        await in_thread(self._call, self._begun)
+
+    def _call(self, number: int) -> None:
+        """Notes the outcome here, because a canceled caller does not hear of it, and the kernel tells it once."""
+        try:
+            with disk_errors(self._folder):
+                sync_file_system(self._descriptor)
+        except DiskFailedError:
+            self._failures += 1
+            raise
+        self._done = number
+
+
+def _sync_each(paths: Sequence[Path]) -> None:
+    """Files that were closed meanwhile: whoever opens a file next is told of a failure that nobody was told yet."""
+    for path in paths:
+        with disk_errors(path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _kernel() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

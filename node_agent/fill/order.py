@@ -1,0 +1,25 @@
+"""What a fill is asked for: which files, where their chunks come from, whom to tell, and how to make it stop trying."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bdn.core.digest import Digest
+from bdn.core.layout import FileLayout
+from bdn.wire.eviction_schema import Tier
+from node_agent.fill.supply import Supply
+
+Report = Callable[[Tier, int], None]  # bytes that are here now, and the tier that they came from
+FileReport = Callable[[Digest, Tier, int], None]  # and of which file they are
+
+
+@dataclass(frozen=True)
+class Order:
+    """Files to fill: one with chunks of its own, or several that lie in one slab."""
+
+    files: tuple[FileLayout, ...]
+    supply: Supply
+    report: FileReport
+    stop: threading.Event

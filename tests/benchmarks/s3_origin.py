@@ -1,0 +1,120 @@
+"""An S3 server that is not the limit: nginx, serving files with ranges and a listing that was written beforehand.
+
+It checks no signatures. Its ETags are those of nginx (time and size), so they are no MD5, as those of real uploads in parts
+are none; and it tells each object's CRC64NVME, as S3 does for what its clients upload today.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from awscrt.checksums import crc64nvme
+
+from tests.support.commands import wait_until
+
+PAGE = 1000
+BUCKET = "bench"
+_CONFIGURATION = """
+worker_processes 2; daemon off; pid {root}/pid; error_log {root}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+    access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; default_type application/octet-stream;
+    client_body_temp_path {root}/body; proxy_temp_path {root}/proxy; fastcgi_temp_path {root}/fastcgi;
+    uwsgi_temp_path {root}/uwsgi; scgi_temp_path {root}/scgi;
+    types {{ application/xml xml; }}
+    map_hash_max_size 262144; map_hash_bucket_size 256;
+    map $args $page {{ default t0; "~continuation-token=(?<t>t[0-9]+)" $t; }}
+    map $args $folder {{ default none; "~prefix=(?<p>[a-z]+)" $p; }}
+    map $uri $crc64 {{ default ""; include {root}/checksums; }}
+    server {{
+        listen 127.0.0.1:{port}; root {root}/objects;
+        add_header x-amz-checksum-crc64nvme $crc64; add_header x-amz-checksum-type FULL_OBJECT;
+        location = /{bucket} {{ root {root}/listings; rewrite ^ /$folder-$page.xml break; }}
+        location = /{bucket}/ {{ root {root}/listings; rewrite ^ /$folder-$page.xml break; }}
+    }}
+}}
+"""
+
+
+@contextmanager
+def serving(folders: dict[str, tuple[int, int]]) -> Iterator[str]:
+    """The server's address. ``folders``: how many objects, and of how many bytes, below each prefix."""
+    with tempfile.TemporaryDirectory() as name, socket.socket() as found:
+        root = Path(name)
+        root.chmod(0o755)
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+        found.close()
+        (root / "listings").mkdir()
+        with (root / "checksums").open("w") as checksums:
+            for folder, (count, size) in folders.items():
+                for path in _fill(root / "objects" / BUCKET / folder, count, size):
+                    crc = base64.b64encode(_checksum(path).to_bytes(8, "big")).decode()
+                    checksums.write(f'"/{BUCKET}/{folder}/{path.name}" "{crc}";\n')
+                _list(root, folder)
+        (root / "nginx.conf").write_text(_CONFIGURATION.format(root=root, port=port, bucket=BUCKET))
+        nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+        assert nginx, "make .venv-peers/.ready installs nginx"
+        server = subprocess.Popen([nginx, "-c", root / "nginx.conf", "-e", root / "error.log"])
+        try:
+            wait_until(lambda: _answers(port), what="nginx")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _fill(folder: Path, count: int, size: int) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    block = os.urandom(min(size, 1024**2))
+    for number in range(count):
+        path = folder / f"part-{number:06}.bin"
+        with path.open("wb") as file:
+            for piece in range(size // len(block)):
+                file.write((number * size + piece).to_bytes(8, "big") + block[8:])
+        yield path
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(8 * 1024**2):
+            crc = crc64nvme(piece, crc)
+    return crc
+
+
+def _list(root: Path, folder: str) -> None:
+    paths = sorted((root / "objects" / BUCKET / folder).iterdir())
+    for page, start in enumerate(range(0, len(paths), PAGE)):
+        is_last = start + PAGE >= len(paths)
+        following = "" if is_last else f"<NextContinuationToken>t{page + 1}</NextContinuationToken>"
+        (root / "listings" / f"{folder}-t{page}.xml").write_text(
+            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{BUCKET}</Name><Prefix>{folder}/</Prefix><MaxKeys>{PAGE}</MaxKeys>"
+            f"<IsTruncated>{'false' if is_last else 'true'}</IsTruncated>{following}"
+            + "".join(_entry(folder, path) for path in paths[start : start + PAGE])
+            + "</ListBucketResult>"
+        )
+
+
+def _entry(folder: str, path: Path) -> str:
+    told = path.stat()
+    etag = escape(f'"{int(told.st_mtime):x}-{told.st_size:x}"', {'"': "&quot;"})
+    return (
+        f"<Contents><Key>{folder}/{path.name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        f"<ETag>{etag}</ETag><Size>{told.st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+    )

@@ -1,0 +1,257 @@
+"""How a service account's key becomes a token, each way to fail, and that no part of either is ever shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from bdn.core.egress import PUBLIC_INTERNET
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    EgressRefusedError,
+    InvalidRequestError,
+    SecretMalformedError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.ports import Source
+from bdn.core.source_uri import BucketUri
+from bdn.sources.credentials import Secret, service_account_key
+from bdn.sources.gcs_bucket import GcsEndpoint
+from bdn.sources.gcs_key_tokens import KeyTokens
+from bdn.sources.gcs_opening import open_gcs
+from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import AwsAssumedRole, AwsRole
+from tests.contract.source_contract import listed
+from tests.doubles.faults import Fault, answer, drop
+from tests.doubles.gcs import GcsServer
+from tests.doubles.gcs_accounts import GoogleAccount
+from tests.doubles.ranges import read_range
+from tests.support.egress import LOOPBACK
+from tests.support.gcs_sources import Way
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock) -> Iterator[GcsServer]:
+    with GcsServer(clock=clock) as server:
+        server.bucket("private").put({"a.txt": b"x"})
+        yield server
+
+
+def settings_of(server: GcsServer) -> UpstreamSettings:
+    return UpstreamSettings(gcs_endpoint_url=server.url, google_token_url=server.token_url, egress=LOOPBACK)
+
+
+@asynccontextmanager
+async def opened(server: GcsServer, clock: Clock) -> AsyncIterator[Source]:
+    secret = Secret("gcs-key", json.dumps(server.account.key(server.token_url)))
+    uri = BucketUri("gs", "private", "")
+    async with open_gcs(
+        uri, secret, organisation="acme", ambient_credentials=False, settings=settings_of(server), clock=clock
+    ) as source:
+        yield source
+
+
+def tokens_of(server: GcsServer, clock: Clock, **changes: object) -> KeyTokens:
+    key = server.account.key(server.token_url) | changes
+    return KeyTokens(Secret("gcs-key", json.dumps(key)), "gs://private", settings_of(server), clock=clock)
+
+
+async def test_the_short_form_of_a_key_is_accepted(server: GcsServer) -> None:
+    async with Way(server.url, server.token_url, server.account.short_key()).open("gs://private") as source:
+        assert set(await listed(source)) == {"a.txt"}
+
+
+async def test_one_token_serves_until_a_while_before_its_end(server: GcsServer, clock: Clock) -> None:
+    tokens = tokens_of(server, clock)
+    first = await tokens.token()
+    clock.now += 3200
+    assert await tokens.token() is first
+    clock.now += 200  # 200 seconds are left
+    second = await tokens.token()
+    assert second.value != first.value
+    assert server.log.count(origin="oauth") == 2
+    assert first.expires_at == pytest.approx(clock.now - 3400 + 3600, abs=5)
+
+
+async def test_a_location_is_signed_anew_in_the_middle_of_a_long_copy(server: GcsServer, clock: Clock) -> None:
+    async with opened(server, clock) as source:
+        file = (await listed(source))["a.txt"]
+        location = await source.locate(file)
+        clock.now += 3601
+        assert read_range(location, 0, 1).status == 401
+        assert read_range(await source.locate(file), 0, 1).content == b"x"
+        assert location.expires_at is not None
+        assert location.expires_at < clock.now
+
+
+async def test_a_listing_goes_on_with_a_new_token_where_the_old_one_ended(server: GcsServer, clock: Clock) -> None:
+    server.bucket("private").put({f"{number}.txt": b"x" for number in range(9)})
+    server.page_limit = 3
+    seen = []
+    async with opened(server, clock) as source:
+        async for file in source.list(await source.resolve()):
+            seen.append(file.path)
+            clock.now += 1800
+    assert len(seen) == 9
+    assert server.log.count(origin="oauth") > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"private_key": GoogleAccount("other").pem}, "invalid_grant"),
+        ({"private_key_id": "revoked"}, "invalid_grant"),
+        ({"client_email": "nobody@double.iam.gserviceaccount.com"}, "invalid_grant"),
+    ],
+)
+async def test_a_key_that_google_does_not_take_is_refused(
+    server: GcsServer, clock: Clock, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(AuthRequiredError, match=said) as raised:
+        await tokens_of(server, clock, **changes).token()
+    shown = f"{raised.value}{raised.value!r}{raised.value.details()}"
+    assert "PRIVATE KEY" not in shown
+    assert "eyJ" not in shown
+    assert server.log.count(origin="oauth") == 1
+
+
+async def test_a_clock_that_is_wrong_is_named_as_a_cause(server: GcsServer, clock: Clock) -> None:
+    server.tokens.skew_seconds = 7200
+    with pytest.raises(AuthRequiredError, match="the clock of this machine is wrong"):
+        await tokens_of(server, clock).token()
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected", "said"),
+    [
+        (answer(429, {"Retry-After": "7"}), UpstreamRateLimitedError, "7 s"),
+        (answer(500), UpstreamUnavailableError, "answered 500"),
+        (answer(503, {"Retry-After": "7"}), UpstreamUnavailableError, "answered 503"),
+        (answer(401, body=b'{"error": "invalid_client"}'), AuthRequiredError, "invalid_client"),
+        (answer(400, body=b'{"error": "<b>anything</b>"}'), AuthRequiredError, r"\(400: "),
+        (answer(307, {"Location": "http://127.0.0.1:9/elsewhere"}), UpstreamUnavailableError, "answered 307"),
+        (answer(200, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "does not look like"),
+        (answer(200, body=b"{}"), UpstreamUnavailableError, "does not look like"),
+        (answer(200, body=b'{"access_token": "t"}'), UpstreamUnavailableError, "does not look like"),
+        (answer(200, body=b'{"access_token": "t", "expires_in": "soon"}'), UpstreamUnavailableError, "does not look"),
+        (drop(), UpstreamUnavailableError, "could not be asked for a token"),
+    ],
+)
+async def test_a_token_endpoint_that_fails_is_asked_once_and_mapped(
+    server: GcsServer, clock: Clock, fault: Fault, expected: type[BdnError], said: str
+) -> None:
+    server.fail_tokens(fault, times=None)
+    with pytest.raises(expected, match=said):
+        await tokens_of(server, clock).token()
+    assert server.log.count(origin="oauth") == 1
+
+
+async def test_a_failed_renewal_is_no_error_while_the_old_token_lives(server: GcsServer, clock: Clock) -> None:
+    tokens = tokens_of(server, clock)
+    first = await tokens.token()
+    server.fail_tokens(answer(503), times=1)
+    clock.now += 3400
+    assert await tokens.token() is first
+    clock.now += 20
+    assert (await tokens.token()).value != first.value
+
+
+async def test_a_key_s_token_endpoint_stands_behind_the_egress_guard(server: GcsServer, clock: Clock) -> None:
+    guarded = replace(settings_of(server), egress=PUBLIC_INTERNET)
+    for address in ("https://127.0.0.1/token", "https://169.254.169.254/token", "https://[::1]:8443/token"):
+        secret = Secret("gcs-key", json.dumps(server.account.key(address)))
+        with pytest.raises(EgressRefusedError):
+            await KeyTokens(secret, "gs://private", guarded, clock=clock).token()
+    assert server.log.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("sesame", "is not a JSON object"),
+        ('["sesame"]', "is not a JSON object"),
+        ({"client_email": None}, 'lacks the key "client_email"'),
+        ({"private_key": ""}, 'lacks the key "private_key"'),
+        ({"private_key_id": None}, 'lacks the key "private_key_id"'),
+        ({"private_key": 7}, 'has a "private_key" that is not a string'),
+        ({"private_key": "sesame"}, 'has a "private_key" that is not a private key in PEM form'),
+        ({"type": "authorized_user"}, 'has a "type" other than "service_account"'),
+        ({"token_uri": "http://sesame.example/token"}, 'has a "token_uri" that is not an https address'),
+        ({"token_uri": "file:///etc/sesame"}, 'has a "token_uri" that is not an https address'),
+    ],
+)
+async def test_a_malformed_key_is_named_by_its_missing_member_and_no_value(
+    server: GcsServer, change: str | dict[str, object], said: str
+) -> None:
+    key: object = change if isinstance(change, str) else server.account.key(server.token_url) | change
+    with pytest.raises(SecretMalformedError, match=said) as raised:
+        async with Way(server.url, server.token_url, key).open("gs://private"):
+            pass
+    shown = f"{raised.value}{raised.value!r}"
+    assert "sesame" not in shown
+    assert "PRIVATE KEY" not in shown
+    assert raised.value.__cause__ is None
+    assert server.log.count() == 0
+
+
+async def test_a_key_cannot_choose_another_universe_or_quota_project(server: GcsServer, clock: Clock) -> None:
+    tokens = tokens_of(server, clock, universe_domain="evil.example", quota_project_id="another")
+    assert server.tokens.owner_of((await tokens.token()).value) == server.account.email
+
+
+async def test_a_role_of_aws_opens_no_bucket_of_google(server: GcsServer) -> None:
+    role = AwsRole("arn:aws:iam::123456789012:role/reader", "us-east-1", "bdn")
+    with pytest.raises(InvalidRequestError, match="role of AWS"):
+        async with open_gcs(
+            BucketUri("gs", "private", ""),
+            AwsAssumedRole(role, "external"),
+            organisation="acme",
+            ambient_credentials=False,
+            settings=settings_of(server),
+        ):
+            pass
+
+
+async def test_no_repr_shows_a_token_or_a_key(server: GcsServer, clock: Clock) -> None:
+    tokens = tokens_of(server, clock)
+    token = await tokens.token()
+    key = service_account_key(Secret("gcs-key", json.dumps(server.account.key(server.token_url))))
+    shown = repr((token, key, tokens, GcsEndpoint(server.url, tokens, LOOPBACK)))
+    assert token.value not in shown
+    assert "PRIVATE KEY" not in shown
+    assert key.client_email in shown
+
+
+async def test_neither_key_nor_assertion_nor_token_is_logged(
+    server: GcsServer, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with opened(server, clock) as source:
+        location = await source.locate((await listed(source))["a.txt"])
+    token = dict(location.headers)["Authorization"].removeprefix("Bearer ")
+    logging.getLogger("gcsfs").debug("the log is captured")
+    assert "the log is captured" in caplog.text
+    for secret in (token, *server.tokens.assertions, "PRIVATE KEY"):
+        assert secret not in caplog.text
+    assert server.tokens.assertions

@@ -1,0 +1,157 @@
+"""A narrowed listing of a repository finds what was asked for, each file once, and asks the hub for little."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from huggingface_hub import close_session
+
+from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
+from bdn.core.literal_prefixes import literal_prefixes
+from bdn.core.patterns import Patterns, select
+from bdn.core.ports import Source
+from bdn.sources.hub_folders import folders_of
+from bdn.sources.hub_listing import FOLDERS_ASKED_FOR
+from tests.contract.test_huggingface_source import opened
+from tests.doubles.faults import answer
+from tests.doubles.hub import Hub
+
+PAGE = 10
+LARGE = {
+    **{f"train/{number:03}.bin": b"x" for number in range(40)},
+    **{f"test/{number:03}.bin": b"x" for number in range(40)},
+    **{f"model-{number}.bin": b"x" for number in range(3)},
+    "model-card/README.md": b"x",
+    "model-card/images/a b+%.png": b"x",
+    "config.json": b"{}",
+    "config.json.d/more.json": b"{}",
+    "é/ü.txt": b"x",
+}
+
+
+@pytest.fixture(scope="module")
+def shared_hub() -> Iterator[Hub]:
+    with Hub(page_size=PAGE) as hub:
+        yield hub
+    close_session()
+
+
+@pytest.fixture
+def hub(shared_hub: Hub) -> Hub:
+    shared_hub.clear()
+    shared_hub.repo("org/large").commit(LARGE)
+    return shared_hub
+
+
+async def narrowed(source: Source, within: tuple[str, ...]) -> list[str]:
+    resolution = await source.resolve()
+    return [file.path async for file in source.list(resolution, within)]
+
+
+def beginning(*prefixes: str) -> list[str]:
+    return sorted(path for path in LARGE if path.startswith(prefixes))
+
+
+@pytest.mark.parametrize(
+    ("within", "requests"),
+    [
+        (("",), 10),  # 88 files and 6 folders
+        (("train/",), 4),
+        (("train/01",), 4),  # what is directly in a folder is listed whole: the hub has no other way
+        (("model-card/",), 1),
+        (("model-card/images/",), 1),
+        (("config.json",), 1 + 1),  # what is directly in the root, and the folder "config.json.d"
+        (("model-",), 1 + 1),
+        (("config.json", "model-"), 1 + 2),
+        (("é/",), 1),
+        (("é/ü",), 1),
+        (("nowhere/",), 1),
+        (("train/000.bin/",), 1),
+        (("nowhere",), 1),
+        (("model-card/", "train/"), 1 + 1 + 4),  # the first page of everything might have been all
+        (("train/000", "train/001"), 4),
+        (("model-card/R", "model-card/images/"), 1),  # one page of "model-card" is all there is
+        (("nowhere/a/", "nowhere/b/c"), 1),
+        (("/c",), 0),
+        (("..", "a//b", "./c", "/d", "train/../test/"), 1),  # only the first can begin a path
+    ],
+)
+async def test_what_begins_as_asked_is_listed_once_and_for_few_requests(
+    hub: Hub, within: tuple[str, ...], requests: int
+) -> None:
+    async with opened(hub, "hf://org/large") as source:
+        assert sorted(await narrowed(source, within)) == beginning(*within)
+    assert hub.log.count("/tree/") == requests
+
+
+async def test_a_small_repository_costs_one_request_however_many_folders_are_wanted(hub: Hub) -> None:
+    files = {f"{folder}/{name}": b"x" for folder in "abc" for name in ("x.json", "y.bin", "z")}
+    hub.repo("org/small").commit(dict(list(files.items())[:7]))
+    async with opened(hub, "hf://org/small") as source:
+        assert await narrowed(source, ("a/", "b/y", "c/")) == ["a/x.json", "a/y.bin", "a/z", "b/y.bin", "c/x.json"]
+    assert hub.log.count("/tree/") == 1
+
+
+async def test_of_very_many_folders_that_begin_alike_the_one_that_holds_them_is_listed(hub: Hub) -> None:
+    files = {f"s{number:02}/{name}": b"x" for number in range(FOLDERS_ASKED_FOR + 1) for name in "ab"}
+    hub.repo("org/shards").commit({**files, "s-file": b"x", "other/a": b"x"})
+    async with opened(hub, "hf://org/shards") as source:
+        found = await narrowed(source, ("s",))
+    assert sorted(found) == sorted([*files, "s-file"])
+    assert hub.log.count("/tree/") == 2 + 6  # 19 entries in the root; 55 in all
+    assert hub.log.count("recursive=false") == 2
+
+
+async def test_a_folder_that_one_page_has_and_the_next_refuses_is_no_empty_folder(hub: Hub) -> None:
+    missing = answer(404, headers={"X-Error-Code": "EntryNotFound"})
+    hub.fail(missing, "cursor=")
+    async with opened(hub, "hf://org/large") as source:
+        with pytest.raises(Exception, match="no longer has it"):
+            await narrowed(source, ("train/",))
+
+
+async def test_a_failure_of_a_narrowed_listing_is_not_taken_for_an_empty_folder(hub: Hub) -> None:
+    for fault, error in (
+        (answer(503), UpstreamUnavailableError),
+        (answer(404, headers={"X-Error-Code": "RevisionNotFound"}), RevisionNotFoundError),
+    ):
+        hub.fail(fault, "/tree/")
+        async with opened(hub, "hf://org/large") as source:
+            with pytest.raises(error):
+                await narrowed(source, ("train/",))
+
+
+async def test_a_missing_root_is_never_an_empty_repository(hub: Hub) -> None:
+    hub.fail(answer(404, headers={"X-Error-Code": "EntryNotFound"}), "/tree/")
+    async with opened(hub, "hf://org/large") as source:
+        with pytest.raises(Exception, match="no longer has it"):
+            await narrowed(source, ("config",))
+
+
+async def test_whatever_is_asked_for_the_listing_holds_what_patterns_select_from_the_whole() -> None:
+    chance = random.Random(7)
+    names = [f"{a}{b}" for a in ("", "a/", "a/b/", "ab/", "b/a/", "b/") for b in ("x", "xy", "y.json", "b.bin", "a")]
+    with Hub(page_size=4) as hub:
+        for round_ in range(60):
+            tree = {name: b"x" for name in names if chance.random() < 0.5} or {"x": b"x"}
+            tree = {path: x for path, x in tree.items() if not any(other.startswith(f"{path}/") for other in tree)}
+            hub.repo(f"org/r{round_}").commit(tree)
+            pieces = ("a", "b", "/", "x", "*", "**", "?", ".json", "y")
+            starts = [chance.choice(names)[: chance.randrange(1, 5)] for _ in range(chance.randrange(1, 6))]
+            allow = tuple(start + "".join(chance.choices(pieces, k=chance.randrange(3))) for start in starts)
+            patterns = Patterns(allow)
+            async with opened(hub, f"hf://org/r{round_}") as source:
+                found = await narrowed(source, literal_prefixes(patterns))
+            assert len(found) == len(set(found))
+            assert set(found) <= set(tree)
+            assert set(select(found, patterns).paths) == set(select(sorted(tree), patterns).paths), allow
+    close_session()
+
+
+def test_a_path_is_wanted_by_at_most_one_folder() -> None:
+    for within in (("a/x", "a/b/"), ("a", "b/"), ("a/b/c", "a/b/d", "a/c/"), ("",)):
+        folders = folders_of(within)
+        for path in ("a/x", "a/b/c", "a/b/d/e", "a/c/d", "b/x", "ab", "c", "a/b/"):
+            assert sum(folder.wants(path) for folder in folders) == path.startswith(within)

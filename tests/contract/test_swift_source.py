@@ -1,0 +1,190 @@
+"""S3Source keeps the contract of a Source on OpenStack Swift: a second server, of which nothing is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import md5
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.errors import AuthRequiredError, SourceChangedError, SourceNotFoundError
+from bdn.core.ports import Source
+from bdn.core.upstream import Checksum, ChecksumKind, UpstreamFile
+from bdn.sources.settings import UpstreamSettings
+from tests.contract.access_contract import SESAME, Access, AccessContract
+from tests.contract.bucket_contract import Bucket, BucketContract
+from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
+from tests.doubles.ranges import read_range, read_whole
+from tests.doubles.sigv4 import Account
+from tests.doubles.swift import PAGE, SwiftBucket, SwiftServer
+from tests.support.egress import LOOPBACK
+from tests.support.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
+
+
+@pytest.fixture(scope="module")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
+    with SwiftServer(tmp_path_factory.mktemp("swift") / "server") as server:
+        yield server
+
+
+@pytest.fixture
+def server(swift: SwiftServer) -> S3Like:
+    settings = UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=swift.url)
+    return S3Like(settings, swift.account, swift.stranger, lambda name, _public: swift.bucket(name))
+
+
+@pytest.fixture
+def filled(swift: SwiftServer, server: S3Like) -> SwiftBucket:
+    bucket = server.bucket()
+    assert isinstance(bucket, SwiftBucket)
+    return bucket
+
+
+class TestFolderOfSwift(SourceContract):
+    @pytest.fixture
+    def upstream(self, server: S3Like) -> Upstream:
+        return FolderUpstream(server, server.bucket(), "models/a b+c%/")
+
+    # Swift has no names with NUL.
+    @pytest.mark.parametrize("path", ["a/../../etc/passwd", "../up", "back\\slash", "x" * 300])
+    async def test_a_path_that_must_not_become_a_file_is_the_source_s_error(
+        self, upstream: Upstream, path: str
+    ) -> None:
+        await super().test_a_path_that_must_not_become_a_file_is_the_source_s_error(upstream, path)
+
+
+class TestBucketOfSwift(BucketContract):
+    @pytest.fixture
+    def bucket(self, server: S3Like) -> Bucket:
+        return PrivateBucket(server, server.bucket())
+
+    async def test_every_page_of_a_long_listing_is_read(self, bucket: Bucket) -> None:
+        names = {f"a b+%{number:04}.txt" for number in range(2 * PAGE + 1)}
+        bucket.put({f"m/{name}": b"x" for name in names} | {"m-other": b"x"})
+        async with bucket.open("m") as source:
+            assert set(await listed(source)) == names
+
+
+class TestAccessToSwift(AccessContract):
+    @pytest.fixture
+    def access(self, server: S3Like) -> Access:
+        return S3Access(server)
+
+    # Requests without a signature are not S3's for Swift: it has another interface for them.
+    @pytest.mark.parametrize("way", ["private"])
+    async def test_what_may_be_read_is_listed_and_read(self, access: Access, way: str) -> None:
+        await super().test_what_may_be_read_is_listed_and_read(access, way)
+
+    async def test_private_content_asks_strangers_for_a_secret(self, access: Access) -> None:
+        async with access.anonymous() as source:
+            with pytest.raises(SourceNotFoundError):
+                await listed(source)
+
+
+LARGE = bytes(CHUNK_SIZE) + b"last"
+
+
+async def only_file(source: Source) -> UpstreamFile:
+    (file,) = (await listed(source)).values()
+    return file
+
+
+async def test_the_signature_covers_the_object_and_the_headers(server: S3Like, filled: SwiftBucket) -> None:
+    filled.put({"a.bin": b"one", "b.bin": b"two"})
+    async with server.open(filled.name, "", server.account) as source:
+        location = await source.locate((await listed(source))["a.bin"])
+    assert read_whole(location).content == b"one"
+    other_object = replace(location, url=location.url.replace("a.bin", "b.bin"))
+    other_header = replace(location, headers=(*location.headers[:1], ("x-amz-checksum-mode", "DISABLED")))
+    longer_life = replace(location, url=location.url.replace("Expires=3600", "Expires=360000"))
+    assert [read_whole(changed).status for changed in (other_object, other_header, longer_life)] == [403, 403, 403]
+
+
+async def test_an_object_that_was_replaced_is_not_read_with_its_old_location(
+    server: S3Like, filled: SwiftBucket
+) -> None:
+    filled.put({"a.bin": b"before"})
+    async with server.open(filled.name, "", server.account) as source:
+        location = await source.locate(await only_file(source))
+    filled.put({"a.bin": b"after!"})
+    assert read_range(location, 0, 6).status == 412
+
+
+async def test_the_answer_to_a_get_of_a_small_file_states_its_md5(server: S3Like, filled: SwiftBucket) -> None:
+    filled.put({"a.bin": CONTENT})
+    async with server.open(filled.name, "", server.account) as source:
+        location = await source.locate(await only_file(source))
+    answer = read_whole(location)
+    assert location.checksum is None
+    assert location.stated is not None
+    assert answer.content == CONTENT
+    assert location.stated(answer.headers) == Checksum(ChecksumKind.MD5, md5(CONTENT).hexdigest())
+
+
+async def test_the_md5_of_a_large_file_is_learned_by_locating(server: S3Like, filled: SwiftBucket) -> None:
+    filled.put({"a.bin": LARGE})
+    async with server.open(filled.name, "", server.account) as source:
+        location = await source.locate(await only_file(source))
+    assert location.checksum == Checksum(ChecksumKind.MD5, md5(LARGE).hexdigest())
+    assert read_range(location, CHUNK_SIZE, len(LARGE)).content == b"last"
+
+
+async def test_an_object_of_parts_has_no_md5(server: S3Like, filled: SwiftBucket) -> None:
+    upload = {"Bucket": filled.name, "Key": "a.bin"}
+    upload["UploadId"] = filled.client.create_multipart_upload(**upload)["UploadId"]
+    etags = [
+        filled.client.upload_part(**upload, PartNumber=number, Body=body)["ETag"]
+        for number, body in ((1, LARGE[:CHUNK_SIZE]), (2, LARGE[CHUNK_SIZE:]))
+    ]
+    parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+    filled.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    async with server.open(filled.name, "", server.account) as source:
+        file = await only_file(source)
+        location = await source.locate(file)
+    assert file.version.endswith('-2"')
+    assert location.checksum is None
+    assert read_range(location, CHUNK_SIZE, len(LARGE)).content == b"last"
+
+
+async def test_a_large_file_of_a_bucket_that_keeps_versions_is_read_to_its_end_in_the_version_it_was_listed_in(
+    server: S3Like, filled: SwiftBucket
+) -> None:
+    filled.client.put_bucket_versioning(Bucket=filled.name, VersioningConfiguration={"Status": "Enabled"})
+    filled.put({"a.bin": LARGE})
+    async with server.open(filled.name, "", server.account) as source:
+        file = await only_file(source)
+        location = await source.locate(file)
+        assert "&versionId=" in location.url
+        filled.put({"a.bin": LARGE[::-1]})
+        assert read_range(location, 0, 4).content == bytes(4)
+        with pytest.raises(SourceChangedError, match="ETag"):
+            await source.locate(file)
+        filled.client.delete_object(Bucket=filled.name, Key="a.bin")
+        assert read_range(location, CHUNK_SIZE, len(LARGE)).content == b"last"
+        with pytest.raises(SourceChangedError):
+            await source.locate(file)
+
+
+@pytest.mark.parametrize(
+    ("account", "said"),
+    [
+        (Account("test:reader", SESAME), "SignatureDoesNotMatch"),
+        (Account("test:nobody", SESAME), "SignatureDoesNotMatch"),
+        (Account("test:stranger", "stranger"), "AccessDenied"),
+    ],
+)
+async def test_swift_s_own_refusals_are_told_apart(
+    server: S3Like, filled: SwiftBucket, account: Account, said: str
+) -> None:
+    async with server.open(filled.name, "", account) as source:
+        with pytest.raises(AuthRequiredError, match=said):
+            await listed(source)
+
+
+async def test_a_listing_of_swift_s_is_narrowed_and_paged(server: S3Like, filled: SwiftBucket) -> None:
+    filled.put({f"m/{folder}/{number:02}": b"x" for folder in "ab" for number in range(PAGE + 1)})
+    async with server.open(filled.name, "m/", server.account) as source:
+        found = [file.path async for file in source.list(await source.resolve(), ("b/",))]
+    assert found == [f"b/{number:02}" for number in range(PAGE + 1)]

@@ -1,0 +1,194 @@
+"""Every job of a mirror keeps the pace that an upstream can bear, and waits when it asks to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bdn.core.errors import UpstreamRateLimitedError
+from tests.doubles.content import GeneratedContent
+from tests.doubles.faults import Fault, answer, rate_limited, right_after
+from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Bucket
+from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until, with_secret
+from tests.support.scripted_upstreams import FILES, LARGE, SMALL, Pauses, ScriptedUpstream, check
+
+pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+
+
+class HeldPauses:
+    """Pauses that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.over = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        await self.over.wait()
+
+
+@pytest.fixture
+def held() -> HeldPauses:
+    return HeldPauses()
+
+
+@pytest.fixture
+async def waiting(upstream: ScriptedUpstream, held: HeldPauses, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(tmp_path / "mirror", pause=held, transfers=4) as mirror:
+        yield mirror
+        held.over.set()
+
+
+BUSY = [
+    pytest.param(rate_limited(2), id="429"),
+    pytest.param(answer(503, {"Retry-After": "2"}), id="503"),
+]
+
+
+async def nothing_happens(upstream: ScriptedUpstream) -> None:
+    """Many turns of the loop, and of the threads, in which a request would have been sent."""
+    count = upstream.log.count()
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert upstream.log.count() == count
+
+
+@pytest.mark.parametrize("fault", BUSY)
+async def test_a_listing_that_is_told_to_wait_two_seconds_stops_every_job_at_that_host_for_two_seconds(
+    waiting: MirrorUnderTest, upstream: ScriptedUpstream, held: HeldPauses, fault: Fault
+) -> None:
+    upstream.fail_listing(fault)
+    first = await waiting.begin(upstream.wanted)
+    await until(lambda: held.seconds)
+    second = await waiting.begin(upstream.neighbour)
+    await until(lambda: len(held.seconds) == 2, "the other job waits as well")
+
+    await nothing_happens(upstream)
+
+    assert all(2.0 <= seconds < 3.0 for seconds in held.seconds[:1])
+    assert 1.0 < held.seconds[1] < 2.6, "what is left of the two seconds, and a little more"
+    held.over.set()
+    assert [(await waiting.ended(begun["id"]))["status"] for begun in (first, second)] == ["READY"] * 2
+
+
+@pytest.mark.parametrize("file", [LARGE, SMALL])
+@pytest.mark.parametrize("fault", BUSY)
+async def test_a_range_that_is_told_to_wait_two_seconds_holds_back_everything_that_was_not_sent_yet(
+    waiting: MirrorUnderTest, upstream: ScriptedUpstream, held: HeldPauses, fault: Fault, file: str
+) -> None:
+    upstream.fail(fault, file=file)
+    begun = await waiting.begin(upstream.wanted)
+    await until(lambda: held.seconds)
+    await asyncio.sleep(0.3)  # what was on its way comes to its end
+
+    await nothing_happens(upstream)
+
+    assert max(held.seconds) >= 2.0
+    assert max(held.seconds) < 3.0
+    held.over.set()
+    document = await waiting.ended(begun["id"])
+    assert document["status"] == "READY"
+    assert await waiting.tree(document["sources"][0]["manifest"]) == FILES
+
+
+async def test_a_host_that_asks_to_wait_does_not_keep_others_waiting(
+    upstreams: None, hub: Hub, bucket: S3Bucket, held: HeldPauses, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit({"a.txt": b"1"})
+    hub.fail(rate_limited(2), "/tree/")
+    bucket.put({"m/a.txt": b"1"})
+    async with mirror_under_test(tmp_path / "mirror", pause=held) as mirror:
+        begun = await mirror.begin(source("hf://org/model"))
+        await until(lambda: held.seconds)
+        await mirror.ready(source(f"s3://{bucket.name}/m/", **with_secret("s3-keys")))
+        held.over.set()
+        assert (await mirror.ended(begun["id"]))["status"] == "READY"
+
+
+async def test_an_upstream_that_is_closed_for_an_hour_fails_whoever_asks_and_hears_nothing_more(
+    hasty: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
+) -> None:
+    upstream.fail_listing(rate_limited(3600))
+    document = await hasty.mirror(upstream.wanted)
+    assert document["error"]["code"] == UpstreamRateLimitedError.code
+    count = upstream.log.count()
+
+    for wanted in (upstream.wanted, upstream.neighbour):
+        error = (await hasty.mirror(wanted))["error"]
+        assert (error["code"], error["retryable"]) == (UpstreamRateLimitedError.code, True)
+        assert "asks to wait 35" in error["message"]
+
+    assert upstream.log.count() == count
+    assert not [seconds for seconds in pauses.seconds if seconds > 60]
+
+
+async def test_who_asks_for_a_plan_is_told_at_once_that_the_upstream_is_busy(
+    hasty: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
+) -> None:
+    upstream.fail_listing(rate_limited(2), times=None)
+    for _ in range(2):
+        error = (await hasty.post(upstream.wanted, dry_run=True)).json()["error"]
+        assert (error["code"], error["retryable"]) == (UpstreamRateLimitedError.code, True)
+    assert upstream.log.count(upstream.listing) == 1
+    assert pauses.seconds == []
+
+
+async def test_a_page_that_fails_is_asked_for_again_and_the_pages_before_it_are_not(
+    upstreams: None, hasty_hub: MirrorUnderTest, hub: Hub
+) -> None:
+    files = {f"{number:04}.txt": b"%d" % (number % 7) for number in range(3500)}
+    hub.repo("org/many").commit(files)
+    hub.fail(answer(500), "/tree/.*cursor=", skip=1, times=3)
+
+    plan = await hasty_hub.ready(source("hf://org/many"))
+
+    assert plan["files_total"] == 3500
+    assert hub.log.count("/tree/") == 4 + 3
+    assert hub.log.count("/tree/[^&]*&[^&]*$") <= 1, "the first page was asked for once"
+
+
+async def test_what_is_done_to_upstreams_can_be_read_from_the_metrics(
+    hasty: MirrorUnderTest, upstream: ScriptedUpstream
+) -> None:
+    upstream.fail(answer(500), times=2)
+    upstream.fail(rate_limited(2), skip=2)
+    upstream.fail(answer(403), file=SMALL)
+    await check(hasty, await hasty.mirror(upstream.wanted, upstream.neighbour), FILES)
+
+    text = (await hasty.http.get("/metrics")).text
+    found = {
+        sample.name + sample.labels.get("outcome", ""): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+    assert found["bdn_upstream_requests_totalfailed"] == 2
+    assert found["bdn_upstream_requests_totalrefused"] == 1
+    assert found["bdn_upstream_requests_totalanswered"] == 1
+    assert found["bdn_upstream_requests_totalarrived"] >= 10
+    assert found["bdn_upstream_retries_total"] == 3
+    assert found["bdn_upstream_pauses_total"] >= 1
+    assert 0 < found["bdn_upstream_pause_seconds_total"] <= 2 * found["bdn_upstream_pauses_total"]
+    assert found["bdn_upstream_limit"] >= 1
+    assert found["bdn_upstream_slots"] == 0
+    assert found["bdn_upstream_hosts_closed"] == 1
+    assert "127.0.0.1" not in text
+
+
+async def test_no_more_requests_are_in_flight_than_the_setting_allows_over_all_jobs(
+    upstreams: None, hub: Hub, pauses: Pauses, tmp_path: Path
+) -> None:
+    for number in range(4):
+        contents = {f"{number}-{part}.bin": GeneratedContent(9_000_000, seed=2 * number + part) for part in range(2)}
+        hub.repo(f"org/{number}").commit({**contents, "a.txt": b"%d" % number})
+    hub.fail(right_after(lambda: threading.Event().wait(0.02)), times=None)
+    async with mirror_under_test(tmp_path / "mirror", pause=pauses, transfers=2, jobs=4) as mirror:
+        begun = [await mirror.begin(source(f"hf://org/{number}")) for number in range(4)]
+        assert {(await mirror.ended(one["id"]))["status"] for one in begun} == {"READY"}
+    assert hub.most_at_once == {"hub": 2, "cdn": 2}

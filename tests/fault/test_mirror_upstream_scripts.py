@@ -1,0 +1,153 @@
+"""Upstreams that fail in every way: each mirror ends with right bytes, or with the right error and nothing published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from tests.doubles.faults import (
+    Fault,
+    altered,
+    answer,
+    drop,
+    flip_byte,
+    gzipped,
+    ignore_range,
+    rate_limited,
+    reset,
+    stall,
+    trickle,
+    truncate,
+)
+from tests.support.mirror_service import MirrorUnderTest
+from tests.support.scripted_upstreams import FILES, SMALL, TRANSFERS, ScriptedUpstream, check
+
+pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+
+CHUNKS = 3
+FAILURES_OF_A_FILE = 10  # that it is forgiven
+
+
+@dataclass(frozen=True)
+class Script:
+    """``code`` None ends READY. ``reads`` is the most that the large file may be asked for, in one attempt to mirror."""
+
+    fault: Fault
+    code: str | None = None
+    times: int | None = 1
+    skip: int = 1
+    reads: int = CHUNKS + 1
+
+
+FOREVER = None
+AGAIN_AND_AGAIN = CHUNKS + FAILURES_OF_A_FILE + TRANSFERS
+
+SCRIPTS = {
+    "a flipped byte": Script(flip_byte(at=1000), "CHECKSUM_MISMATCH", reads=CHUNKS),
+    "a truncated body": Script(truncate(at=5_000_000)),
+    "no answer": Script(drop()),
+    "no answer, ever": Script(drop(), "UPSTREAM_UNAVAILABLE", FOREVER, reads=2 * AGAIN_AND_AGAIN),
+    "a stall": Script(stall(at=5_000_000)),
+    "a stall before the first byte of the body": Script(stall()),
+    "a trickle of 1 KB/s": Script(trickle(at=5_000_000)),
+    "a reset at 99 %": Script(reset(at=CHUNK_SIZE * 99 // 100)),
+    "resets at 99 %": Script(reset(at=CHUNK_SIZE * 99 // 100), times=2, reads=CHUNKS + 2),
+    "200 to a range": Script(ignore_range()),
+    "200 to every range": Script(ignore_range(), "UPSTREAM_UNAVAILABLE", FOREVER, reads=AGAIN_AND_AGAIN),
+    "another range": Script(altered({"Content-Range": f"bytes 0-{CHUNK_SIZE - 1}/{len(FILES['model.safetensors'])}"}), skip=2),
+    "no Content-Range": Script(altered({"Content-Range": "none"})),
+    "never the right Content-Range": Script(
+        altered({"Content-Range": "bytes 5-9/17"}), "SOURCE_CHANGED", FOREVER, 0, AGAIN_AND_AGAIN
+    ),
+    "gzip": Script(gzipped()),
+    "gzip, always": Script(gzipped(), "UPSTREAM_UNAVAILABLE", FOREVER, reads=AGAIN_AND_AGAIN),
+    "500 for a while": Script(answer(500), times=8, reads=CHUNKS + 8),
+    "500 for ever": Script(answer(500), "UPSTREAM_UNAVAILABLE", FOREVER, reads=AGAIN_AND_AGAIN),
+    "503 with Retry-After": Script(answer(503, {"Retry-After": "2"})),
+    "429 with Retry-After": Script(rate_limited(2)),
+    "429 for ever": Script(rate_limited(2), "UPSTREAM_RATE_LIMITED", FOREVER, reads=AGAIN_AND_AGAIN),
+    "403 once, as when a signed address expires": Script(answer(403), reads=CHUNKS + 1),
+    "403 for ever": Script(answer(403), "AUTH_REQUIRED", FOREVER, reads=2 * CHUNKS),
+    "401 once": Script(answer(401), reads=CHUNKS + 1),
+    "a redirect loop": Script(
+        answer(302, {"Location": ""}), "UPSTREAM_UNAVAILABLE", FOREVER, reads=6 * AGAIN_AND_AGAIN
+    ),
+    "404": Script(answer(404), "SOURCE_CHANGED", FOREVER, reads=CHUNKS),
+    "412": Script(answer(412), "SOURCE_CHANGED", FOREVER, reads=CHUNKS),
+    "416": Script(answer(416), "SOURCE_CHANGED", FOREVER, reads=CHUNKS),
+}  # fmt: skip
+
+
+SMALL_SCRIPTS = {
+    "a flipped byte": Script(flip_byte(at=3), "CHECKSUM_MISMATCH", reads=1),
+    "a truncated body": Script(truncate(at=3), reads=2),
+    "no answer": Script(drop(), reads=2),
+    "a reset": Script(reset(at=3), reads=2),
+    "a stall": Script(stall(at=3), reads=2),
+    "gzip": Script(gzipped(), reads=2),
+    "500 for a while": Script(answer(500), times=4, reads=5),
+    "500 for ever": Script(answer(500), "UPSTREAM_UNAVAILABLE", FOREVER, reads=6),
+    "503 with Retry-After": Script(answer(503, {"Retry-After": "2"}), reads=2),
+    "429 for ever": Script(rate_limited(2), "UPSTREAM_RATE_LIMITED", FOREVER, reads=6),
+    "403 once": Script(answer(403), reads=2),
+    "403 for ever": Script(answer(403), "AUTH_REQUIRED", FOREVER, reads=2),
+    "404": Script(answer(404), "SOURCE_CHANGED", FOREVER, reads=1),
+}  # fmt: skip
+
+LISTING_SCRIPTS = {
+    "500 for a while": Script(answer(500), times=5, reads=6),
+    "500 for ever": Script(answer(500), "UPSTREAM_UNAVAILABLE", FOREVER, reads=6),
+    "429 with Retry-After": Script(rate_limited(2), reads=2),
+    "429 for ever": Script(rate_limited(2), "UPSTREAM_RATE_LIMITED", FOREVER, reads=6),
+    "no answer": Script(drop(), reads=2),
+    "a truncated body": Script(truncate(at=10), reads=2),
+    "a reset": Script(reset(at=10), reads=2),
+    "403": Script(answer(403), "AUTH_REQUIRED", FOREVER, reads=1),
+    "nonsense": Script(answer(200, body=b"<html>a proxy"), reads=2),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
+async def test_a_file_whose_ranges_fail(hasty: MirrorUnderTest, upstream: ScriptedUpstream, script: Script) -> None:
+    upstream.fail(script.fault, skip=script.skip, times=script.times)
+
+    document = await hasty.mirror(upstream.wanted, upstream.neighbour)
+
+    await check(hasty, document, script.code or FILES)
+    assert len(upstream.reads()) <= script.reads
+    await a_second_attempt_succeeds(hasty, upstream)
+
+
+@pytest.mark.parametrize("script", SMALL_SCRIPTS.values(), ids=SMALL_SCRIPTS.keys())
+async def test_a_small_file_that_fails_among_others(
+    hasty: MirrorUnderTest, upstream: ScriptedUpstream, script: Script
+) -> None:
+    upstream.fail(script.fault, file=SMALL, times=script.times)
+
+    document = await hasty.mirror(upstream.wanted, upstream.neighbour)
+
+    await check(hasty, document, script.code or FILES)
+    assert len(upstream.reads(SMALL)) <= script.reads
+    await a_second_attempt_succeeds(hasty, upstream)
+
+
+@pytest.mark.parametrize("script", LISTING_SCRIPTS.values(), ids=LISTING_SCRIPTS.keys())
+async def test_a_listing_that_fails(hasty: MirrorUnderTest, upstream: ScriptedUpstream, script: Script) -> None:
+    upstream.fail_listing(script.fault, times=script.times)
+
+    document = await hasty.mirror(upstream.wanted, upstream.neighbour)
+
+    await check(hasty, document, script.code or FILES)
+    assert document["sources"][0]["files_total"] in (None, len(FILES)), "nothing is counted twice"
+    assert upstream.log.count(upstream.listing) <= script.reads
+    await a_second_attempt_succeeds(hasty, upstream)
+
+
+async def a_second_attempt_succeeds(mirror: MirrorUnderTest, upstream: ScriptedUpstream) -> None:
+    """And nothing wrong that the first one left behind is taken for a part of the right files."""
+    upstream.script.clear()
+    upstream.log.clear()
+    await check(mirror, await mirror.mirror(upstream.wanted, upstream.neighbour), FILES)
+    assert len(upstream.reads()) <= CHUNKS

@@ -1,0 +1,238 @@
+"""Small files that come in slabs: one fetch for many, the same tree, and every lie about them found out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import BdnError
+from bdn.core.manifest import Manifest
+from bdn.wire.mirror_schema import FileLayoutBody
+from tests.support.agent_mirror import AgentMirror, flipped, held_by, missing, refused
+from tests.support.agent_rig import Rig, disk_bytes, noise, staged
+from tests.support.slabs import pack
+from tests.support.trees import tree
+
+THOUSAND = {f"part-{number % 7}/{number:04}.bin": noise(300, number) for number in range(1000)}
+SMALL = dict(list(THOUSAND.items())[:100])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed(is_packed=True)
+
+
+def files_of(rig: Rig) -> dict[str, bytes]:
+    """What the cache holds by name, each checked against it."""
+    found = {path.name: path.read_bytes() for path in (rig.cache / "files").rglob("*") if path.is_file()}
+    assert all(digest_of(content).hex == name for name, content in found.items())
+    return found
+
+
+def slab_of(body: FileLayoutBody) -> Digest:
+    assert body.slab is not None
+    return Digest.parse(body.slab.digest)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Come back once the condition holds."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what is looked at are the states of others
+            await asyncio.sleep(0.01)
+
+
+async def test_a_thousand_small_files_come_with_one_fetch(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest = mirror.publish({**THOUSAND, "empty": b""})
+    rig = Rig(mirror, tmp_path)
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+        assert mirror.requests == 1
+        (mount,) = stage.mounts
+        assert tree(Path(mount.path)) == {**THOUSAND, "empty": b""}
+        assert (mount.bytes_from.mirror, mount.bytes_from.node) == (300_000, 0)
+        assert mount.bytes_done == mount.bytes_total == manifest.bytes_total
+        ledger = agent.cache.index.ledger
+        assert (ledger.committed_bytes, ledger.reserved_bytes) == (manifest.bytes_total, 0)
+        assert disk_bytes(rig.cache) == manifest.bytes_total
+    assert list((rig.cache / "filling").iterdir()) == []
+    async with rig.agent() as agent:
+        assert agent.cache.index.is_complete(manifest.digest)
+
+
+async def test_small_and_large_files_come_side_by_side(mirror: AgentMirror, tmp_path: Path) -> None:
+    files = {"large": noise(2 * CHUNK_SIZE + 5), "medium": noise(CHUNK_SIZE // 2, 1), **dict(list(SMALL.items())[:20])}
+    manifest = mirror.publish(files)
+    async with Rig(mirror, tmp_path).agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+    assert tree(Path(stage.mounts[0].path)) == files
+    assert mirror.requests == 3 + 1 + 1
+
+
+async def test_stages_at_once_fetch_a_slab_once(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest = mirror.publish(SMALL)
+    (slab,) = {slab_of(body) for body in mirror.layouts[manifest.digest].files}
+    gate = threading.Event()
+    mirror.faults[slab] = [held_by(gate)]
+    async with Rig(mirror, tmp_path).agent() as agent:
+        stages = [await agent.stages.start(f"job-{number}", mirror.grant(manifest)) for number in range(3)]
+        await until(lambda: all(stage.progress for stage in stages))
+        gate.set()
+        done = [await agent.stages.finish(stage.record.id) for stage in stages]
+    assert mirror.requests == 1
+    assert sum(stage.mounts[0].bytes_from.mirror for stage in done) == manifest.bytes_total
+    assert all(stage.mounts[0].bytes_done == manifest.bytes_total for stage in done)
+
+
+async def test_what_the_node_has_is_not_written_again(mirror: AgentMirror, tmp_path: Path) -> None:
+    half = dict(list(SMALL.items())[:50])
+    first, second = mirror.publish(half), mirror.publish(SMALL)
+    rig = Rig(mirror, tmp_path)
+    async with rig.agent() as agent:
+        await staged(agent, mirror, first, job="first")
+        before = {path: path.stat().st_ino for path in (rig.cache / "files").rglob("*") if path.is_file()}
+        stage = await staged(agent, mirror, second, job="second")
+        assert {path: path.stat().st_ino for path in before} == before
+    assert stage.mounts[0].bytes_from.mirror == 50 * 300
+    assert stage.mounts[0].bytes_from.node == 50 * 300
+    assert tree(Path(stage.mounts[0].path)) == SMALL
+
+
+@pytest.mark.parametrize("fault", [flipped, refused])
+async def test_a_slab_that_comes_wrong_is_fetched_again(mirror: AgentMirror, tmp_path: Path, fault: object) -> None:
+    manifest = mirror.publish(SMALL)
+    (slab,) = {slab_of(body) for body in mirror.layouts[manifest.digest].files}
+    mirror.faults[slab] = [fault]  # type: ignore[list-item]
+    async with Rig(mirror, tmp_path).agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+    assert tree(Path(stage.mounts[0].path)) == SMALL
+    assert mirror.chunk_requests[slab] == 2
+
+
+async def test_a_slab_that_the_mirror_has_lost_fails_the_stage_and_leaves_no_trace(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(SMALL)
+    mirror.every = missing
+    rig = Rig(mirror, tmp_path)
+    async with rig.agent() as agent:
+        with pytest.raises(BdnError) as caught:
+            await staged(agent, mirror, manifest)
+        assert caught.value.code == "NOT_FOUND"
+        assert disk_bytes(rig.cache) == agent.cache.index.ledger.used_bytes == 0
+        mirror.every = None
+        assert (await staged(agent, mirror, manifest)).state == "READY"
+
+
+def lie(mirror: AgentMirror, manifest: Manifest, number: int, **changes: object) -> FileLayoutBody:
+    """Let the layout say something else about one file."""
+    body = mirror.layouts[manifest.digest].files[number]
+    assert body.slab is not None
+    body.slab = body.slab.model_copy(update=changes)
+    return body
+
+
+async def test_a_layout_that_lies_about_a_file_is_an_error_that_names_it_and_nothing_is_published(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(SMALL)
+    body = lie(mirror, manifest, 50, offset=7)
+    rig = Rig(mirror, tmp_path)
+    async with rig.agent() as agent:
+        with pytest.raises(BdnError) as caught:
+            await staged(agent, mirror, manifest)
+        assert caught.value.code == "INTERNAL"
+        assert body.digest in str(caught.value)
+        assert files_of(rig) == {}
+        assert list((rig.cache / "filling").iterdir()) == []
+        assert not any((rig.cache / "views").rglob("*.bin"))
+        assert agent.cache.index.ledger.used_bytes == 0
+
+
+async def test_a_layout_that_lies_about_a_slab_s_size_never_delivers_wrong_bytes(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(SMALL)
+    lie(mirror, manifest, 3, size=29_900)
+    rig = Rig(mirror, tmp_path)
+    async with rig.agent() as agent:
+        with pytest.raises(BdnError):
+            await staged(agent, mirror, manifest)
+        files_of(rig)
+
+
+async def test_a_layout_whose_slice_cannot_be_is_refused_before_anything_is_fetched(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(SMALL)
+    lie(mirror, manifest, 3, offset=30_000)
+    async with Rig(mirror, tmp_path).agent() as agent:
+        with pytest.raises(BdnError, match=f"{manifest.digest}"):
+            await staged(agent, mirror, manifest)
+    assert mirror.requests == 0
+
+
+async def test_files_of_several_slabs_are_all_there(mirror: AgentMirror, tmp_path: Path) -> None:
+    """As a mirror packs them that took them from several sources, one after the other."""
+    manifest = mirror.publish(SMALL)
+    bodies = []
+    for slab, packed, inside in pack(SMALL.values(), slab_size=1_000):
+        mirror.store.put(slab.digest, bytearray(packed))
+        mirror.chunks_of[manifest.digest].add(slab.digest)
+        bodies += [FileLayoutBody.of(layout) for layout in inside]
+    mirror.layouts[manifest.digest].files = bodies
+    async with Rig(mirror, tmp_path).agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+    assert tree(Path(stage.mounts[0].path)) == SMALL
+    assert mirror.requests == len({slab_of(body) for body in bodies}) > 20
+
+
+async def test_a_file_that_comes_whole_for_one_stage_and_packed_for_another_is_filled_once(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    content = noise(300, 1)
+    packed = mirror.publish({"a": content, "b": noise(300, 2)})
+    mirror.is_packed = False
+    whole = mirror.publish({"a": content})
+    gate = threading.Event()
+    mirror.faults[digest_of(content)] = [held_by(gate)]
+    async with Rig(mirror, tmp_path).agent() as agent:
+        one = await agent.stages.start("one", mirror.grant(whole))
+        await until(lambda: mirror.requests)
+        other = await agent.stages.start("other", mirror.grant(packed))
+        await until(lambda: mirror.requests == 2)
+        gate.set()
+        done = [await agent.stages.finish(stage.record.id) for stage in (one, other)]
+    assert [stage.mounts[0].bytes_from.mirror for stage in done] == [300, 300]
+    assert tree(Path(done[1].mounts[0].path)) == {"a": content, "b": noise(300, 2)}
+
+
+async def test_a_stage_that_is_released_in_the_middle_of_a_slab_leaves_nothing_uncounted(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(SMALL)
+    gate = threading.Event()
+    mirror.every = held_by(gate)
+    rig = Rig(mirror, tmp_path)
+    async with rig.agent() as agent:
+        stage = await agent.stages.start("job", mirror.grant(manifest))
+        await until(lambda: mirror.requests)
+        releasing = asyncio.create_task(agent.stages.release(stage.record.id))
+        await until(stage.stop.is_set)
+        gate.set()
+        await releasing
+        assert agent.cache.index.ledger.reserved_bytes == 0
+        assert disk_bytes(rig.cache) == agent.cache.index.ledger.committed_bytes
+        mirror.every = None
+        assert tree(Path((await staged(agent, mirror, manifest)).mounts[0].path)) == SMALL

@@ -1,0 +1,334 @@
+"""Each way in which a token service refuses or fails, as the user of the mirror sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.retry import RetryPolicy
+from tests.doubles.faults import Fault, answer, drop, rate_limited
+from tests.doubles.google_sts import Provider, ServiceAccount
+from tests.doubles.s3 import S3Bucket
+from tests.doubles.sts import AccountTrust, WebTrust, sts_error
+from tests.support.cloud_identity import (
+    ASSUMED_ROLE,
+    ISSUER,
+    POOL,
+    PROVIDER,
+    REGION,
+    ROLE,
+    SUBJECTS,
+    Clouds,
+    aws_assume_role,
+    aws_oidc,
+    gcp_oidc,
+    trusted_mirror,
+)
+from tests.support.mirror_service import Json
+
+pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.cloud_fixtures")
+
+XML = {"Content-Type": "text/xml"}
+
+
+def told(error: Json, code: str, *facts: str) -> None:
+    assert error["code"] == code, error
+    assert [fact for fact in facts if fact not in error["message"]] == [], error["message"]
+    assert "\n" not in error["message"]
+
+
+def sts_fault(status: int, code: str) -> Fault:
+    return answer(status, XML, sts_error(code))
+
+
+# --- AWS_OIDC --------------------------------------------------------------------------------------------------------
+
+HOST = ISSUER.removeprefix("https://")
+WEB_TRUSTS: list[tuple[str, WebTrust | None, str, list[str]]] = [
+    ("no role", None, "AccessDenied", ["trust policy", "sts:AssumeRoleWithWebIdentity", SUBJECTS]),
+    ("another organisation", WebTrust(ISSUER, "v=1:org=acme:*"), "AccessDenied", [f"{HOST}:sub is like {SUBJECTS}"]),
+    ("another audience", WebTrust(ISSUER, "*", "oidc.example"), "InvalidIdentityToken", ["sts.amazonaws.com", ISSUER]),
+    (
+        "another issuer",
+        WebTrust("https://other.test", "*"),
+        "InvalidIdentityToken",
+        ["OpenID Connect provider", ISSUER],
+    ),
+]
+
+
+async def test_a_role_that_does_not_trust_the_token_says_what_to_change(
+    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
+) -> None:
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        for _, trust, code, facts in WEB_TRUSTS:
+            clouds.sts.log.clear()
+            clouds.sts.roles.pop(ROLE, None)
+            if trust:
+                clouds.sts.roles[ROLE] = trust
+            error = await mirror.failed(aws_oidc(f"s3://{bucket.name}/w"))
+            told(error, "AUTH_REQUIRED", f"s3://{bucket.name}/w", ROLE, code, *facts)
+            assert clouds.sts.log.count() == 1  # a refusal is not asked for again
+    assert clouds.sts.sessions == []
+
+
+async def test_a_token_of_another_key_is_refused(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
+    async with trusted_mirror(clouds, tmp_path / "a") as mirror:
+        published = clouds.reader.reach[ISSUER]
+        async with trusted_mirror(clouds, tmp_path / "b", identity_key_file=None) as other:
+            clouds.reader.reach[ISSUER] = published
+            told(await other.failed(aws_oidc(f"s3://{bucket.name}/w")), "AUTH_REQUIRED", "InvalidIdentityToken")
+            told(await mirror.failed(aws_oidc(f"s3://{bucket.name}/w")), "NO_FILES_MATCHED")
+    assert "not published" in clouds.sts.refusals[0]
+
+
+async def test_a_mirror_whose_clock_is_slow_is_told_so(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
+    async with trusted_mirror(clouds, tmp_path, clock=lambda: clouds.clock() - 3600) as mirror:
+        error = await mirror.failed(aws_oidc(f"s3://{bucket.name}/w"))
+    told(error, "AUTH_REQUIRED", "ExpiredTokenException", "clock")
+
+
+STS_FAULTS: list[tuple[str, Fault, str, list[str]]] = [
+    ("issuer unreachable", sts_fault(400, "IDPCommunicationError"), "UPSTREAM_UNAVAILABLE", [ISSUER, "public keys"]),
+    ("claim refused", sts_fault(403, "IDPRejectedClaim"), "AUTH_REQUIRED", [ROLE, "IDPRejectedClaim"]),
+    ("policy malformed", sts_fault(400, "MalformedPolicyDocument"), "AUTH_REQUIRED", ["MalformedPolicyDocument"]),
+    ("region off", sts_fault(403, "RegionDisabledException"), "AUTH_REQUIRED", [REGION, "Activate", "123456789012"]),
+    ("throttled", sts_fault(400, "Throttling"), "UPSTREAM_RATE_LIMITED", []),
+    ("429", rate_limited(1), "UPSTREAM_RATE_LIMITED", ["1 s"]),
+    ("503", sts_fault(503, "ServiceUnavailable"), "UPSTREAM_UNAVAILABLE", ["AWS STS answered 503 ServiceUnavailable"]),
+    ("500 without a body", answer(500, body=b""), "UPSTREAM_UNAVAILABLE", ["500"]),
+    ("network", drop(), "UPSTREAM_UNAVAILABLE", ["AWS STS could not be asked"]),
+    ("not XML", answer(200, XML, b"<html>sesame"), "UPSTREAM_UNAVAILABLE", ["AWS STS"]),
+    ("another XML", answer(200, XML, b"<a><b>sesame</b></a>"), "UPSTREAM_UNAVAILABLE", ["does not look like"]),
+]
+
+
+async def test_a_failure_of_sts_is_told_by_its_code(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        for _, fault, code, facts in STS_FAULTS:
+            clouds.sts.script.clear()
+            clouds.sts.script.add(fault, times=None)
+            error = await mirror.failed(aws_oidc(f"s3://{bucket.name}/w"))
+            told(error, code, f"s3://{bucket.name}/w", *facts)
+            assert error["retryable"] == (code != "AUTH_REQUIRED")
+            assert "sesame" not in repr(error)
+            assert "eyJ" not in repr(error)
+
+
+async def test_a_failure_of_sts_that_passes_is_survived(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
+    bucket.put({"w/a.bin": b"weights"})
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        for sessions, fault in enumerate((sts_fault(503, "ServiceUnavailable"), rate_limited(1), drop())):
+            clouds.sts.script.add(fault, times=2)
+            await mirror.ready(aws_oidc(f"s3://{bucket.name}/w"))
+            assert len(clouds.sts.sessions) == sessions + 1
+            assert clouds.sts.log.count() == (sessions + 1) * 3
+
+
+async def test_an_identity_token_does_not_follow_a_redirect(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
+    clouds.sts.script.add(answer(307, {"Location": clouds.google.sts_url}, b""), times=None)
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        error = await mirror.failed(aws_oidc(f"s3://{bucket.name}/w"))
+    told(error, "UPSTREAM_UNAVAILABLE", "AWS STS answered 307")
+    assert clouds.google.log.count() == 0
+
+
+async def test_a_role_that_may_not_read_the_bucket_is_told_so(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
+    clouds.s3.fail(answer(403, XML, b"<Error><Code>AccessDenied</Code></Error>"), "list-type", times=None)
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        error = await mirror.failed(aws_oidc(f"s3://{bucket.name}/w"))
+    told(error, "AUTH_REQUIRED", "AccessDenied", bucket.name, "a role or a service account, that one may not read it")
+    assert len(clouds.sts.sessions) == 1
+
+
+# --- AWS_ASSUME_ROLE -------------------------------------------------------------------------------------------------
+
+
+async def test_another_organisation_s_role_is_refused_and_the_external_id_told(
+    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
+) -> None:
+    clouds.sts.roles[ASSUMED_ROLE] = AccountTrust("AKIAOPERATOR", "bdn:acme")
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        error = await mirror.failed(aws_assume_role(f"s3://{bucket.name}/w"))
+    told(error, "AUTH_REQUIRED", "AccessDenied", ASSUMED_ROLE, '"sts:ExternalId": "bdn:default"', "trust policy")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("AWS_ACCESS_KEY_ID", "AKIASOMEBODY", "InvalidClientTokenId"),
+        ("AWS_SECRET_ACCESS_KEY", "sesame", "SignatureDoesNotMatch"),
+    ],
+)
+async def test_wrong_keys_of_the_mirror_s_own_are_the_operator_s_business(
+    clouds: Clouds,
+    bucket: S3Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    code: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        error = await mirror.failed(aws_assume_role(f"s3://{bucket.name}/w"))
+    told(error, "AUTH_REQUIRED", code, "operator", "AWS_SECRET_ACCESS_KEY")
+    assert value not in repr(error)
+
+
+async def test_an_ended_session_of_the_mirror_s_own_is_told(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
+    clouds.sts.script.add(sts_fault(403, "ExpiredToken"))
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        error = await mirror.failed(aws_assume_role(f"s3://{bucket.name}/w"))
+    told(error, "AUTH_REQUIRED", "ExpiredToken", "operator", "AWS_SESSION_TOKEN")
+
+
+async def test_without_keys_of_its_own_the_mirror_cannot_assume_roles(
+    clouds: Clouds, bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        error = await mirror.failed(aws_assume_role(f"s3://{bucket.name}/w"))
+    told(error, "INVALID_REQUEST", "AWS_ASSUME_ROLE", "operator sets AWS_ACCESS_KEY_ID")
+    assert clouds.sts.log.count() == 0
+
+
+# --- GCP_OIDC --------------------------------------------------------------------------------------------------------
+
+Change = Callable[[Clouds], Any]
+NOT_TAKEN = [PROVIDER, "does not take this mirror's identity token", ISSUER, SUBJECTS]
+NOT_LENT = ["cannot be impersonated", "roles/iam.workloadIdentityUser", POOL, SUBJECTS]
+GOOGLE_REFUSALS: list[tuple[str, Change, str, list[str]]] = [
+    ("no provider", lambda c: c.google.providers.clear(), "invalid_target", NOT_TAKEN),
+    ("condition", lambda c: _set(c, Provider(ISSUER, "v=1:org=acme:*")), "unauthorized_client", NOT_TAKEN),
+    ("issuer", lambda c: _set(c, Provider("https://other.test")), "invalid_grant", NOT_TAKEN),
+    ("no account", lambda c: c.google.accounts.clear(), "NOT_FOUND", NOT_LENT),
+    ("no binding", lambda c: _lend(c, ServiceAccount()), "PERMISSION_DENIED", NOT_LENT),
+    ("binding of another", lambda c: _lend(c, ServiceAccount({POOL: "v=1:org=acme:*"})), "PERMISSION_DENIED", NOT_LENT),
+]
+
+
+def _set(clouds: Clouds, provider: Provider) -> None:
+    clouds.google.providers[PROVIDER] = provider
+
+
+def _lend(clouds: Clouds, account: ServiceAccount) -> None:
+    clouds.google.accounts[clouds.gcs.account.email] = account
+
+
+async def test_a_refusal_of_google_says_who_refused_and_what_to_change(clouds: Clouds, tmp_path: Path) -> None:
+    clouds.gcs.bucket("weights").put({"w/a.bin": b"weights"})
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        for _, change, code, facts in GOOGLE_REFUSALS:
+            _set(clouds, Provider(ISSUER, SUBJECTS))
+            _lend(clouds, ServiceAccount({POOL: SUBJECTS}))
+            change(clouds)
+            error = await mirror.failed(gcp_oidc("gs://weights/w", clouds.gcs.account.email))
+            told(error, "AUTH_REQUIRED", "gs://weights/w", code, *facts)
+            assert "eyJ" not in repr(error)  # the double repeats the token in its description
+    assert clouds.google.issued == []
+
+
+JSON = {"Content-Type": "application/json"}
+GOOGLE_FAULTS: list[tuple[str, Fault, str, list[str]]] = [
+    ("429", rate_limited(1), "UPSTREAM_RATE_LIMITED", ["1 s"]),
+    ("503", answer(503, JSON, b'{"error": {"status": "UNAVAILABLE"}}'), "UPSTREAM_UNAVAILABLE", ["503 UNAVAILABLE"]),
+    ("network", drop(), "UPSTREAM_UNAVAILABLE", ["could not be asked for a token"]),
+    ("not JSON", answer(200, JSON, b"<html>sesame"), "UPSTREAM_UNAVAILABLE", ["does not look like Google's"]),
+    ("another JSON", answer(200, JSON, b'{"sesame": 1}'), "UPSTREAM_UNAVAILABLE", ["does not look like Google's"]),
+    ("no object", answer(200, JSON, b"[1]"), "UPSTREAM_UNAVAILABLE", ["does not look like Google's"]),
+    ("redirect", answer(302, {"Location": "http://127.0.0.1:1/"}), "UPSTREAM_UNAVAILABLE", ["302"]),
+    ("400 of something else", answer(400, body=b"<html>sesame"), "AUTH_REQUIRED", ["400"]),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/token", "generateAccessToken"])
+async def test_a_failure_of_google_s_token_services_is_told_by_its_code(
+    clouds: Clouds, tmp_path: Path, path: str
+) -> None:
+    clouds.gcs.bucket("weights")
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        for _, fault, code, facts in GOOGLE_FAULTS:
+            clouds.google.script.clear()
+            clouds.google.script.add(fault, path, times=None)
+            error = await mirror.failed(gcp_oidc("gs://weights/w", clouds.gcs.account.email))
+            told(error, code, "gs://weights/w", *facts)
+            assert error["retryable"] == (code != "AUTH_REQUIRED")
+            assert "sesame" not in repr(error)
+
+
+async def test_a_failure_of_google_that_passes_is_survived(clouds: Clouds, tmp_path: Path) -> None:
+    clouds.gcs.bucket("weights").put({"w/a.bin": b"weights"})
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        for issued, path in enumerate(("/v1/token", "generateAccessToken")):
+            clouds.google.script.add(answer(503), path, times=2)
+            await mirror.ready(gcp_oidc("gs://weights/w", clouds.gcs.account.email))
+            assert len(clouds.google.issued) == issued + 1
+
+
+async def test_what_waits_for_a_token_service_does_not_multiply_its_attempts(
+    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
+) -> None:
+    clouds.gcs.bucket("weights")
+    clouds.sts.script.add(answer(503), times=None)
+    clouds.google.script.add(answer(503), times=None)
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        await mirror.failed(aws_oidc(f"s3://{bucket.name}/w"))
+        await mirror.failed(gcp_oidc("gs://weights/w", clouds.gcs.account.email))
+    assert clouds.sts.log.count() == clouds.google.log.count() == RetryPolicy().attempts
+
+
+# --- before anybody is asked -----------------------------------------------------------------------------------------
+
+BUCKET = "s3://bucket/w"
+ACCOUNT = "reader@double.iam.gserviceaccount.com"
+MALFORMED: list[tuple[Json, str]] = [
+    (aws_oidc(BUCKET, role="arn:aws:iam::1234:role/x"), "ARN of a role"),
+    (aws_oidc(BUCKET, role="arn:aws:iam::123456789012:user/x"), "ARN of a role"),
+    (aws_oidc(BUCKET, role=f"{ROLE} "), "ARN of a role"),
+    (aws_oidc(BUCKET, role=f"{ROLE}\n"), "ARN of a role"),
+    (aws_assume_role(BUCKET, role="weights"), "ARN of a role"),
+    (aws_oidc(BUCKET, region="evil.example/?"), "region of AWS"),
+    (aws_oidc(BUCKET, region="us-east-1.evil.example"), "region of AWS"),
+    (aws_oidc(BUCKET, region="us-east-1@evil"), "region of AWS"),
+    (aws_assume_role(BUCKET, region="US-EAST-1"), "region of AWS"),
+    (aws_assume_role(BUCKET, region="us-east-1\n"), "region of AWS"),
+    (gcp_oidc("gs://bucket", "reader@example.com"), "service account"),
+    (gcp_oidc("gs://bucket", "a/../b@double.iam.gserviceaccount.com"), "service account"),
+    (gcp_oidc("gs://bucket", f"{ACCOUNT}:x"), "service account"),
+    (gcp_oidc("gs://bucket", ACCOUNT, provider="provider"), "workload identity provider"),
+    (gcp_oidc("gs://bucket", ACCOUNT, provider=f"//evil.example/{PROVIDER}"), "workload identity provider"),
+    (gcp_oidc("gs://bucket", ACCOUNT, provider=f"{PROVIDER}?x"), "workload identity provider"),
+]
+
+
+async def test_names_that_are_not_a_cloud_s_are_refused_when_they_are_sent(clouds: Clouds, tmp_path: Path) -> None:
+    async with trusted_mirror(clouds, tmp_path, work=False) as mirror:
+        for (wanted, fact), dry_run in product(MALFORMED, (False, True)):
+            refused = await mirror.post(wanted, dry_run=dry_run)
+            assert refused.status_code == 422
+            told(refused.json()["error"], "INVALID_REQUEST", fact)
+        assert mirror.count("mirrors") == 0
+    assert clouds.sts.log.count() == clouds.google.log.count() == 0
+
+
+async def test_a_mirror_without_an_address_as_an_issuer_says_what_to_set(clouds: Clouds, tmp_path: Path) -> None:
+    async with trusted_mirror(clouds, tmp_path, issuer_url="", work=False) as mirror:
+        for wanted in (aws_oidc("s3://bucket/w"), gcp_oidc("gs://bucket", ACCOUNT)):
+            refused = await mirror.post(wanted)
+            assert refused.status_code == 422
+            told(refused.json()["error"], "INVALID_REQUEST", "BDN_ISSUER_URL", wanted["auth"]["auth_method"])
+
+
+async def test_token_services_stand_behind_the_egress_guard(
+    clouds: Clouds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BDN_EGRESS_ALLOW")
+    async with trusted_mirror(clouds, tmp_path) as mirror:
+        for wanted in (aws_oidc(BUCKET), aws_assume_role(BUCKET), gcp_oidc("gs://bucket", ACCOUNT)):
+            told(await mirror.failed(wanted), "EGRESS_REFUSED", "127.0.0.1")
+    assert clouds.sts.log.count() == clouds.google.log.count() == 0

@@ -1,0 +1,280 @@
+"""What the database says about packed files, on SQLite and on PostgreSQL: recorded, found, read back, and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.layout import FileLayout, Slab
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.upstream import Identity
+from bdn.mirror.database import Database
+from bdn.mirror.eviction_weights import EvictionWeights
+from bdn.mirror.repository import contents, layouts, removal
+from bdn.mirror.tables import SlabScopeRow, SlabSliceRow
+from bdn.store.memory import MemoryStore
+from tests.support.mirror_service import database_under_test
+from tests.support.slabs import pack
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+A, B, C, D = b"content a", b"content bb", b"content ccc", b"content dddd"
+
+
+@dataclass
+class Holdings:
+    """A database with a store, filled as the mirror fills them."""
+
+    database: Database
+    store: MemoryStore = field(default_factory=MemoryStore)
+
+    async def pack(self, scope: str, *files: bytes) -> Slab:
+        """One slab of these files, recorded with the identities that led to them."""
+        ((slab, packed, inside),) = pack(files, scope)
+        self.store.put(slab.digest, bytearray(packed))
+        async with self.database.write() as session:
+            await contents.record_slabs(session, [slab])
+            keys = {Identity.of(scope, one.digest.hex, slab.digest.hex).key: one for one in inside}
+            await contents.record_contents(session, keys)
+        return slab
+
+    async def keep_whole(self, content: bytes) -> None:
+        layout = FileLayout.of(len(content), (digest_of(content),))
+        self.store.put(layout.digest, bytearray(content))
+        async with self.database.write() as session:
+            await contents.record_contents(session, {Identity.of("public", "whole", layout.digest.hex).key: layout})
+
+    async def publish(self, organisation: str, *files: bytes) -> Manifest:
+        manifest = manifest_of(files)
+        async with self.database.write() as session:
+            assert await contents.publish(session, manifest, 1.0, organisation) == []
+        return manifest
+
+    async def lost(self, organisation: str, *files: bytes) -> list[Digest]:
+        async with self.database.write() as session:
+            return await contents.publish(session, manifest_of(files), 1.0, organisation)
+
+    async def slabs(self, manifest: Manifest, organisation: str) -> dict[bytes, str | None]:
+        """Slab by content, for what the layout lets an organisation read; each content is read back and checked."""
+        async with self.database.read() as session:
+            found = await layouts.layouts(session, manifest.digest.hex, organisation)
+        read: dict[bytes, str | None] = {}
+        for one in found:
+            with self.store.open(Digest(one.slab or one.digest)) as file:
+                content = file.read()[one.offset : one.offset + one.size]
+            assert digest_of(content).hex == one.digest
+            read[content] = one.slab
+        return read
+
+    async def evict(self, *manifests: Manifest) -> tuple[list[int], set[str]]:
+        """What each frees, and the names of the objects that go."""
+        async with self.database.write() as session:
+            weights = EvictionWeights()
+            names = [manifest.digest.hex for manifest in manifests]
+            asked = [await weights.take(session, name, is_kept=True) for name in names[:1]]
+            freed = [await weights.take(session, name, is_kept=False) for name in names]
+            assert asked == freed[:1]
+            doomed = await removal.remove(session, names, weights.contents, weights.slabs)
+        return freed, {raw.hex() for raw in doomed}
+
+    async def opens(self, manifest: Manifest, organisation: str, digest: Digest) -> bool:
+        async with self.database.read() as session:
+            known = digest.to_bytes() in await layouts.objects(session, manifest.digest.hex, organisation)
+            return known or await layouts.opens(session, manifest.digest.hex, organisation, digest.hex)
+
+    async def counts(self) -> tuple[int, int]:
+        async with self.database.read() as session:
+            scopes = (await session.execute(select(func.count()).select_from(SlabScopeRow))).scalar_one()
+            slices = (await session.execute(select(func.count()).select_from(SlabSliceRow))).scalar_one()
+        return scopes, slices
+
+
+def manifest_of(files: Sequence[bytes]) -> Manifest:
+    return Manifest.of(FileEntry(f"{digest_of(one).hex}.bin", len(one), digest_of(one)) for one in files)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """None for the embedded database."""
+    return None if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def held(url: str | None, tmp_path: Path) -> AsyncIterator[Holdings]:
+    if url is None:
+        async with database_under_test(tmp_path) as database:
+            yield Holdings(database)
+        return
+    database = Database(url)
+    await database.migrate()
+    yield Holdings(database)
+    await database.close()
+
+
+async def test_packed_files_are_found_and_read_back_by_their_identities_and_by_their_manifest(held: Holdings) -> None:
+    slab = await held.pack("public", A, B, C)
+    manifest = await held.publish("acme", A, B, C)
+    assert await held.slabs(manifest, "acme") == dict.fromkeys((A, B, C), slab.digest.hex)
+    keys = [Identity.of("public", digest_of(one).hex, slab.digest.hex).key for one in (A, B, C)]
+    async with held.database.read() as session:
+        assert await contents.known(session, keys) == dict(zip(keys, map(digest_of, (A, B, C)), strict=True))
+        second = await contents.layout_by_identity(session, Identity("public", keys[1]))
+        assert second == FileLayout.packed(digest_of(B), len(B), slab, len(A))
+        assert await contents.totals(session) == (3, len(A + B + C))
+        found = await layouts.a_slice(session, digest_of(C).hex)
+    assert found is not None
+    assert (found[0].slab, found[0].offset, found[1]) == (slab.digest, len(A + B), len(C))
+
+
+async def test_an_identity_leads_into_slabs_of_its_own_scope_alone(held: Holdings) -> None:
+    theirs = await held.pack("organisation:acme", A, B)
+    own = await held.pack("organisation:rival", A, C)
+    keys = [Identity.of(slab.scope, digest_of(A).hex, slab.digest.hex) for slab in (theirs, own)]
+    async with held.database.read() as session:
+        for identity, slab in zip(keys, (theirs, own), strict=True):
+            found = await contents.layout_by_identity(session, identity)
+            assert found == FileLayout.packed(digest_of(A), len(A), slab, 0)
+        stranger = Identity("organisation:nobody", keys[0].key)
+        assert await contents.layout_by_identity(session, stranger) is None
+
+
+async def test_recording_the_same_again_changes_nothing(held: Holdings) -> None:
+    for _ in range(2):
+        await held.pack("public", A, B)
+    assert await held.counts() == (1, 2)
+
+
+async def test_each_organisation_reads_slabs_of_its_own_and_public_ones_alone(held: Holdings) -> None:
+    acme = await held.pack("organisation:acme", A, B)
+    assert await held.lost("rival", A) == [digest_of(A)]
+    rival = await held.pack("organisation:rival", C, A)
+    manifest = await held.publish("acme", A)
+    assert await held.publish("rival", A) == manifest
+    assert await held.slabs(manifest, "acme") == {A: acme.digest.hex}
+    assert await held.slabs(manifest, "rival") == {A: rival.digest.hex}
+    assert await held.slabs(manifest, "nobody") == {}
+    assert await held.lost("nobody", A) == [digest_of(A)]  # although it is published for others
+    public = await held.pack("public", D, A)
+    assert await held.slabs(manifest, "nobody") == {A: public.digest.hex}
+    readable = {
+        "acme": [True, False, True],
+        "rival": [False, True, True],
+        "nobody": [False, False, True],
+    }
+    for organisation, expected in readable.items():
+        slabs = (acme, rival, public)
+        assert [await held.opens(manifest, organisation, slab.digest) for slab in slabs] == expected
+        assert await held.opens(manifest, organisation, digest_of(A))
+        assert not await held.opens(manifest, organisation, digest_of(B))
+
+
+async def test_a_grant_opens_no_slab_but_those_that_hold_something_of_its_manifest(held: Holdings) -> None:
+    await held.pack("organisation:acme", A, B)
+    other = await held.pack("organisation:acme", C, D)
+    manifest = await held.publish("acme", A, B)
+    await held.publish("acme", C, D)
+    for digest in (other.digest, digest_of(C)):
+        assert not await held.opens(manifest, "acme", digest)
+
+
+async def test_the_very_same_slab_of_two_organisations_is_readable_by_both_and_by_nobody_else(held: Holdings) -> None:
+    slab = await held.pack("organisation:acme", A, B)
+    assert (await held.pack("organisation:rival", A, B)).digest == slab.digest
+    manifest = await held.publish("acme", A, B)
+    await held.publish("rival", A, B)
+    for organisation in ("acme", "rival"):
+        assert set((await held.slabs(manifest, organisation)).values()) == {slab.digest.hex}
+    assert await held.lost("nobody", A, B) != []
+    assert await held.evict(manifest) == ([slab.size], {slab.digest.hex})
+    assert await held.counts() == (0, 0)
+
+
+async def test_a_file_lies_in_the_slab_that_serves_most_of_its_manifest(held: Holdings) -> None:
+    one, two = await held.pack("public", A, D), await held.pack("public", B, A, C)
+    both = {one.digest.hex, two.digest.hex}
+    for files, expected in (((A, B, C), two), ((A, D), one)):  # for one of them it is the first by digest, too
+        manifest = await held.publish("acme", *files)
+        assert set((await held.slabs(manifest, "acme")).values()) == {expected.digest.hex}
+    lonely = await held.publish("acme", A)
+    assert await held.slabs(lonely, "acme") == {A: min(both)}
+
+
+async def test_a_file_that_was_packed_and_then_came_whole_is_whole_for_everybody(held: Holdings) -> None:
+    slab = await held.pack("organisation:acme", A, B)
+    await held.keep_whole(A)
+    manifest = await held.publish("rival", A)
+    assert await held.slabs(manifest, "rival") == {A: None}
+    assert not await held.opens(manifest, "rival", slab.digest)
+    assert await held.evict(manifest) == ([len(A)], {digest_of(A).hex})  # B stays in the slab
+
+
+async def test_a_file_that_was_whole_and_is_packed_stays_whole(held: Holdings) -> None:
+    await held.keep_whole(A)
+    await held.pack("public", A, B)
+    assert await held.slabs(await held.publish("acme", A), "acme") == {A: None}
+
+
+async def test_a_slab_goes_with_the_last_of_its_files_and_frees_its_bytes_once(held: Holdings) -> None:
+    slab = await held.pack("public", A, B, C)
+    one, two, both = await held.publish("acme", A, B), await held.publish("acme", C), await held.publish("acme", B, C)
+    assert await held.evict(one) == ([0], set())
+    assert await held.slabs(both, "acme") == dict.fromkeys((B, C), slab.digest.hex)
+    assert await held.evict(two, both) == ([0, slab.size], {slab.digest.hex})
+    assert await held.counts() == (0, 0)
+
+
+async def test_a_slab_of_which_all_that_stays_lies_elsewhere_too_goes(held: Holdings) -> None:
+    """Every repository has the same licence: it must not keep the slabs of all of them."""
+    licence = A
+    one, two = await held.pack("public", licence, B), await held.pack("public", licence, C)
+    first, second = await held.publish("acme", licence, B), await held.publish("acme", licence, C)
+    assert await held.evict(first) == ([one.size], {one.digest.hex})
+    assert await held.slabs(second, "acme") == dict.fromkeys((licence, C), two.digest.hex)
+    assert await held.evict(second) == ([two.size], {two.digest.hex})
+
+
+async def test_what_stays_keeps_a_slab_of_each_scope_that_has_packed_it(held: Holdings) -> None:
+    """The identities of either organisation must find it where that organisation may read."""
+    acme, rival = await held.pack("organisation:acme", A, B), await held.pack("organisation:rival", A, C)
+    first, second = await held.publish("acme", A, B), await held.publish("rival", A, C)
+    assert await held.evict(first) == ([0], set())
+    assert (await held.slabs(second, "acme"))[A] == acme.digest.hex
+    assert await held.evict(second) == ([acme.size + rival.size], {acme.digest.hex, rival.digest.hex})
+
+
+async def test_a_public_slab_does_for_an_organisation_too(held: Holdings) -> None:
+    own, public = await held.pack("organisation:acme", A, B), await held.pack("public", A, C)
+    first, second = await held.publish("acme", A, B), await held.publish("acme", A, C)
+    assert await held.evict(first) == ([own.size], {own.digest.hex})
+    assert set((await held.slabs(second, "acme")).values()) == {public.digest.hex}
+
+
+async def test_a_slab_that_is_also_somebody_s_file_stays_with_it(held: Holdings) -> None:
+    await held.keep_whole(A)
+    slab = await held.pack("public", A)  # a slab of one file has the file's name
+    assert slab.digest == digest_of(A)
+    await held.pack("public", A, B)
+    one = await held.publish("acme", A, B)
+    async with held.database.write() as session:
+        assert await removal.remove(session, [], [], [slab.digest.hex]) == set()
+    assert set(await held.slabs(one, "acme")) == {A, B}
+
+
+async def test_many_files_are_recorded_and_read_back(held: Holdings) -> None:
+    files = [f"small file number {number}".encode() for number in range(3000)]
+    slabs = list(pack(files, slab_size=6000))
+    async with held.database.write() as session:
+        await contents.record_slabs(session, [slab for slab, *_ in slabs])
+        inside = {f"{one.digest.hex[::-1]}": one for *_, found in slabs for one in found}
+        await contents.record_contents(session, inside)
+    for slab, packed, _ in slabs:
+        held.store.put(slab.digest, bytearray(packed))
+    manifest = await held.publish("acme", *files)
+    assert len(await held.slabs(manifest, "acme")) == len(files)
+    freed, doomed = await held.evict(manifest)
+    assert (freed, len(doomed)) == ([sum(map(len, files))], len(slabs))

@@ -1,0 +1,32 @@
+"""Small files packed for tests, by a few lines of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
+from bdn.core.layout import FileLayout, Slab
+
+
+def pack(
+    files: Iterable[bytes], scope: str = "public", slab_size: int = CHUNK_SIZE
+) -> Iterator[tuple[Slab, bytes, list[FileLayout]]]:
+    """Slabs with their bytes and their files' layouts; in the order given, each slab filled as far as it goes."""
+    together: list[bytes] = []
+    for content in [*files, None]:
+        if together and (content is None or sum(map(len, together)) + len(content) > slab_size):
+            packed = b"".join(together)
+            slab = Slab(digest_of(packed), len(packed), scope)
+            offsets = [sum(map(len, together[:index])) for index in range(len(together))]
+            yield (
+                slab,
+                packed,
+                [
+                    FileLayout.packed(digest_of(one), len(one), slab, offset)
+                    for one, offset in zip(together, offsets, strict=True)
+                ],
+            )
+            together = []
+        if content is not None:
+            together.append(content)

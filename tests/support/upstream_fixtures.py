@@ -1,0 +1,79 @@
+"""Fixtures of the tests that play failures of upstreams; named by ``pytest_plugins`` in the modules that use them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.gcs import GcsServer
+from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Server
+from tests.support.mirror_service import MirrorUnderTest, mirror_under_test
+from tests.support.scripted_upstreams import (
+    STALL,
+    TRANSFERS,
+    Pauses,
+    ScriptedGcs,
+    ScriptedHub,
+    ScriptedS3,
+    ScriptedUpstream,
+)
+
+
+@pytest.fixture
+def gcs() -> Iterator[GcsServer]:
+    with GcsServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["hf", "s3", "gs"])
+def upstream(request: pytest.FixtureRequest, upstreams: None, monkeypatch: pytest.MonkeyPatch) -> ScriptedUpstream:
+    hub: Hub = request.getfixturevalue("hub")
+    s3: S3Server = request.getfixturevalue("s3")
+    match request.param:
+        case "hf":
+            return ScriptedHub(hub)
+        case "s3":
+            return ScriptedS3(s3)
+        case _:
+            server: GcsServer = request.getfixturevalue("gcs")
+            scripted = ScriptedGcs(server)
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+            monkeypatch.setenv("BDN_GOOGLE_TOKEN_URL", server.token_url)
+            monkeypatch.setenv("BDN_SECRET_GS_KEY", scripted.secret)
+            return scripted
+
+
+@pytest.fixture
+def pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture
+def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk whose predecessor failed is not held for seconds."""
+    monkeypatch.setattr("bdn.mirror.whole_check.TURN_SECONDS", 0.2)
+
+
+@asynccontextmanager
+async def _hasty(pauses: Pauses, folder: Path) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror that waits for nothing and gives up on silence soon."""
+    async with mirror_under_test(folder / "mirror", pause=pauses, stall=STALL, transfers=TRANSFERS) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+async def hasty(
+    upstream: ScriptedUpstream, no_turns: None, pauses: Pauses, tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    async with _hasty(pauses, tmp_path) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+async def hasty_hub(upstreams: None, no_turns: None, pauses: Pauses, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with _hasty(pauses, tmp_path) as mirror:
+        yield mirror

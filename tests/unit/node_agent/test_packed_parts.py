@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bdn.core.errors import DiskFailedError, InternalError
+from bdn.core.layout import FileLayout, Slice
+from node_agent.disk.durable import DurableFolders
+from node_agent.disk.group_sync import GroupSync
+from node_agent.disk.places import Places
+from node_agent.fill import packed_parts
+from node_agent.fill.packed_parts import PackedParts
+from tests.support.slabs import pack
+
+FILES = [f"small file {number}".encode() for number in range(12)]
+((_, SLAB, LAYOUTS),) = pack(FILES)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    places = Places(tmp_path)
+    places.make()
+    return places
+
+
+@pytest.fixture
+def sync(places: Places) -> Iterator[GroupSync]:
+    with GroupSync(places.root) as sync:
+        yield sync
+
+
+def parts_of(places: Places, sync: GroupSync, files: Sequence[FileLayout] = LAYOUTS) -> PackedParts:
+    return PackedParts(places, DurableFolders(), sync, files)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_the_files_of_a_slab_appear_read_only_under_their_names_and_leave_nothing_else(
+    places: Places, sync: GroupSync
+) -> None:
+    parts = parts_of(places, sync)
+    parts.write(memoryview(SLAB))
+    assert names(places.files) == set()
+    await parts.commit()
+    parts.close()
+
+    for content, layout in zip(FILES, LAYOUTS, strict=True):
+        path = places.file(layout.digest)
+        assert path.read_bytes() == content
+        assert path.stat().st_mode & 0o777 == 0o444
+    assert names(places.filling) == set()
+
+
+@pytest.mark.parametrize("count", [2, len(FILES)], ids=["one by one", "together"])
+async def test_no_file_is_visible_before_its_bytes_and_folders_were_synced(
+    places: Places, sync: GroupSync, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    files = LAYOUTS[:count]
+    steps: list[tuple[set[Path], int]] = []
+    real = sync.sync
+
+    async def note(paths: Sequence[Path], mark: int) -> None:
+        steps.append((set(paths), len(names(places.files))))
+        await real(paths, mark)
+
+    monkeypatch.setattr(sync, "sync", note)
+    parts = parts_of(places, sync, files)
+    parts.write(memoryview(SLAB))
+    await parts.commit()
+
+    (before, visible_before), (after, visible_after) = steps
+    assert (visible_before, visible_after) == (0, count)
+    targets = [places.file(layout.digest) for layout in files]
+    assert before == {places.part(layout.digest) for layout in files} | {
+        folder for target in targets for folder in (places.files, target.parent.parent)
+    }
+    assert after == {target.parent for target in targets}
+
+
+async def test_folders_are_made_once(places: Places, sync: GroupSync, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders, real = DurableFolders(), Path.mkdir
+    made: list[Path] = []
+
+    def note(path: Path, mode: int = 0o777, *, exist_ok: bool = False) -> None:
+        made.append(path)
+        real(path, mode, exist_ok=exist_ok)
+
+    monkeypatch.setattr(Path, "mkdir", note)
+    for _ in range(2):
+        made.clear()
+        parts = PackedParts(places, folders, sync, LAYOUTS)
+        parts.write(memoryview(SLAB))
+        await parts.commit()
+    assert made == []
+
+
+async def test_a_file_that_is_not_where_the_layout_says_is_named_and_nothing_of_the_slab_is_written(
+    places: Places, sync: GroupSync
+) -> None:
+    lies = LAYOUTS[7].slice
+    assert lies is not None
+    lying = replace(LAYOUTS[7], slice=Slice(lies.slab, lies.slab_size, lies.offset - 1))
+    parts = parts_of(places, sync, [*LAYOUTS[:7], lying])
+    with pytest.raises(InternalError, match=f"the layout of file {lying.digest} is wrong"):
+        parts.write(memoryview(SLAB))
+    assert names(places.filling) == names(places.files) == set()
+
+
+async def test_what_an_earlier_attempt_left_is_written_anew(places: Places, sync: GroupSync) -> None:
+    places.part(LAYOUTS[0].digest).write_bytes(b"something longer than the file ever was")
+    parts = parts_of(places, sync)
+    parts.write(memoryview(SLAB))
+    await parts.commit()
+    assert places.file(LAYOUTS[0].digest).read_bytes() == FILES[0]
+
+
+@pytest.mark.parametrize("failing", [1, 2], ids=["bytes", "names"])
+async def test_after_a_sync_that_failed_nothing_counts_as_whole(
+    places: Places, sync: GroupSync, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    real, calls = sync.sync, [0]
+
+    async def fail(paths: Sequence[Path], mark: int) -> None:
+        calls[0] += 1
+        if calls[0] == failing:
+            raise DiskFailedError(str(places.root), "Input/output error")
+        await real(paths, mark)
+
+    monkeypatch.setattr(sync, "sync", fail)
+    parts = parts_of(places, sync)
+    parts.write(memoryview(SLAB))
+    with pytest.raises(DiskFailedError):
+        await parts.commit()
+    parts.close()
+    assert not parts.is_committed
+    assert names(places.filling) == set()
+    assert len(names(places.files)) == (0 if failing == 1 else len(FILES))
+
+
+async def test_a_disk_that_is_full_says_so_and_what_was_written_is_removed(
+    places: Places, sync: GroupSync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(packed_parts, "write_all", full)
+    parts = parts_of(places, sync)
+    with pytest.raises(DiskFailedError, match=r"\.part: No space left on device"):
+        parts.write(memoryview(SLAB))
+    parts.close()
+    assert names(places.filling) == set()

@@ -1,0 +1,186 @@
+"""Credentials that end: how often they are asked for, and what happens when they cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+
+from bdn.core.errors import AuthRequiredError, BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.sources.refreshing import Refreshing
+
+NOW = 1_000_000.0
+AWAY = UpstreamUnavailableError("s3://b", "STS answered 503")
+
+
+@dataclass(frozen=True)
+class Keys:
+    number: int
+    expires_at: float | None
+    secret: str = "sesame"
+
+
+@dataclass
+class Issuer:
+    """Gives out keys for ``life`` seconds, or fails as told."""
+
+    life: float | None = 3600.0
+    now: float = NOW
+    asked: int = 0
+    failures: list[BdnError] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+
+    async def obtain(self) -> Keys:
+        self.asked += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        return Keys(self.asked, None if self.life is None else self.now + self.life)
+
+    def refreshing(self) -> Refreshing[Keys]:
+        return Refreshing(self.obtain, lambda: self.now, "role")
+
+
+async def test_they_are_asked_for_once_and_kept() -> None:
+    issuer = Issuer()
+    keys = issuer.refreshing()
+    first = await keys.get()
+    assert all([await keys.get() is first for _ in range(100)])
+    assert issuer.asked == 1
+
+
+@pytest.mark.parametrize(("life", "margin"), [(3600, 300), (1200, 300), (900, 225), (60, 15)])
+async def test_they_are_renewed_before_they_end(life: float, margin: float) -> None:
+    issuer = Issuer(life=life)
+    keys = issuer.refreshing()
+    await keys.get()
+    issuer.now = NOW + life - margin - 0.1
+    assert (await keys.get()).number == 1
+    issuer.now = NOW + life - margin
+    assert (await keys.get()).number == 2
+
+
+async def test_what_does_not_end_is_not_renewed() -> None:
+    issuer = Issuer(life=None)
+    keys = issuer.refreshing()
+    await keys.get()
+    issuer.now += 10**9
+    assert (await keys.get()).number == 1
+
+
+async def test_clocks_that_disagree_do_not_make_every_request_ask() -> None:
+    issuer = Issuer(life=-3600)
+    keys = issuer.refreshing()
+    for _ in range(50):
+        await keys.get()
+    assert issuer.asked == 1
+
+
+async def test_many_callers_ask_once() -> None:
+    issuer = Issuer(gate=asyncio.Event())
+    keys = issuer.refreshing()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(keys.get()) for _ in range(50)]
+        await asyncio.sleep(0)
+        assert issuer.gate is not None
+        issuer.gate.set()
+    assert {task.result().number for task in tasks} == {1}
+    assert issuer.asked == 1
+
+
+async def test_while_one_renews_the_others_go_on_with_the_old_ones() -> None:
+    issuer = Issuer()
+    keys = issuer.refreshing()
+    await keys.get()
+    issuer.now += 3500
+    issuer.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        renewing = group.create_task(keys.get())
+        await asyncio.sleep(0)
+        assert [(await keys.get()).number for _ in range(10)] == [1] * 10
+        issuer.gate.set()
+    assert renewing.result().number == 2
+    assert (await keys.get()).number == 2
+    assert issuer.asked == 2
+
+
+async def test_while_one_renews_what_has_ended_the_others_wait() -> None:
+    issuer = Issuer()
+    keys = issuer.refreshing()
+    await keys.get()
+    issuer.now += 3600
+    issuer.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(keys.get()) for _ in range(10)]
+        await asyncio.sleep(0)
+        issuer.gate.set()
+    assert [task.result().number for task in tasks] == [2] * 10
+    assert issuer.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "pause"),
+    [(AWAY, 15), (UpstreamRateLimitedError("s3://b", 40.0), 40), (UpstreamRateLimitedError("s3://b"), 15)],
+)
+async def test_a_failure_that_may_pass_leaves_the_old_ones_in_use(
+    failure: BdnError, pause: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    issuer = Issuer()
+    keys = issuer.refreshing()
+    await keys.get()
+    issuer.now += 3400
+    issuer.failures = [failure]
+    assert (await keys.get()).number == 1
+    issuer.now += pause - 0.1
+    assert (await keys.get()).number == 1
+    assert issuer.asked == 2
+    issuer.now += 0.1
+    assert (await keys.get()).number == 3
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert vars(record)["credentials"] == "role"
+    assert "sesame" not in repr(vars(record))
+
+
+async def test_a_failure_that_may_pass_is_raised_once_they_have_ended() -> None:
+    issuer = Issuer()
+    keys = issuer.refreshing()
+    await keys.get()
+    issuer.now += 3600
+    issuer.failures = [AWAY]
+    with pytest.raises(UpstreamUnavailableError):
+        await keys.get()
+    assert (await keys.get()).number == 3
+
+
+async def test_a_refusal_is_raised_though_the_old_ones_live() -> None:
+    issuer = Issuer()
+    keys = issuer.refreshing()
+    await keys.get()
+    issuer.now += 3400
+    issuer.failures = [AuthRequiredError("s3://b", "AccessDenied")]
+    with pytest.raises(AuthRequiredError):
+        await keys.get()
+
+
+async def test_a_first_failure_is_raised() -> None:
+    issuer = Issuer(failures=[AWAY])
+    with pytest.raises(UpstreamUnavailableError):
+        await issuer.refreshing().get()
+
+
+async def test_when_the_one_who_asks_is_canceled_another_takes_over() -> None:
+    issuer = Issuer(gate=asyncio.Event())
+    keys = issuer.refreshing()
+    first = asyncio.ensure_future(keys.get())
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(keys.get())
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert issuer.gate is not None
+    issuer.gate.set()
+    assert (await second).number == 2

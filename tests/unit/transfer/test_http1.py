@@ -1,0 +1,261 @@
+"""Answers over a socket: whatever the pieces in which they arrive, the body is exactly what was sent, or an error."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bdn.core.streaming import StallPolicy
+from bdn.transfer.http1 import Answer, StalledError, ask
+from bdn.transfer.http_head import HEAD_LIMIT, ProtocolError
+from bdn.transfer.http_wire import NoAnswerError, Wire
+from tests.support.bytes_raw_server import message
+from tests.support.wire_hypothesis import BRIEFLY
+
+BODY = bytes(range(256)) * 4
+WHOLE = message("200 OK", f"Content-Length: {len(BODY)}", body=BODY)
+PIECES = message(
+    "200 OK", "Transfer-Encoding: chunked", body=b"100\r\n%s\r\n2FF;why=not\r\n%s\r\n1\r\n%s\r\n0\r\nTrailer: x\r\n\r\n"
+    % (BODY[:256], BODY[256:1023], BODY[1023:])
+)  # fmt: skip
+
+
+class Line:
+    """A wire, and the other end of it."""
+
+    def __init__(self) -> None:
+        ours, self.server = socket.socketpair()
+        self.wire = Wire(ours, 10)
+
+    def ask(self, sent: bytes = b"", *, then_end: bool = False, expected: int = 0) -> Answer:
+        """The answer, of which ``sent`` arrives before it is awaited."""
+        self.server.sendall(sent)
+        if then_end:
+            self.server.shutdown(socket.SHUT_WR)
+        return ask(self.wire, b"GET / HTTP/1.1\r\n\r\n", 10, expected)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    made = Line()
+    with made.server:
+        yield made
+        made.wire.close()
+
+
+def send_pieces(connection: socket.socket, pieces: list[bytes], *, then_end: bool = False) -> None:
+    for piece in pieces:
+        connection.sendall(piece)
+    if then_end:
+        connection.shutdown(socket.SHUT_WR)
+
+
+def filled(answer: Answer, size: int) -> bytes:
+    """What ``fill`` leaves in a buffer of ``size`` bytes."""
+    buffer = bytearray(b"\xee" * size)
+    return bytes(buffer[: answer.fill(memoryview(buffer))])
+
+
+@pytest.mark.parametrize("sent", [WHOLE, PIECES])
+@pytest.mark.parametrize("expected", [0, len(BODY), 1 << 30])
+def test_a_body_is_read_to_its_end_and_the_connection_is_good_for_another(
+    line: Line, sent: bytes, expected: int
+) -> None:
+    for _ in range(2):
+        answer = line.ask(sent, expected=expected)
+        assert filled(answer, len(BODY)) == BODY
+        assert answer.has_ended()
+        assert answer.keeps_alive
+        assert answer.received == len(BODY)
+
+
+@settings(BRIEFLY, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sent=st.sampled_from([WHOLE, PIECES]),
+    cuts=st.lists(st.integers(1, len(PIECES) - 1), max_size=8),
+    reads=st.integers(1, 600),
+)
+def test_it_does_not_matter_in_which_pieces_an_answer_arrives(sent: bytes, cuts: list[int], reads: int) -> None:
+    line, places = Line(), sorted({0, *(cut for cut in cuts if cut < len(sent)), len(sent)})
+    with line.server, ThreadPoolExecutor(1) as threads:
+        # Each piece is sent when the one before it was taken, because the other end of a pair holds almost nothing.
+        line.wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        sending = threads.submit(send_pieces, line.server, [sent[a:b] for a, b in pairwise(places)])
+        answer, body = line.ask(), b""
+        while len(body) < len(BODY):
+            body += filled(answer, min(reads, len(BODY) - len(body)))
+        assert body == BODY
+        assert answer.has_ended()
+        assert answer.keeps_alive
+        sending.result()
+        line.wire.close()
+
+
+@pytest.mark.parametrize("sent", [WHOLE, PIECES])
+def test_what_comes_behind_an_answer_makes_its_connection_useless(line: Line, sent: bytes) -> None:
+    """Nobody asked for it: the next answer on this connection could be anything."""
+    answer = line.ask(sent + b"HTTP/1.1 200 OK\r\n")
+    assert filled(answer, len(BODY)) == BODY
+    assert answer.has_ended()
+    assert not answer.keeps_alive
+
+
+def test_a_body_that_was_not_read_to_its_end_keeps_no_connection(line: Line) -> None:
+    answer = line.ask(WHOLE)
+    filled(answer, len(BODY) - 1)
+    assert not answer.has_ended()
+    assert not line.ask(PIECES).keeps_alive
+
+
+def test_a_body_of_unknown_length_ends_with_its_connection(line: Line) -> None:
+    answer = line.ask(message("200 OK", body=BODY), then_end=True)
+    assert answer.length is None
+    assert filled(answer, 2 * len(BODY)) == BODY
+    assert answer.has_ended()
+    assert not answer.keeps_alive
+
+
+def test_of_a_body_whose_connection_ends_early_what_came_is_counted(line: Line) -> None:
+    answer = line.ask(WHOLE[:-10], then_end=True)
+    assert filled(answer, len(BODY)) == BODY[:-10]
+    assert answer.received == len(BODY) - 10
+    assert not answer.keeps_alive
+
+
+@pytest.mark.parametrize(
+    "end", [b"", b"1", b"10\r\nabc", b"3\r\nabc", b"3\r\nabc\r\n", b"0\r\n", b"0\r\nTrailer: x\r\n"]
+)
+def test_pieces_that_break_off_are_not_the_end_of_the_body(line: Line, end: bytes) -> None:
+    answer = line.ask(message("200 OK", "Transfer-Encoding: chunked", body=end), then_end=True)
+    with pytest.raises(ConnectionError):
+        answer.read(100)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"\r\n", b"x\r\n", b"-1\r\n", b"+3\r\nabc", b" 3\r\nabc", b"0x3\r\nabc", b"3 \r\nabc\r\n", b"3\nabc", b"1_0\r\n",
+        b"3\r\nabcd\r\n", b"3\r\nabc\n0\r\n\r\n", b"3;a\rb\r\nabc", b"3;a\x00\r\nabc", b"f" * 16 + b"\r\n",
+        b"3;" + b"x" * 5000 + b"\r\nabc\r\n0\r\n\r\n", b"0\r\n" + b"x: y\r\n" * 12_000 + b"\r\n",
+    ],
+)  # fmt: skip
+def test_pieces_that_are_not_as_they_must_be_are_refused(line: Line, piece: bytes) -> None:
+    sent = message("200 OK", "Transfer-Encoding: chunked", body=piece)
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(line.server.sendall, sent + b"2\r\nab\r\n0\r\n\r\n")
+        with pytest.raises(ProtocolError):
+            line.ask().read(100)
+        line.wire.close()
+        assert sending.exception() is None or isinstance(sending.exception(), ConnectionError)
+
+
+def test_answers_before_the_answer_are_skipped(line: Line) -> None:
+    early = message("100 Continue") + message("103 Early Hints", "Link: </x>; rel=preload")
+    assert filled(line.ask(early + WHOLE), len(BODY)) == BODY
+
+
+@pytest.mark.parametrize("sent", [message("101 Switching Protocols"), message("103 Early Hints") * 16 + WHOLE])
+def test_an_answer_that_never_begins_is_refused(line: Line, sent: bytes) -> None:
+    with pytest.raises(ProtocolError, match="does not begin"):
+        line.ask(sent)
+
+
+def test_a_head_without_end_is_refused(line: Line) -> None:
+    sent = message("200 OK", *["X-Padding: " + "x" * 1000] * 300)[:-4]
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(send_pieces, line.server, [sent], then_end=True)
+        with pytest.raises(ProtocolError, match=f"longer than {HEAD_LIMIT}"):
+            line.ask(expected=64 * 1024)
+        line.wire.close()
+        assert sending.exception() is None or isinstance(sending.exception(), ConnectionError)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_head_may_be_as_long_as_the_limit_and_no_longer(line: Line, beyond: int) -> None:
+    """Also when its end and what is too much arrive together."""
+    short = message("200 OK", "Content-Length: 0", "X: ")
+    sent = short[:-4] + b"x" * (HEAD_LIMIT + beyond - len(short)) + short[-4:]
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(send_pieces, line.server, [sent])
+        if beyond:
+            with pytest.raises(ProtocolError, match="longer than"):
+                line.ask()
+        else:
+            assert line.ask().status == 200
+
+
+def test_a_server_that_says_nothing_gave_no_answer(line: Line) -> None:
+    with pytest.raises(NoAnswerError, match="closed connection without response"):
+        line.ask(then_end=True)
+
+
+def test_a_server_that_hangs_up_inside_the_head_had_begun_to_answer() -> None:
+    for begun in (b"HTTP/1.1 200 OK\r\n", message("103 Early Hints")):
+        line = Line()
+        with line.server, pytest.raises(ConnectionResetError, match="ended inside the answer") as raised:
+            line.ask(begun, then_end=True)
+        line.wire.close()
+        assert not isinstance(raised.value, NoAnswerError)
+
+
+def test_a_request_that_cannot_be_sent_gave_no_answer(line: Line) -> None:
+    line.server.close()
+    with pytest.raises(NoAnswerError):
+        ask(line.wire, b"GET / HTTP/1.1\r\n\r\n", 10)
+
+
+def test_a_head_that_trickles_does_not_take_for_ever(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time; the head does not."""
+    hours = iter(range(0, 100_000, 4))
+    monkeypatch.setattr("bdn.transfer.http_wire.time.monotonic", lambda: float(next(hours)))
+    line.server.sendall(b"HTTP")
+    monkeypatch.setattr(Wire, "_receive", lambda *_: b"x")
+    with pytest.raises(TimeoutError):
+        ask(line.wire, b"GET / HTTP/1.1\r\n\r\n", 10)
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+def test_an_answer_without_a_body_ends_at_once(line: Line, status: str) -> None:
+    answer = line.ask(message(status, "Content-Length: 10"))
+    assert answer.has_ended()
+    assert answer.read(10) == b""
+    assert answer.keeps_alive
+
+
+def test_a_wait_is_over_when_its_time_is(line: Line) -> None:
+    answer = line.ask(message("200 OK", "Content-Length: 10", body=b"12345"))
+    line.wire.wait_at_most(0.01)
+    buffer = bytearray(10)
+    with pytest.raises(TimeoutError, match="timed out"):
+        answer.fill(memoryview(buffer))
+    assert (bytes(buffer[:5]), answer.received) == (b"12345", 5)
+
+
+def test_a_body_that_stalls_is_left_after_a_window_with_what_came(line: Line) -> None:
+    answer = line.ask(message("200 OK", "Content-Length: 10", body=b"12345"))
+    buffer = bytearray(10)
+    with pytest.raises(StalledError, match="stalled: 5 bytes"):
+        answer.fill(memoryview(buffer), StallPolicy(6, 0.01))
+    assert (bytes(buffer[:5]), answer.received) == (b"12345", 5)
+
+
+def test_a_body_that_pauses_for_less_than_a_window_is_waited_for(line: Line) -> None:
+    answer = line.ask(message("200 OK", "Content-Length: 10", body=b"12345"))
+    moments = iter([0.0, 0.001, 0.005])  # the window's begin, after the first bytes, after a wait in which nothing came
+
+    def clock() -> float:
+        moment = next(moments)
+        if moment == 0.005:
+            line.server.sendall(b"67890")
+        return moment
+
+    buffer = bytearray(10)
+    assert answer.fill(memoryview(buffer), StallPolicy(5, 0.01), clock) == 10
+    assert bytes(buffer) == b"1234567890"
+    assert next(moments, None) is None
