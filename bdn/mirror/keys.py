@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +17,10 @@ def load_signer(data_dir: Path) -> GrantSigner:
 def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
     """The key in this file, which is made when there is none. Blocking."""
     if not path.exists():
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.touch(mode=0o600)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        partial.touch(mode=0o600, exist_ok=False)
         partial.write_bytes(new())
-        # A link never replaces: of two processes that start together, the first one's key stays.
+        # A link never replaces: of two that start together, the first one's key stays.
         try:
             path.hardlink_to(partial)
         except FileExistsError:

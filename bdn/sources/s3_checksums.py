@@ -25,6 +25,7 @@ _STATED: Final = (
     (ChecksumKind.MD5, "x-amz-checksum-md5", 16),
 )
 _MD5: Final = re.compile(r"[0-9a-fA-F]{32}")
+_OF_PARTS: Final = re.compile(r'-[0-9]+"?$')
 # With keys of KMS or of the customer's own, and in directory buckets, an ETag is something else of the same length.
 _CUSTOMER_KEY: Final = "x-amz-server-side-encryption-customer-algorithm"
 _DIRECTORY_BUCKET: Final = "EXPRESS_ONEZONE"
@@ -35,11 +36,15 @@ def stated_checksum(headers: Headers) -> Checksum | None:
 
     S3 tells checksums only where ``x-amz-checksum-mode: ENABLED`` was asked for. One that cannot be read counts as absent.
     """
-    if headers.get("x-amz-checksum-type") in (None, "FULL_OBJECT"):
-        for kind, name, size in _STATED:
-            value = headers.get(name)
-            if value is not None and (digits := _hex(value, size)):
-                return Checksum(kind, digits)
+    stated_type = headers.get("x-amz-checksum-type")
+    # Servers that do not tell types may state a checksum of the parts' checksums and leave its "-N" out.
+    may_be_of_parts = stated_type is None and _OF_PARTS.search(headers.get("etag") or "")
+    for kind, name, size in _STATED:
+        if stated_type not in (None, "FULL_OBJECT") or (may_be_of_parts and kind is not ChecksumKind.CRC64NVME):
+            continue  # there is no CRC64NVME of parts
+        value = headers.get(name)
+        if value is not None and (digits := _hex(value, size)):
+            return Checksum(kind, digits)
     return _md5_of_etag(headers)
 
 

@@ -14,6 +14,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.wire.mirror_schema import FileLayoutBody
+from node_agent.stage import staging
 from tests.support.agent_mirror import AgentMirror, flipped, held_by, missing, refused
 from tests.support.agent_rig import Rig, disk_bytes, noise, staged
 from tests.support.slabs import pack
@@ -236,3 +237,25 @@ async def test_a_stage_that_is_released_in_the_middle_of_a_slab_leaves_nothing_u
         assert disk_bytes(rig.cache) == agent.cache.index.ledger.committed_bytes
         mirror.every = None
         assert tree(Path((await staged(agent, mirror, manifest)).mounts[0].path)) == SMALL
+
+
+async def test_a_slab_that_another_stage_brought_meanwhile_is_not_fetched_again(
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_PARCELS_AT_ONCE", 1)
+    mirror.slab_size = 3000
+    names = list(SMALL)[:20]
+    both = mirror.publish({name: SMALL[name] for name in names})
+    second = mirror.publish({name: SMALL[name] for name in names[10:]})
+    (first_slab,), (second_slab,) = mirror.chunks(both, names[0]), mirror.chunks(second, names[10])
+    assert mirror.chunks(both, names[10]) == [second_slab]
+    gate = threading.Event()
+    mirror.faults[first_slab] = [held_by(gate)]
+    async with Rig(mirror, tmp_path).agent() as agent:
+        slow = await agent.stages.start("slow", mirror.grant(both))
+        await until(lambda: mirror.chunk_requests[first_slab])
+        await staged(agent, mirror, second, job="quick")
+        gate.set()
+        done = await agent.stages.finish(slow.record.id)
+    assert mirror.chunk_requests[second_slab] == 1
+    assert (done.mounts[0].bytes_from.mirror, done.mounts[0].bytes_from.node) == (3000, 3000)

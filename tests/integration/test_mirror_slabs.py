@@ -166,3 +166,21 @@ async def test_an_eviction_of_one_organisation_leaves_the_other_s_files_readable
     for layout in (await layouts(guarded, stays, headers)).values():
         assert await read(reader, slab_of(layout), headers) == (200, OTHER + SHARED)
     assert await read(reader, digest_of(SECRET), headers) == (404, b"")
+
+
+async def test_one_request_that_packs_the_same_files_publicly_and_privately_serves_both(
+    guarded: MirrorUnderTest, hub: Hub
+) -> None:
+    for name in ("open", "closed"):
+        hub.repo(f"org/{name}", private=name == "closed").commit({"one.txt": SHARED, "two.txt": OTHER})
+    wanted = [source("hf://org/open", "/a"), source("hf://org/closed", "/b", **with_secret("hub-token"))]
+    begun = await guarded.service.requests.request(
+        MirrorRequestBody.model_validate({"weights": wanted}).sources(), "acme"
+    )
+    assert (await guarded.service.requests.wait(begun.id, "acme", 20)).status == "READY"
+    scopes = {scope for _, scope in guarded.rows("slab_scopes")["slab_scopes"]}
+    assert scopes == {"public", "organisation:acme"}
+    alone = MirrorRequestBody.model_validate({"weights": wanted[:1]}).sources()
+    other = await guarded.service.requests.request(alone, "rival")
+    done = await guarded.service.requests.wait(other.id, "rival", 20)
+    assert (done.status, done.bytes_transferred) == ("READY", 0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.support.mutants_of_cache import CACHE
 from tests.support.mutants_of_egress import EGRESS
 from tests.support.mutants_of_names import NAMES
+from tests.support.mutants_of_pace import PACE
 from tests.support.mutants_of_requests import REQUESTS
 
 MUTANTS = [*CACHE, *NAMES, *REQUESTS, *EGRESS]
@@ -30,6 +31,8 @@ LAWS = {
     "source_uri.py": "tests/property/test_source_laws.py",
     "paths.py": "tests/property/test_path_laws.py",
     "weights.py": "tests/property/test_path_laws.py",
+    "pace.py": "tests/property/test_pace_laws.py",
+    "pace_window.py": "tests/property/test_pace_laws.py",
     "egress.py": "tests/property/test_egress_laws.py",
     "special_addresses.py": "tests/property/test_egress_laws.py",
     "written_hosts.py": "tests/property/test_egress_laws.py",

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from bdn.core.pace import Outcome, Pace, PaceRule
+from bdn.core.pace_window import Window
 
 MB = 1_000_000
 RULE = PaceRule(most=32, first=4, window_seconds=1.0, window_rounds=2)
@@ -103,6 +104,7 @@ def test_after_a_refusal_the_limit_comes_back_step_by_step_and_rests_before_it_g
     assert max(later - earlier for earlier, later in pairwise(counts)) == 1
     assert counts.count(29) > counts.count(27), "29 is the first above nine tenths of 32"
     assert counts[-1] > 29
+    assert max([*counts, *rounds.rounds(60, plenty)]) == 32
 
 
 @pytest.mark.parametrize(("failures", "limit"), [(1, 32), (7, 22)])
@@ -143,6 +145,20 @@ def test_a_host_that_asks_for_years_is_asked_again_after_an_hour() -> None:
     pace.began(100.0)
     pace.ended(100.0, Outcome.REFUSED, 0, 1.0, 1e9)
     assert pace.closed_until == 3700.0
+
+
+def test_what_is_in_flight_is_counted_over_the_time_in_which_anything_was() -> None:
+    window = Window(0.0, 0)
+    for start in (10.0, 20.0):
+        for _ in range(3):
+            window.advance(start, 1)
+        for _ in range(3):
+            window.advance(start + 2, -1)
+            window.arrived(MB, 2.0)
+    measure = window.measure(22.0)
+    assert measure is not None
+    assert measure.in_flight == 3.0
+    assert window.seconds(22.0) == 4.0
 
 
 def test_small_files_after_large_ones_are_not_taken_for_a_slower_host() -> None:

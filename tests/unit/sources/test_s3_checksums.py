@@ -13,6 +13,7 @@ from bdn.sources.s3_checksums import stated_checksum
 
 MD5 = "0123456789abcdef0123456789abcdef"
 ETAG = {"etag": f'"{MD5}"'}
+OF_PARTS = {"etag": f'"{MD5}-2"'}
 AN_MD5 = Checksum(ChecksumKind.MD5, MD5)
 
 
@@ -56,6 +57,10 @@ TABLE = [
     ({"x-amz-checksum-crc32": f"{b64(4)}-3"}, None),
     ({"x-amz-checksum-crc32": f"{b64(4)}-3"} | SHA1, Checksum(ChecksumKind.SHA1, hexed(20))),
     ({"x-amz-checksum-crc32": f"{b64(4)}-3"} | FULL, None),
+    (CRC32 | OF_PARTS, None),
+    (SHA256 | CRC32C | OF_PARTS, None),
+    (CRC32 | OF_PARTS | FULL, Checksum(ChecksumKind.CRC32, hexed(4))),
+    (CRC64 | CRC32 | OF_PARTS, Checksum(ChecksumKind.CRC64NVME, hexed(8))),
     # not what they say
     ({"x-amz-checksum-crc32": b64(8)}, None),
     ({"x-amz-checksum-crc64nvme": b64(4)} | CRC32, Checksum(ChecksumKind.CRC32, hexed(4))),
