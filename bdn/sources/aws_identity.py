@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 from aiobotocore.config import AioConfig
 from botocore import UNSIGNED
@@ -82,29 +83,9 @@ class AwsRoleCredentials:
 
     async def _take_role(self) -> S3Credentials:
         sign_in, role = self._sign_in, self._sign_in.role
-        own = self._settings.s3_credentials if isinstance(sign_in, AwsAssumedRole) else None
         request = {"RoleArn": role.arn, "RoleSessionName": role.session_name, "DurationSeconds": SESSION_SECONDS}
-        guard = guarded_options(GuardedResolver(self._settings.egress))
-        guard["http_session_cls"] = UnredirectedSession
-        config = AioConfig(
-            signature_version="v4" if own else UNSIGNED,
-            ignore_configured_endpoint_urls=True,
-            connect_timeout=10,
-            read_timeout=30,
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            **guard,
-        )
         try:
-            async with aws_session().create_client(
-                "sts",
-                region_name=role.region,
-                endpoint_url=self._settings.sts_endpoint_url,
-                verify=self._settings.ca_bundle,
-                aws_access_key_id=own and own.access_key_id,
-                aws_secret_access_key=own and own.secret_access_key,
-                aws_session_token=own and own.session_token,
-                config=config,
-            ) as sts:
+            async with self._client() as sts:
                 sts.meta.events.register("before-parse.sts", keep_status)
                 if isinstance(sign_in, AwsAssumedRole):
                     answer = await sts.assume_role(**request, ExternalId=sign_in.external_id)
@@ -122,3 +103,28 @@ class AwsRoleCredentials:
         except SDK_ERRORS as error:
             # Not the cause: the client's own errors repeat what was sent and received.
             raise translate(error, sign_in, self._source) from None
+
+    def _client(self) -> AbstractAsyncContextManager[Any]:
+        """A client of STS, with keys of our own only where these take the role."""
+        own = self._settings.s3_credentials if isinstance(self._sign_in, AwsAssumedRole) else None
+        guard = guarded_options(GuardedResolver(self._settings.egress))
+        guard["http_session_cls"] = UnredirectedSession
+        config = AioConfig(
+            signature_version="v4" if own else UNSIGNED,
+            ignore_configured_endpoint_urls=True,
+            connect_timeout=10,
+            read_timeout=30,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            **guard,
+        )
+        client: AbstractAsyncContextManager[Any] = aws_session().create_client(
+            "sts",
+            region_name=self._sign_in.role.region,
+            endpoint_url=self._settings.sts_endpoint_url,
+            verify=self._settings.ca_bundle,
+            aws_access_key_id=own and own.access_key_id,
+            aws_secret_access_key=own and own.secret_access_key,
+            aws_session_token=own and own.session_token,
+            config=config,
+        )
+        return client

@@ -20,6 +20,7 @@ class FaultKind(Enum):
     TRICKLE = auto()
     ALTER = auto()
     GZIP = auto()
+    SHIFT = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ def altered(headers: Mapping[str, str]) -> Fault:
 def gzipped() -> Fault:
     """The right answer, but compressed on its way, although nobody asked for that."""
     return Fault(FaultKind.GZIP)
+
+
+def another_range() -> Fault:
+    """As many bytes as were asked for, but the first ones of the file; the answer says so."""
+    return Fault(FaultKind.SHIFT)
 
 
 def right_after(deed: Callable[[], object]) -> Fault:

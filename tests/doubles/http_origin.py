@@ -163,6 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault.before()
         if fault and fault.kind is FaultKind.IGNORE_RANGE:
             request = replace(request, headers={k: v for k, v in request.headers.items() if k != "range"})
+        if fault and fault.kind is FaultKind.SHIFT:
+            request = replace(request, headers={**request.headers, "range": _first_bytes(request.headers["range"])})
         if fault and fault.kind is FaultKind.ANSWER:
             answer = Answer(fault.status, fault.headers, fault.body)
         else:
@@ -223,6 +225,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _SPOILING = (FaultKind.TRUNCATE, FaultKind.STALL, FaultKind.FLIP, FaultKind.RESET, FaultKind.TRICKLE)
+
+
+def _first_bytes(wanted: str) -> str:
+    start, _, last = wanted.removeprefix("bytes=").partition("-")
+    return f"bytes=0-{int(last) - int(start)}"
 
 
 def _altered(start: int, stop: int, answer: Answer, fault: Fault | None) -> tuple[int, int, Answer]:

@@ -212,8 +212,9 @@ async def test_a_rate_limit_is_waited_out_as_long_as_the_upstream_asks(
     async with mirror_under_test(tmp_path, pause=pause) as mirror:
         document = await mirror.ready({**MODEL, "allow_patterns": ["**/*.safetensors"]})
     assert document["bytes_transferred"] == 7
-    assert len(waited) == 2
-    assert all(7 <= seconds <= 7.5 for seconds in waited)
+    # The request waits, and so does everybody at the host; for whom the clock has not moved while this pause passed.
+    assert sum(seconds >= 7 for seconds in waited) >= 2
+    assert all(6 < seconds <= 7.5 for seconds in waited)
 
 
 async def test_a_rate_limit_that_asks_for_an_hour_is_told_at_once(

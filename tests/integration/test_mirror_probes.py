@@ -103,6 +103,9 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
         "bdn_mirror_agents_alive": 1,
         "bdn_mirror_transferred_bytes_total": 5,
         served: 3,
+        "bdn_upstream_requests_total arrived": 3,  # what the commit is, its tree, and the file that has bytes
+        "bdn_upstream_requests_total answered": 1,  # there is no such repository
+        "bdn_upstream_limit": 4,
     }
     await mirror.evict(all=True, tier="mirror")
     assert (await numbers(mirror))["bdn_mirror_stored_bytes"] == 0

@@ -20,7 +20,7 @@ from tests.support.mutants_of_names import NAMES
 from tests.support.mutants_of_pace import PACE
 from tests.support.mutants_of_requests import REQUESTS
 
-MUTANTS = [*CACHE, *NAMES, *REQUESTS, *EGRESS]
+MUTANTS = [*CACHE, *NAMES, *PACE, *REQUESTS, *EGRESS]
 EXAMPLES = "tests/unit/core"
 LAWS = {
     "cache_index.py": "tests/property/test_cache_machine.py",

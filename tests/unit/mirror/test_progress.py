@@ -14,7 +14,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.layout import FileLayout
+from bdn.core.layout import FileLayout, Slab
 from bdn.mirror.database import Database, DatabaseUnavailableError, WriteSession
 from bdn.mirror.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.repository import mirrors
@@ -183,3 +183,24 @@ async def test_what_is_abandoned_is_nothing_to_build_on(kept: Kept) -> None:
     progress.abandon()
     assert kept.flushed == ["id"]
     assert kept.rows("contents") == []
+
+
+async def test_one_slab_of_two_scopes_is_recorded_for_both(kept: Kept) -> None:
+    progress = kept.progress()
+    for scope in ("public", "organisation:o"):
+        slab = Slab(digest_of(b"12"), 2, scope)
+        progress.packed(0, slab, 2)
+        progress.file_complete(f"{scope} 1", FileLayout.packed(ONE, 1, slab, 0))
+    await progress.flush()
+    assert {scope for _, scope in kept.rows("slab_scopes")} == {"public", "organisation:o"}
+    assert kept.rows("slab_slices") == [(ONE.hex, digest_of(b"12").hex, 0)]
+    assert kept.transferred == [2, 2]
+
+
+async def test_who_waited_for_a_packed_file_may_tell_the_database_first(kept: Kept) -> None:
+    progress, slab = kept.progress(), Slab(digest_of(b"12"), 2, "public")
+    progress.lies_in(slab)
+    progress.file_complete("somebody else packed it", FileLayout.packed(ONE, 1, slab, 0))
+    await progress.flush()
+    assert kept.rows("slabs") == [(slab.digest.hex, 2)]
+    assert kept.transferred == []
