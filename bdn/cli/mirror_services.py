@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from bdn.cli.collector import spare_collector
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import running_mirror, stop_signal
@@ -30,6 +31,7 @@ async def serve(output: Output, *, host: str | None, port: int | None, data_port
     """
     log_to_stderr()
     await asyncio.to_thread(prepare, SCHEMES)
+    spare_collector()
     given = {
         name: value for name, value in (("host", host), ("port", port), ("data_port", data_port)) if value is not None
     }
@@ -58,6 +60,8 @@ async def worker(output: Output) -> None:
         raise InvalidRequestError(
             "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
         )
+    await asyncio.to_thread(prepare, SCHEMES)
+    spare_collector()
     with stop_signal() as stop:
         async with open_mirror(settings, serve=False):
             output.say("working")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
+from bdn.cli.collector import spare_collector
 from bdn.cli.embedding import Services, embedded_services
 from bdn.cli.output import Output, command_line
 from bdn.cli.progress import progress_bar
@@ -62,6 +63,7 @@ async def pull(
     body = request_body((source,), (), allow, ignore, secret)
     async with embedded_services(output, "bdn pull") as services:
         await asyncio.to_thread(prepare, [wanted.source.scheme for wanted in body.sources()])
+        spare_collector()
         began = time.perf_counter()
         await services.agent.check_destination(dest)
         mirror = await _mirror(output, services, body)

@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from bdn.cli.collector import spare_collector
 from bdn.cli.embedding import running_services
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output, command_line
@@ -25,6 +26,7 @@ async def up(output: Output) -> None:
     """
     log_to_stderr()
     await asyncio.to_thread(prepare, SCHEMES)
+    spare_collector()
     with stop_signal() as stop:
         async with running_services(MirrorSettings(), program="bdn up", serve=True) as services:
             mirror, agent = services.mirror, services.agent

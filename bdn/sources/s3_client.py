@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypedDict, cast
 
 from aiobotocore.config import AioConfig
 from aiobotocore.credentials import AioCredentials
-from botocore import UNSIGNED
+from botocore import UNSIGNED, handlers
 from botocore.credentials import ReadOnlyCredentials
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
@@ -89,6 +89,8 @@ async def s3_client(bucket: str, endpoint: S3Endpoint, region: str) -> AsyncIter
     async with session.create_client(
         "s3", region_name=region, endpoint_url=endpoint.url, verify=endpoint.ca_bundle, config=config
     ) as client:
+        # Reads every body as XML to find errors with status 200; our reader of listings does, and there are no others.
+        client.meta.events.unregister("before-parse.s3.*", handlers._handle_200_error)  # noqa: SLF001
         client.meta.events.register("before-parse.s3.ListObjectsV2", _leave_listing_unread)
         client.meta.events.register_first("needs-retry.s3", _do_not_change_regions)
         yield cast("Client", client)

@@ -128,7 +128,7 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
     await insert_new(
         session, IdentityRow, [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
     )
-    await forget_chunks(session, list(contents))
+    await forget_chunks(session, [key for key, layout in contents.items() if not layout.slice])
 
 
 async def _record_whole(session: WriteSession, layouts: Sequence[FileLayout]) -> None:
