@@ -18,7 +18,7 @@ from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed
-from tests.doubles.content import GeneratedContent, git_blob_of, sha256_of
+from tests.doubles.content import Content, GeneratedContent, git_blob_of, sha256_of
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.ranges import read_range
@@ -181,7 +181,7 @@ async def test_a_resolution_from_elsewhere_does_not_make_private_content_public(
 
 
 async def test_the_token_goes_to_the_hub_and_never_to_the_cdn(hub: Hub) -> None:
-    contents = {"model.safetensors": LARGE, "small.safetensors": CONTENT, "config.json": b"{}"}
+    contents: dict[str, Content] = {"model.safetensors": LARGE, "small.safetensors": CONTENT, "config.json": b"{}"}
     hub.repo("org/private", private=True).commit(contents)
     async with opened(hub, "hf://org/private", hub.token) as source:
         files = await listed(source)

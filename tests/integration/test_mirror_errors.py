@@ -90,7 +90,7 @@ FAILED: list[tuple[Json, str, str]] = [
     (source("hf://org/dots"), "INVALID_SOURCE", "'..'"),
     (source("hf://org/both"), "INVALID_SOURCE", "'a' is both a file and a folder"),
     (source("s3://{bucket}/both/", **with_secret("s3-keys")), "INVALID_SOURCE", "both a file and a folder"),
-    (source("gs://bucket/x"), "INVALID_SOURCE", "cannot open gs://"),
+    (source("r2://account.bucket/x"), "AUTH_REQUIRED", "refused access"),
 ]
 
 
