@@ -17,39 +17,39 @@ from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.layout import FileLayout
 from bdn.core.streaming import StallPolicy
 from bdn.mirror.access import Access
-from bdn.mirror.api_contents import ContentsService, build_contents_router
-from bdn.mirror.api_control import Probes, build_control_router
-from bdn.mirror.api_identity import build_identity_router
-from bdn.mirror.api_mirrors import build_mirrors_router
-from bdn.mirror.api_secrets import build_secrets_router
-from bdn.mirror.copier import Copier
+from bdn.mirror.api.contents import ContentsService, build_contents_router
+from bdn.mirror.api.control import Probes, build_control_router
+from bdn.mirror.api.identity import build_identity_router
+from bdn.mirror.api.mirrors import build_mirrors_router
+from bdn.mirror.api.secrets import build_secrets_router
+from bdn.mirror.api.views import MirrorViews
+from bdn.mirror.cluster.holdings import Holdings
+from bdn.mirror.cluster.membership import Membership
 from bdn.mirror.database import Database
-from bdn.mirror.evictions import Evictions
-from bdn.mirror.flights import Flights
-from bdn.mirror.holdings import Holdings
-from bdn.mirror.identity_issuer import load_issuer
-from bdn.mirror.ingest import Ingest
+from bdn.mirror.eviction.evictions import Evictions
+from bdn.mirror.eviction.store_eviction import StoreEviction
 from bdn.mirror.keys import load_signer
-from bdn.mirror.membership import Membership
 from bdn.mirror.metrics import Metrics
-from bdn.mirror.packer import Packer
-from bdn.mirror.patience import Patience, Pause
+from bdn.mirror.mirroring.copier import Copier
+from bdn.mirror.mirroring.flights import Flights
+from bdn.mirror.mirroring.ingest import Ingest
+from bdn.mirror.mirroring.packer import Packer
+from bdn.mirror.mirroring.survey import Surveyor
+from bdn.mirror.mirroring.worker import Worker
+from bdn.mirror.politeness.budgets import UpstreamBudgets
+from bdn.mirror.politeness.metrics import UpstreamMetrics
+from bdn.mirror.politeness.patience import Patience, Pause
 from bdn.mirror.repository import mirrors
 from bdn.mirror.requests import MirrorRequests
-from bdn.mirror.secret_sealing import Keyring
-from bdn.mirror.secret_table import SecretTable
-from bdn.mirror.secrets import Secrets
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.shelf import StoreShelf
-from bdn.mirror.sign_ins import SignIns
-from bdn.mirror.store_eviction import StoreEviction
+from bdn.mirror.sign_in.issuer import load_issuer
+from bdn.mirror.sign_in.sealing import Keyring
+from bdn.mirror.sign_in.secret_table import SecretTable
+from bdn.mirror.sign_in.secrets import Secrets
+from bdn.mirror.sign_in.sign_ins import SignIns
 from bdn.mirror.store_opener import open_store
-from bdn.mirror.survey import Surveyor
-from bdn.mirror.upstream_metrics import UpstreamMetrics
-from bdn.mirror.upstreams import UpstreamBudgets
-from bdn.mirror.views import MirrorViews
 from bdn.mirror.watch import Watch
-from bdn.mirror.worker import Worker
 from bdn.sources.settings import UpstreamSettings
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool

@@ -10,8 +10,8 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
+from bdn.mirror.cluster.membership import ALIVE_SECONDS
 from bdn.mirror.database import Database
-from bdn.mirror.membership import ALIVE_SECONDS
 from bdn.mirror.repository import agents, contents, mirrors, quarantine
 
 

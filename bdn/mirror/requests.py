@@ -14,14 +14,14 @@ from sqlalchemy.exc import IntegrityError
 from bdn.core.digest import digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.weights import WeightsSource
+from bdn.mirror.api.views import MirrorViews
 from bdn.mirror.database import Database
-from bdn.mirror.identity_subject import DRY_RUN
+from bdn.mirror.mirroring.survey import Survey, Surveyor
+from bdn.mirror.mirroring.worker import NEW_WORK
 from bdn.mirror.repository import mirrors
-from bdn.mirror.survey import Survey, Surveyor
+from bdn.mirror.sign_in.subject import DRY_RUN
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.views import MirrorViews
 from bdn.mirror.watch import Watch
-from bdn.mirror.worker import NEW_WORK
 from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource
 from bdn.wire.weights_schema import body_from
 

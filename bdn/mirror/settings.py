@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from bdn.core.egress import EgressPolicy
-from bdn.sources.r2_address import CLOUDFLARE_R2, check_r2_template
+from bdn.sources.aws.r2_address import CLOUDFLARE_R2, check_r2_template
 from bdn.wire.settings import Port, Size, default_data_dir
 
 

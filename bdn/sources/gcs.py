@@ -9,7 +9,7 @@ from bdn.core.paths import UnsafePathError, normalise_path
 from bdn.core.ports import Location, Resolution
 from bdn.core.source_uri import BucketUri
 from bdn.core.upstream import Identity, UpstreamFile
-from bdn.sources.gcs_bucket import GcsBucket, GcsObject
+from bdn.sources.google.bucket import GcsBucket, GcsObject
 
 
 class GcsSource:

@@ -25,10 +25,10 @@ from bdn.core.paths import UnsafePathError, normalise_path
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source_uri import HuggingFaceUri
 from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
-from bdn.sources.hub_errors import SDK_ERRORS, HubErrors
-from bdn.sources.hub_listing import HubListing
-from bdn.sources.hub_session import one_attempt
-from bdn.sources.hub_tree import HubTree
+from bdn.sources.hub.errors import SDK_ERRORS, HubErrors
+from bdn.sources.hub.listing import HubListing
+from bdn.sources.hub.session import one_attempt
+from bdn.sources.hub.tree import HubTree
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 

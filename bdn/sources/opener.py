@@ -63,7 +63,7 @@ async def open_source(
             async with open_s3(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
                 yield source
         case BucketUri(scheme="gs"):
-            from bdn.sources.gcs_opening import open_gcs  # noqa: PLC0415 - see prepare
+            from bdn.sources.google.opening import open_gcs  # noqa: PLC0415 - see prepare
 
             async with open_gcs(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
                 yield source
@@ -88,7 +88,8 @@ def prepare(schemes: Iterable[str]) -> None:
     pay for all of them, and a service shall pay before somebody waits.
     """
     if "hf" in schemes:
-        from bdn.sources import hub_session, huggingface  # noqa: F401, PLC0415
+        from bdn.sources import huggingface  # noqa: F401, PLC0415
+        from bdn.sources.hub import session as hub_session  # noqa: PLC0415
 
         hub_session.warm_up()
     if "s3" in schemes:
@@ -96,4 +97,4 @@ def prepare(schemes: Iterable[str]) -> None:
     if "r2" in schemes:
         from bdn.sources import r2  # noqa: F401, PLC0415
     if "gs" in schemes:
-        from bdn.sources import gcs_opening  # noqa: F401, PLC0415
+        from bdn.sources.google import opening as gcs_opening  # noqa: F401, PLC0415

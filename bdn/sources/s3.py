@@ -14,13 +14,13 @@ from bdn.core.paths import UnsafePathError, normalise_path
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source_uri import BucketUri
 from bdn.core.upstream import Identity, UpstreamFile
-from bdn.sources.aws_identity import AwsRoleCredentials
+from bdn.sources.aws.bucket import S3Bucket, connect
+from bdn.sources.aws.checksums import stated_checksum
+from bdn.sources.aws.client import S3Endpoint
+from bdn.sources.aws.identity import AwsRoleCredentials
+from bdn.sources.aws.listing import S3Object
+from bdn.sources.aws.signature import CHECKSUM_MODE
 from bdn.sources.credentials import S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
-from bdn.sources.s3_bucket import S3Bucket, connect
-from bdn.sources.s3_checksums import stated_checksum
-from bdn.sources.s3_client import S3Endpoint
-from bdn.sources.s3_listing import S3Object
-from bdn.sources.s3_signature import CHECKSUM_MODE
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsWebIdentity, SignIn
 

@@ -16,10 +16,10 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.core.ports import Location
 from bdn.core.source_uri import parse_source
-from bdn.sources.aws_identity import AwsRoleCredentials
+from bdn.sources.aws.identity import AwsRoleCredentials
 from bdn.sources.credentials import Secret
-from bdn.sources.gcp_identity import ServiceAccountTokens
-from bdn.sources.gcs_key_tokens import KeyTokens
+from bdn.sources.google.identity import ServiceAccountTokens
+from bdn.sources.google.key_tokens import KeyTokens
 from bdn.sources.guarded_connector import guarded_connector
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -20,7 +20,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source_uri import BucketUri, parse_source
 from bdn.sources.credentials import Secret
-from bdn.sources.gcs_opening import open_gcs
+from bdn.sources.google.opening import open_gcs
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, rate_limited, truncate

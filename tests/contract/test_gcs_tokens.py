@@ -24,9 +24,9 @@ from bdn.core.errors import (
 from bdn.core.ports import Source
 from bdn.core.source_uri import BucketUri
 from bdn.sources.credentials import Secret, service_account_key
-from bdn.sources.gcs_bucket import GcsEndpoint
-from bdn.sources.gcs_key_tokens import KeyTokens
-from bdn.sources.gcs_opening import open_gcs
+from bdn.sources.google.bucket import GcsEndpoint
+from bdn.sources.google.key_tokens import KeyTokens
+from bdn.sources.google.opening import open_gcs
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsRole
 from tests.contract.source_contract import listed

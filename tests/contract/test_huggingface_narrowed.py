@@ -12,8 +12,8 @@ from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
 from bdn.core.literal_prefixes import literal_prefixes
 from bdn.core.patterns import Patterns, select
 from bdn.core.ports import Source
-from bdn.sources.hub_folders import folders_of
-from bdn.sources.hub_listing import FOLDERS_ASKED_FOR
+from bdn.sources.hub.folders import folders_of
+from bdn.sources.hub.listing import FOLDERS_ASKED_FOR
 from tests.contract.test_huggingface_source import opened
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub

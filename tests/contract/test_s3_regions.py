@@ -14,10 +14,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, InvalidSourceError, UpstreamUnavailableError
 from bdn.core.ports import Source
 from bdn.core.source_uri import BucketUri
+from bdn.sources.aws.bucket import S3Bucket, connect
+from bdn.sources.aws.client import Head, Listing, S3Endpoint
 from bdn.sources.credentials import S3Credentials, StaticS3Credentials
 from bdn.sources.s3 import S3Source
-from bdn.sources.s3_bucket import S3Bucket, connect
-from bdn.sources.s3_client import Head, Listing, S3Endpoint
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer

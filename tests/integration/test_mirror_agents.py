@@ -67,7 +67,7 @@ async def test_an_agent_that_is_silent_is_no_member_and_not_alive(
     one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
     await one.beat()
     await two.beat()
-    monkeypatch.setattr("bdn.mirror.membership.ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.cluster.membership.ALIVE_SECONDS", -1.0)
     reply = await two.beat()
     assert (reply["members"], reply["epoch"]) == ([], 3)
     assert [agent["alive"] for agent in (await idle.http.get("/agents")).json()["items"]] == [False, False]
@@ -157,7 +157,7 @@ async def test_an_agent_that_never_answers_fails_the_eviction_after_its_time_and
     agent = FakeAgent(mirror, "n1")
     await agent.beat()
     eviction = await begun(mirror, all=True, tier="node")
-    monkeypatch.setattr("bdn.mirror.evictions.ANSWER_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.eviction.evictions.ANSWER_SECONDS", -1.0)
     assert (await agent.beat())["commands"] == []  # it came too late: nobody waits for its answer
     done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
@@ -168,7 +168,7 @@ async def test_an_agent_that_was_silent_before_is_named_as_unreachable(
     mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await FakeAgent(mirror, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.evictions._ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.eviction.evictions._ALIVE_SECONDS", -1.0)
     done = await mirror.evict(all=True, tier="node")
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 

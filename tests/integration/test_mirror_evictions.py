@@ -11,9 +11,9 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
-from bdn.mirror import store_eviction
 from bdn.mirror.database import DatabaseUnavailableError
-from bdn.mirror.store_eviction import StoreEviction
+from bdn.mirror.eviction import store_eviction
+from bdn.mirror.eviction.store_eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall

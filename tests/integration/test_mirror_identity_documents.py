@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
-from bdn.mirror.identity_issuer import IdentityIssuer, load_issuer
-from bdn.mirror.identity_keys import IdentityKeys, new_identity_key
-from bdn.mirror.identity_subject import Subject
 from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.sign_in.issuer import IdentityIssuer, load_issuer
+from bdn.mirror.sign_in.issuer_keys import IdentityKeys, new_identity_key
+from bdn.mirror.sign_in.subject import Subject
 from bdn.wire.http_server import bind_tcp, serving
 from tests.doubles.openid import OpenIdReader
 from tests.support.mirror_service import mirror_under_test

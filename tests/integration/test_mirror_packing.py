@@ -14,7 +14,7 @@ from bdn.core.layout import FileLayout, Slab
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.upstream import Identity
 from bdn.mirror.database import Database
-from bdn.mirror.eviction_weights import EvictionWeights
+from bdn.mirror.eviction.weights import EvictionWeights
 from bdn.mirror.repository import contents, layouts, removal
 from bdn.mirror.tables import SlabScopeRow, SlabSliceRow
 from bdn.store.memory import MemoryStore

@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror import worker
 from bdn.mirror.database import Database
-from bdn.mirror.store_eviction import StoreEviction
+from bdn.mirror.eviction.store_eviction import StoreEviction
+from bdn.mirror.mirroring import worker
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

@@ -12,12 +12,12 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.mirror import worker
-from bdn.mirror.ingest import Ingest
-from bdn.mirror.progress import Progress
+from bdn.mirror.eviction.store_eviction import StoreEviction
+from bdn.mirror.mirroring import worker
+from bdn.mirror.mirroring.ingest import Ingest
+from bdn.mirror.mirroring.progress import Progress
+from bdn.mirror.mirroring.survey import Survey, Surveyor
 from bdn.mirror.repository import contents
-from bdn.mirror.store_eviction import StoreEviction
-from bdn.mirror.survey import Survey, Surveyor
 from bdn.store.directory import DirectoryStore
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, stall

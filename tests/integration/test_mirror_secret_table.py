@@ -15,8 +15,8 @@ from sqlalchemy import text
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
 from bdn.mirror.database import Database
 from bdn.mirror.repository import secrets
-from bdn.mirror.secret_sealing import Keyring, new_key
-from bdn.mirror.secret_table import SecretTable
+from bdn.mirror.sign_in.sealing import Keyring, new_key
+from bdn.mirror.sign_in.secret_table import SecretTable
 from tests.doubles.hub import Hub
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 

@@ -21,7 +21,7 @@ from bdn.core.layout import FileLayout
 from bdn.core.streaming import StallPolicy
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.database import Database
-from bdn.mirror.patience import Pause
+from bdn.mirror.politeness.patience import Pause
 from bdn.mirror.settings import MirrorSettings
 
 Json = dict[str, Any]

@@ -17,10 +17,10 @@ from bdn.core.errors import ChecksumMismatchError
 from bdn.core.layout import FileLayout
 from bdn.core.ports import Location, Resolution
 from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
-from bdn.mirror.copier import Copier
-from bdn.mirror.located import LocatedFile
-from bdn.mirror.patience import Patience
-from bdn.mirror.upstreams import UpstreamBudgets
+from bdn.mirror.mirroring.copier import Copier
+from bdn.mirror.mirroring.located import LocatedFile
+from bdn.mirror.politeness.budgets import UpstreamBudgets
+from bdn.mirror.politeness.patience import Patience
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool

@@ -18,16 +18,16 @@ from bdn.core.layout import FileLayout, Slab
 from bdn.core.packing import is_small
 from bdn.core.ports import Resolution
 from bdn.core.upstream import Diff, Identity, UpstreamFile
-from bdn.mirror.copier import ChunkStored, Copier
 from bdn.mirror.database import Database
-from bdn.mirror.flights import Flights
-from bdn.mirror.gathering import Gathering
-from bdn.mirror.located import LocatedFile
-from bdn.mirror.packer import PackedFile, Packer, WrongContent
-from bdn.mirror.patience import Patience
-from bdn.mirror.progress import Progress, SourceCounters
+from bdn.mirror.mirroring.copier import ChunkStored, Copier
+from bdn.mirror.mirroring.flights import Flights
+from bdn.mirror.mirroring.gathering import Gathering
+from bdn.mirror.mirroring.located import LocatedFile
+from bdn.mirror.mirroring.packer import PackedFile, Packer, WrongContent
+from bdn.mirror.mirroring.progress import Progress, SourceCounters
+from bdn.mirror.mirroring.survey import Survey
+from bdn.mirror.politeness.patience import Patience
 from bdn.mirror.repository import contents, mirrors
-from bdn.mirror.survey import Survey
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
 from tests.support.mirror_service import database_under_test
 

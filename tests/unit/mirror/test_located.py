@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from bdn.core.ports import Location, Resolution
 from bdn.core.upstream import Identity, UpstreamFile
-from bdn.mirror.located import LocatedFile
-from bdn.mirror.patience import Patience
+from bdn.mirror.mirroring.located import LocatedFile
+from bdn.mirror.politeness.patience import Patience
 
 FILE = UpstreamFile("a", 1, Identity.of("public", "a"), "a", "v")
 

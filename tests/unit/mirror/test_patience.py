@@ -15,7 +15,7 @@ from bdn.core.errors import (
 )
 from bdn.core.pace import Outcome
 from bdn.core.retry import Allowance
-from bdn.mirror.patience import Patience
+from bdn.mirror.politeness.patience import Patience
 
 AWAY = UpstreamUnavailableError("hf://o/r", "503")
 

@@ -16,7 +16,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.layout import FileLayout, Slab
 from bdn.mirror.database import Database, DatabaseUnavailableError, WriteSession
-from bdn.mirror.progress import ClaimLostError, Progress, SourceCounters
+from bdn.mirror.mirroring.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.repository import mirrors
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
 from tests.support.mirror_service import database_under_test, rows_of

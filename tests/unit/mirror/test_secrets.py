@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import SecretMalformedError, SecretNotFoundError
-from bdn.mirror.secret_sealing import Keyring, new_key
-from bdn.mirror.secret_table import SecretTable
-from bdn.mirror.secrets import Secrets
+from bdn.mirror.sign_in.sealing import Keyring, new_key
+from bdn.mirror.sign_in.secret_table import SecretTable
+from bdn.mirror.sign_in.secrets import Secrets
 from tests.support.mirror_service import database_under_test
 
 

@@ -14,7 +14,7 @@ from bdn.core.ports import Location, Resolution
 from bdn.core.source_uri import parse_source
 from bdn.core.upstream import Identity, UpstreamFile
 from bdn.core.weights import WeightsSource
-from bdn.mirror.selecting import Selected, Selector
+from bdn.mirror.mirroring.selecting import Selected, Selector
 
 TREE = (
     "README.md",

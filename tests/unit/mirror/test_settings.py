@@ -37,7 +37,8 @@ def test_what_is_given_comes_before_the_environment_and_that_before_the_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("port", "70000"), ("auth", "maybe"), ("limit_bytes", "much"), ("jobs", "0"), ("egress_allow", "http://x")]
+    ("name", "value"),
+    [("port", "70000"), ("auth", "maybe"), ("limit_bytes", "much"), ("jobs", "0"), ("egress_allow", "http://x")],
 )
 def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"BDN_{name.upper()}", value)

@@ -10,9 +10,9 @@ from huggingface_hub import close_session, get_session
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
-from bdn.sources import hub_session
-from bdn.sources.guarded_hub import GuardedTransport
-from bdn.sources.hub_session import HubUnreachableError, one_attempt
+from bdn.sources.hub import session as hub_session
+from bdn.sources.hub.guarded import GuardedTransport
+from bdn.sources.hub.session import HubUnreachableError, one_attempt
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin
 from tests.doubles.request_log import RequestLog

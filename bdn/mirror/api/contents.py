@@ -1,0 +1,109 @@
+"""``/manifests`` and ``/chunks``: what is held and the bytes themselves. Agents prefer the data plane for chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from bdn.core.digest import Digest
+from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.mirror.access import Access
+from bdn.mirror.api.layout_document import layout_document
+from bdn.mirror.cluster.holdings import Holdings
+from bdn.mirror.database import Database
+from bdn.mirror.repository import contents, layouts
+from bdn.mirror.shelf import StoreShelf
+from bdn.wire.mirror_schema import HeldManifests, LayoutBody
+from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON
+from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
+from bdn.wire.service import Bearer
+
+_PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
+
+
+@dataclass(frozen=True)
+class ContentsService:
+    """What the routes need."""
+
+    database: Database
+    access: Access
+    shelf: StoreShelf
+    holdings: Holdings
+    data_port: int | None
+
+
+def build_contents_router(service: ContentsService) -> APIRouter:
+    """The routes for any such service."""
+    router = APIRouter(tags=["contents"])
+
+    @router.get("/manifests", summary="What is held where")
+    async def held(bearer: Bearer) -> HeldManifests:
+        return await service.holdings.held(service.access.caller(bearer).organisation)
+
+    @router.get("/manifests/{digest}", summary="The canonical manifest")
+    async def manifest(digest: str, bearer: Bearer) -> Response:
+        name = _digest(digest)
+        await service.access.check_manifest(bearer, name)
+        async with service.database.write() as session:
+            row = await contents.manifest(session, name.hex)
+            await contents.touch(session, [name.hex], time.time())
+        if row is None:
+            raise NotFoundError(f"manifest {name}")
+        return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
+
+    @router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
+    async def layout(digest: str, bearer: Bearer) -> Response:
+        name = _digest(digest)
+        organisation = await service.access.check_manifest(bearer, name)
+        async with service.database.read() as session:
+            found = await layouts.layouts(session, name.hex, organisation)
+        if not found:
+            raise NotFoundError(f"manifest {name}")
+        # In a thread: a million files are 300 MB of JSON.
+        document = await asyncio.to_thread(layout_document, name, service.data_port, found)
+        return Response(document, media_type=MEDIA_JSON)
+
+    @router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them")
+    @router.head("/chunks/{digest}", summary="A chunk's size")
+    async def chunk(digest: str, request: Request, bearer: Bearer) -> Response:
+        name = _digest(digest)
+        await service.access.check_chunk(bearer, name)
+        opened = await asyncio.to_thread(service.shelf.open_chunk, name)
+        headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
+        try:
+            part = parse_range(request.headers.get("range"), opened.size)
+        except UnsatisfiableRangeError:
+            opened.file.close()
+            return Response(status_code=416, headers={"Content-Range": f"bytes */{opened.size}"})
+        start, size = (part.start, part.size) if part else (0, opened.size)
+        headers["Content-Length"] = str(size)
+        if part is not None:
+            headers["Content-Range"] = format_content_range(part, opened.size)
+        status = 200 if part is None else 206
+        if request.method == "HEAD":
+            opened.file.close()
+            return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
+        return StreamingResponse(_pieces(opened.file, opened.offset + start, size), status, headers, MEDIA_CHUNK)
+
+    return router
+
+
+async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:
+    with file:
+        file.seek(start)
+        while size and (piece := await asyncio.to_thread(file.read, min(size, _PIECE))):
+            size -= len(piece)
+            yield piece
+
+
+def _digest(text: str) -> Digest:
+    try:
+        return Digest.parse(text)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error

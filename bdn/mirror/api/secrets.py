@@ -1,0 +1,67 @@
+"""``/secrets``: names and dates come out, values only go in."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from bdn.core.errors import NotFoundError
+from bdn.mirror.access import Access
+from bdn.mirror.sign_in.secrets import Secrets
+from bdn.wire.moments import moment
+from bdn.wire.secret_schema import NAME_PATTERN, SecretBody, SecretEntries, SecretEntry
+from bdn.wire.service import Bearer
+
+logger = logging.getLogger(__name__)
+
+SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
+
+
+def build_secrets_router(secrets: Secrets, access: Access) -> APIRouter:
+    """The encrypted table; the operator's own secrets (environment, directory) are not shown."""
+    router = APIRouter(tags=["secrets"])
+
+    async def entries(organisation: str) -> SecretEntries:
+        items = [
+            SecretEntry(
+                name=row.name,
+                created_at=moment(row.created_at),
+                updated_at=moment(row.updated_at),
+                sealed_with=secrets.table.keyring.sealed_with(row.ciphertext),
+                outranked=await secrets.is_outranked(row.name),
+            )
+            for row in await secrets.table.rows(organisation)
+        ]
+        return SecretEntries(items=items)
+
+    @router.get("/secrets", summary="Secrets: names and dates, never values")
+    async def listed(bearer: Bearer) -> SecretEntries:
+        return await entries(access.caller(bearer).organisation)
+
+    @router.put("/secrets/{name}", summary="Keep a secret, or give it a new value")
+    async def put(name: SecretName, body: SecretBody, bearer: Bearer) -> SecretEntry:
+        organisation = access.caller(bearer).organisation
+        body.check()
+        await secrets.table.set(organisation, name, body.value)
+        logger.info("secret set", extra={"secret": name, "organisation": organisation})
+        entry = next((entry for entry in (await entries(organisation)).items if entry.name == name), None)
+        if entry is None:  # somebody removed it at this very moment
+            raise NotFoundError(f"secret {name!r}")
+        return entry
+
+    @router.post("/secrets/rotate", summary="Encrypt all secrets with the first key of BDN_SECRETS_KEY")
+    async def rotate(bearer: Bearer) -> SecretEntries:
+        organisation = access.caller(bearer).organisation
+        await secrets.table.rotate(organisation)
+        logger.info("secrets rotated", extra={"organisation": organisation})
+        return await entries(organisation)
+
+    @router.delete("/secrets/{name}", status_code=204, summary="Forget a secret")
+    async def remove(name: SecretName, bearer: Bearer) -> None:
+        organisation = access.caller(bearer).organisation
+        await secrets.table.remove(organisation, name)
+        logger.info("secret removed", extra={"secret": name, "organisation": organisation})
+
+    return router
