@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -80,7 +80,8 @@ class Gathering:
             missing -= size
 
         layout = await self.flights.run(key, lambda: self._find_or_copy(file, stored, packed))
-        self.progress.reused(self.position, missing)  # what we did not bring, somebody else did
+        # What we did not bring, somebody else did; what was not held after all is not reused.
+        self.progress.reused(self.position, max(missing, self.survey.bytes_missing_of(file) - file.size))
         if layout.slice is not None:
             self.progress.lies_in(Slab(layout.slice.slab, layout.slice.slab_size, file.identity.scope))
         self._complete(key, layout)
@@ -103,11 +104,22 @@ class Gathering:
             await self._pack([file], lambda _, layout: layouts.append(layout))
             packed(file.size)
             return layouts[0]
+        return await self._copy(file, half, stored)
+
+    async def _copy(self, file: UpstreamFile, half: Mapping[int, Digest], stored: ChunkStored) -> FileLayout:
+        """Once more from the start where the wrong bytes may be those of an earlier attempt.
+
+        A stored a chunk that came wrong, and failed before the whole could be checked; B goes on from there, gets nothing
+        but right bytes, and would be told that the file is wrong.
+        """
+        key = file.identity.key
         try:
             return await self.copier.copy(self._located(file), half, stored)
         except ChecksumMismatchError as error:
             await self._quarantine(file, error)
-            raise
+            if not half:
+                raise
+            return await self._copy(file, {}, stored)
         except SourceChangedError:
             await self.progress.drop(key)  # nothing of it may be taken for a part of the right file later
             raise

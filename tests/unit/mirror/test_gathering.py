@@ -13,7 +13,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
 from bdn.core.layout import FileLayout, Slab
 from bdn.core.packing import is_small
 from bdn.core.ports import Resolution
@@ -27,7 +27,7 @@ from bdn.mirror.mirroring.packer import PackedFile, Packer, WrongContent
 from bdn.mirror.mirroring.progress import Progress, SourceCounters
 from bdn.mirror.mirroring.survey import Survey
 from bdn.mirror.politeness.patience import Patience
-from bdn.mirror.repository import contents, mirrors
+from bdn.mirror.repository import contents, mirrors, quarantine
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
 from tests.support.mirror_service import database_under_test
 
@@ -50,9 +50,12 @@ class Copies:
     asked: list[tuple[str, set[int]]] = field(default_factory=list)
     parcels: list[list[str]] = field(default_factory=list)
     failing: str = ""
+    wrong_parts: bool = False  # what an earlier attempt stored is not of this file
 
     async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
         self.asked.append((located.file.path, set(stored)))
+        if self.wrong_parts and stored:
+            raise ChecksumMismatchError(located.file.path, "right", "wrong")
         layout = layout_of(located.file.size)
         for chunk in layout.placed():
             if chunk.index not in stored:
@@ -174,3 +177,14 @@ async def test_who_waits_for_a_parcel_that_fails_fetches_itself_what_did_not_com
     assert isinstance(other, SourceCounters)
     assert (other.transferred, other.reused) == (4, 2)
     assert rig.copies.parcels == [[each.path for each in TINY], ["tiny-3"]]
+
+
+async def test_a_file_whose_earlier_chunks_are_wrong_is_copied_from_the_start(rig: Rig) -> None:
+    async with rig.database.write() as session:
+        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])])
+    rig.copies.wrong_parts = True
+    counters = await rig.gather(LARGE, stored=CHUNK_SIZE)
+    assert rig.copies.asked == [("large", {1}), ("large", set())]
+    assert (counters.transferred, counters.reused) == (LARGE.size, 0)
+    async with rig.database.read() as session:
+        assert await quarantine.chunks_kept(session, {NAMES[1].to_bytes()}) == {NAMES[1].to_bytes()}
