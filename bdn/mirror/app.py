@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.layout import FileLayout
+from bdn.core.ports import ChunkStore
 from bdn.core.streaming import StallPolicy
 from bdn.mirror.access import Access
 from bdn.mirror.api.contents import ContentsService, build_contents_router
@@ -91,51 +92,33 @@ async def open_mirror(
     check_binding(settings)
     keyring = Keyring.parse(settings.secrets_key)
     async with AsyncExitStack() as stack:
-        # what it remembers
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
-        if settings.is_embedded:
-            stack.enter_context(single_process(settings.data_dir, program))
-        database = Database(settings.effective_database_url)
-        stack.push_async_callback(database.close)
-        if settings.is_embedded:
-            await database.migrate()
-            async with database.write() as session:
-                await mirrors.release_claims(session)
-        else:
-            await database.check_version()
-        store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
-        watch = Watch()
-        metrics = Metrics(database)
-
-        # upstream → store
-        connections = stack.enter_context(
-            closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS, egress=settings.egress))
-        )
-        threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
-        ranges = RangedReader(connections, stall=stall)
-        budgets = UpstreamBudgets(settings.transfers, pause=pause)
-        patience = Patience(pause, budgets=budgets)
-        metrics.registry.register(UpstreamMetrics(budgets))
-        copier, packer = Copier(store, ranges, threads, budgets), Packer(store, ranges, threads, budgets)
+        database, store = await _open_memory(stack, settings, program)
+        metrics, watch = Metrics(database), Watch()
         secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
+
+        # upstream → store
+        budgets = UpstreamBudgets(settings.transfers, pause=pause)
+        metrics.registry.register(UpstreamMetrics(budgets))
+        patience = Patience(pause, budgets=budgets)
         surveyor = Surveyor(
             database,
             SignIns(secrets, issuer),
-            UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
+            UpstreamSettings.from_environment(os.environ, settings.egress),
             ambient_credentials=settings.auth == "off",
             limit_files=settings.limit_files,
             limit_bytes=settings.limit_bytes,
             clock=clock,
             asker=patience,
         )
-        ingest = Ingest(database, surveyor, copier, packer, Flights[FileLayout](), patience)
         store_eviction = StoreEviction(database, store, watch)
         if work:
             await stack.enter_async_context(store_eviction.sweeping())
-            await stack.enter_async_context(
-                Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc).running()
+            ingest, connections = _open_ingest(
+                stack, settings, store=store, surveyor=surveyor, patience=patience, stall=stall
             )
+            worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
+            await stack.enter_async_context(worker.running())
             stack.callback(connections.close)  # first at the end: a worker's last look is not at a silent upstream
 
         # store → agents
@@ -143,28 +126,68 @@ async def open_mirror(
         token = settings.token if settings.auth == "token" else None
         access = Access(token, GrantVerifier([signer.public_key]), database)
         shelf = StoreShelf(store, access, asyncio.get_running_loop())
-        data_port = None
-        if serve:
-            data_plane = ChunkServer(shelf, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc)
-            stack.enter_context(closing(data_plane))
-            data_plane.start()
-            data_port = data_plane.port
+        data_port = _open_data_plane(stack, settings, shelf, metrics) if serve else None
 
         # the API
         planner = replace(surveyor, asker=patience.for_a_caller_who_waits())
         requests = MirrorRequests(database, planner, MirrorViews(database, signer, settings.grant_seconds), watch)
         evictions = Evictions(database, store_eviction, watch)
-        membership = Membership(database, evictions, signer, watch)
         api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
-        api.include_router(build_mirrors_router(requests, access))
-        api.include_router(
-            build_contents_router(ContentsService(database, access, shelf, Holdings(database), data_port))
-        )
-        api.include_router(build_control_router(evictions, membership, access))
-        api.include_router(build_secrets_router(secrets, access))
-        api.include_router(build_identity_router(issuer))
-        api.include_router(Probes(database, store, metrics).router())
+        for router in (
+            build_mirrors_router(requests, access),
+            build_contents_router(ContentsService(database, access, shelf, Holdings(database), data_port)),
+            build_control_router(evictions, Membership(database, evictions, signer, watch), access),
+            build_secrets_router(secrets, access),
+            build_identity_router(issuer),
+            Probes(database, store, metrics).router(),
+        ):
+            api.include_router(router)
         yield MirrorService(api, requests, data_port, watch)
+
+
+async def _open_memory(stack: AsyncExitStack, settings: MirrorSettings, program: str) -> tuple[Database, ChunkStore]:
+    """What outlives the process: the database at this version's schema, and the store."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    if settings.is_embedded:
+        stack.enter_context(single_process(settings.data_dir, program))
+    database = Database(settings.effective_database_url)
+    stack.push_async_callback(database.close)
+    if settings.is_embedded:
+        await database.migrate()
+        async with database.write() as session:
+            await mirrors.release_claims(session)
+    else:
+        await database.check_version()
+    store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
+    return database, store
+
+
+def _open_ingest(
+    stack: AsyncExitStack,
+    settings: MirrorSettings,
+    *,
+    store: ChunkStore,
+    surveyor: Surveyor,
+    patience: Patience,
+    stall: StallPolicy,
+) -> tuple[Ingest, ConnectionPool]:
+    """Byte threads with connections to upstreams, and what puts them to work."""
+    connections = stack.enter_context(
+        closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS, egress=settings.egress))
+    )
+    threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
+    ranges = RangedReader(connections, stall=stall)
+    copier = Copier(store, ranges, threads, patience.budgets)
+    packer = Packer(store, ranges, threads, patience.budgets)
+    return Ingest(surveyor.database, surveyor, copier, packer, Flights[FileLayout](), patience), connections
+
+
+def _open_data_plane(stack: AsyncExitStack, settings: MirrorSettings, shelf: StoreShelf, metrics: Metrics) -> int:
+    """Chunks for agents, on a port of their own."""
+    server = ChunkServer(shelf, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc)
+    stack.enter_context(closing(server))
+    server.start()
+    return server.port
 
 
 def check_binding(settings: MirrorSettings) -> None:
