@@ -86,6 +86,30 @@ class TestGatedSpace(SourceContract):
         return HubUpstream(hub, repository, hub.stranger_token)
 
 
+class TestXetModel(SourceContract):
+    """Backed by xet, and read through the hub's bridge for those who do not speak it."""
+
+    @pytest.fixture
+    def upstream(self, hub: Hub) -> Upstream:
+        repository = hub.repo("org/xet")
+        repository.is_xet = True
+        return HubUpstream(hub, repository, None)
+
+
+async def test_a_file_of_xet_is_read_by_ranges_and_known_by_its_sha256(hub: Hub) -> None:
+    repository = hub.repo("org/xet")
+    repository.is_xet = True
+    repository.commit({"model.safetensors": LARGE})
+    async with opened(hub, "hf://org/xet") as source:
+        file = (await listed(source))["model.safetensors"]
+        location = await source.locate(file)
+    assert file.checksum == Checksum(ChecksumKind.SHA256, LARGE.sha256)
+    assert location.url.startswith(hub.cdn_url)
+    assert read_range(location, CHUNK_SIZE - 2, CHUNK_SIZE + 1).content == LARGE.read(CHUNK_SIZE - 2, CHUNK_SIZE + 1)
+    assert [request.status for request in hub.log.find("/resolve/", method="HEAD")] == [302]
+    assert hub.log.count("xet-read-token") == 0
+
+
 class HubAccess:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub

@@ -5,8 +5,9 @@
         sha = repo.commit({"config.json": b"{}", "model.safetensors": GeneratedContent(20 * 1024**3)})
         HfApi(endpoint=hub.url, token=False).repo_info("org/model")
 
-LFS files are redirected to a second origin, the "CDN", by signed links that expire. There is no xet: listings carry no
-``xetHash``, so the client takes the plain way. What the real hub does was read from the client's source, its issues
+LFS files are redirected to a second origin, the "CDN", by signed links that expire. Repositories with ``is_xet`` say so in
+listings and heads, as the hub's do, and are served by the CDN all the same: that is the hub's bridge for clients that do not
+speak xet. There is no xet behind it. What the real hub does was read from the client's source, its issues
 (huggingface_hub #4815, huggingface.js #945) and its documentation.
 """
 

@@ -120,6 +120,9 @@ class HubApi:
         if file.is_lfs:
             linked = {"X-Linked-Size": str(file.size), "X-Linked-ETag": file.etag}
             location = self._cdn.link(file)
+            if file.xet_hash:
+                token = f"{self.url}/api/{call.kind}s/{call.repo_id}/xet-read-token/{commit.sha}"
+                linked |= {"X-Xet-Hash": file.xet_hash, "Link": f'<{token}>; rel="xet-auth"'}
             return Answer(302, {**headers, **linked, "Location": location, "Content-Type": "text/plain"}, b"Found")
         # Small files of open repositories go round by a cacheable address; these others are answered in place.
         in_place = repository.private or repository.gated or "/" not in call.repo_id or file.size == 0

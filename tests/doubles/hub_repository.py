@@ -24,6 +24,7 @@ class HubFile:
 
     path: str
     content: Content
+    is_xet: bool = False
 
     @property
     def size(self) -> int:
@@ -47,11 +48,18 @@ class HubFile:
         return f'"{self.sha256 if self.is_lfs else self.oid}"'
 
     @property
+    def xet_hash(self) -> str:
+        """The name under which xet has an LFS file: a digest of another kind, which tells nothing about the bytes."""
+        return hashlib.blake2s(self.sha256.encode()).hexdigest() if self.is_lfs and self.is_xet else ""
+
+    @property
     def entry(self) -> dict[str, Json]:
         entry: dict[str, Json] = {"type": "file", "path": self.path, "size": self.size, "oid": self.oid}
         if self.is_lfs:
             pointer_size = len(lfs_pointer_of(self.content))
             entry["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": pointer_size}
+        if self.xet_hash:
+            entry["xetHash"] = self.xet_hash
         return entry
 
 
@@ -80,6 +88,7 @@ class HubRepository:
     private: bool = False
     gated: Literal["auto", "manual", False] = False
     disabled: bool = False
+    is_xet: bool = False
     readers: set[str] = field(default_factory=set)
     refs: dict[str, str] = field(default_factory=dict)
     commits: dict[str, Commit] = field(default_factory=dict)
@@ -96,7 +105,7 @@ class HubRepository:
             if content is None:
                 del tree[path]
             else:
-                tree[path] = HubFile(path, content)
+                tree[path] = HubFile(path, content, self.is_xet)
         name = f"{self.kind} {self.repo_id} {len(self.commits)}"
         sha = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
         self.commits[sha] = Commit(sha, tree)
