@@ -119,9 +119,9 @@ FAILURES = [
     (error_answer(500, "InternalError"), UpstreamUnavailableError, "500 InternalError"),
     (error_answer(404, "NoSuchBucket"), SourceNotFoundError, "bucket does not exist"),
     (error_answer(400, "InvalidRequest"), SourceNotFoundError, "400 InvalidRequest"),
-    (answer(200, body=b"not a listing"), UpstreamUnavailableError, "answered 500"),  # so the SDK calls it
+    (answer(200, body=b"not a listing"), UpstreamUnavailableError, "is not XML"),
     (answer(200, body=b"<html><body>a proxy's page</body></html>"), UpstreamUnavailableError, "a document 'html'"),
-    (error_answer(200, "InternalError"), UpstreamUnavailableError, "500 InternalError"),
+    (error_answer(200, "InternalError"), UpstreamUnavailableError, "a document 'Error'"),
     (answer(502, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "502"),
     (drop(), UpstreamUnavailableError, "could not be asked"),
     (truncate(10), UpstreamUnavailableError, "could not be asked"),
