@@ -29,7 +29,8 @@ def copy_of(root: Path, folder: Path) -> Path:
     """What the tests need, without what a break could reach in the working tree."""
     for part in ("bdn", "migrations", "node_agent", "tests"):
         shutil.copytree(root / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(root / "pyproject.toml", folder)
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(root / file, folder)
     return folder
 
 

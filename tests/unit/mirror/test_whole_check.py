@@ -108,3 +108,11 @@ def test_who_waits_for_a_turn_is_sent_home_when_nobody_wants_the_outcome(monkeyp
     check.stop()
     waiting.join(30)
     assert not waiting.is_alive()
+
+
+def test_of_chunks_out_of_order_only_the_one_that_came_too_early_is_read_back() -> None:
+    read_back = ReadBack()
+    check = whole_check(Checksum(ChecksumKind.SHA1, RIGHT[ChecksumKind.SHA1]), len(CONTENT), {}, read_back)
+    bring(check, (1, 0, 2))
+    finish(check, read_back)
+    assert read_back.read == [NAMES[1]]
