@@ -104,7 +104,7 @@ async def open_mirror(
         surveyor = Surveyor(
             database,
             SignIns(secrets, issuer),
-            UpstreamSettings.from_environment(os.environ, settings.egress),
+            UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
             ambient_credentials=settings.auth == "off",
             limit_files=settings.limit_files,
             limit_bytes=settings.limit_bytes,

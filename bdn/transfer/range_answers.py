@@ -91,7 +91,7 @@ def _check_encoding(answer: Answer, location: Location, request: RangeRequest, s
 
 def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError:
     source, path = request.source, request.path
-    if status in (401, 403):
+    if status in (400, 401, 403):  # S3 tells with a 400 that the keys of an address have expired (ExpiredToken)
         return LocationRefusedError(source, f"{path}: status {status}")
     if status in (404, 410):
         return SourceChangedError(source, path, "it is gone")

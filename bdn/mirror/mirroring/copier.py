@@ -112,13 +112,13 @@ class Copier:
             with slot.asking() as asked:
                 stated = self.ranges.read_into(location, request, buffer)
                 asked.size = len(buffer)
-            if check is None and request.range.size == file.size and (expected := location.checksum or stated):
-                check_at_once(expected, buffer, located.subject)
             digest = digest_of(buffer)
             self.store.put(digest, buffer)
-            copying.tell(index, digest)  # now, because the check may have to wait for the chunks before this one
+            copying.tell(index, digest)  # now: the check may have to wait for other chunks, or find evidence
             if check is not None:
                 check.take(index, digest, buffer)
+            elif request.range.size == file.size and (expected := location.checksum or stated):
+                check_at_once(expected, buffer, located.subject)
 
         async def once() -> None:
             async with self.budgets.of(location.url).slot() as slot:

@@ -60,9 +60,13 @@ class Packer:
         """
         left = list(parcel)
         refused: LocatedFile | None = None
+        interrupted: BdnError | None = None
 
         async def bring_some() -> None:
-            nonlocal refused
+            nonlocal refused, interrupted
+            if interrupted is not None:  # counts as the first failure of the file that is next, and is waited out
+                failure, interrupted = interrupted, None
+                raise failure
             locations = [await located.location() for located in left]
             packing = await self._trip(left, locations)
             if packing.slab is not None:
@@ -75,7 +79,9 @@ class Packer:
                     raise AuthRequiredError(failure.source, failure.reason) from None
                 refused = left[0]
                 await refused.location(refused=locations[-len(left)])
-            elif failure is not None and not (failure.transient and packing.layouts):
+            elif failure is not None and failure.transient and packing.layouts:
+                interrupted = failure
+            elif failure is not None:
                 if packing.evidence is not None:
                     on_wrong(left[0], packing.evidence)
                 raise failure

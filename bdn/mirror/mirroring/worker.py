@@ -106,15 +106,32 @@ class Worker:
             self.watch.notify(row.id)
 
         progress = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
-        try:
-            await self._run(row, sources, progress)
-        except ClaimLostError:
-            logger.info("mirror was taken away", extra={"mirror": row.id})
-            async with self.database.write() as writing:
-                await mirrors.release_claims(writing, claimant)
-        finally:
-            progress.abandon()
-            self.watch.notify(row.id)
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                holding = group.create_task(self._hold_claim(row.id, claimant))
+                try:
+                    await self._run(row, sources, progress)
+                except ClaimLostError:
+                    logger.info("mirror was taken away", extra={"mirror": row.id})
+                    async with self.database.write() as writing:
+                        await mirrors.release_claims(writing, claimant)
+                finally:
+                    progress.abandon()
+                    holding.cancel()
+                    self.watch.notify(row.id)
+
+    async def _hold_claim(self, mirror_id: str, claimant: str) -> None:
+        """Until this worker has come to its end, also with a mirror that was canceled, no eviction begins.
+
+        A is canceled, and waits for a thread; its claim runs out; an eviction deletes a chunk that A's last files count on;
+        B finds these files among the flights, and would publish them.
+        """
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            with suppress(BdnError):
+                async with self.database.write() as session:
+                    now = time.time()
+                    await mirrors.hold_canceled_claim(session, mirror_id, claimant, now, now + CLAIM_SECONDS)
 
     async def _run(self, row: MirrorRow, sources: list[MirrorSourceRow], progress: Progress) -> None:
         failure: BdnError | None = None

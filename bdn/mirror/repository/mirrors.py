@@ -112,6 +112,20 @@ async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, unti
     return _count(await session.execute(statement)) == 1
 
 
+async def hold_canceled_claim(session: WriteSession, mirror_id: str, claimant: str, now: float, until: float) -> None:
+    """Keep a claim on a canceled mirror that has not run out, for a worker that is still coming to its end."""
+    await session.execute(
+        update(MirrorRow)
+        .where(
+            MirrorRow.id == mirror_id,
+            MirrorRow.claimed_by == claimant,
+            MirrorRow.status == "CANCELED",
+            MirrorRow.claim_expires_at >= now,
+        )
+        .values(claim_expires_at=until)
+    )
+
+
 async def claimed_status(session: WriteSession, mirror_id: str, claimant: str, now: float) -> str | None:
     """The status of a mirror that this claimant may still write for; None when it may not.
 

@@ -225,10 +225,10 @@ def test_a_server_that_does_not_speak_http_is_an_error_that_may_pass(reader: Ran
 
 
 REFUSALS = [
-    (401, LocationRefusedError), (403, LocationRefusedError),
+    (400, LocationRefusedError), (401, LocationRefusedError), (403, LocationRefusedError),
     (404, SourceChangedError), (410, SourceChangedError), (412, SourceChangedError), (416, SourceChangedError),
     (429, UpstreamRateLimitedError),
-    (204, UpstreamUnavailableError), (304, UpstreamUnavailableError), (400, UpstreamUnavailableError),
+    (204, UpstreamUnavailableError), (304, UpstreamUnavailableError), (405, UpstreamUnavailableError),
     (500, UpstreamUnavailableError), (502, UpstreamUnavailableError), (503, UpstreamUnavailableError),
     (504, UpstreamUnavailableError),
 ]  # fmt: skip
