@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from bdn.core.errors import CanceledError
 from bdn.core.streaming import StallPolicy, StallWindow
 from bdn.transfer.http_chunked import ChunkedBody
 from bdn.transfer.http_head import HEAD_LIMIT, Head, Headers, ProtocolError, parse_head
@@ -57,11 +58,18 @@ class Answer:
         """Whether the connection can carry another request: the body was read to its end and nothing came after it."""
         return self._head.keeps_alive and self._left == 0 and not self._wire.has_spare
 
-    def fill(self, buffer: memoryview, stall: StallPolicy | None = None, clock: Clock = time.monotonic) -> int:
+    def fill(
+        self,
+        buffer: memoryview,
+        stall: StallPolicy | None = None,
+        clock: Clock = time.monotonic,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> int:
         """Bytes of the body until the buffer is full; fewer only when the body has ended.
 
         Raises:
             StalledError: they come too slowly for ``stall``. What came is in the buffer, as after any error.
+            CanceledError: ``is_wanted`` said no; it is asked whenever bytes have come, and once in every window.
         """
         done, size, window = 0, len(buffer), None
         if stall is not None:
@@ -79,7 +87,11 @@ class Answer:
                     break
             done += count
             self.received += count
-            if window is not None and done < size and (slow := window.judge(count, clock())):
+            if done == size:
+                break
+            if is_wanted is not None and not is_wanted():
+                raise CanceledError("the transfer")
+            if window is not None and (slow := window.judge(count, clock())):
                 raise StalledError(slow)
         return done
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -41,7 +42,13 @@ class RangedReader:
     stall: StallPolicy = field(default_factory=StallPolicy)
     clock: Clock = time.monotonic
 
-    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> Checksum | None:
+    def read_into(
+        self,
+        location: Location,
+        request: RangeRequest,
+        buffer: memoryview,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> Checksum | None:
         """Fill ``buffer``, which is exactly as long as the range.
 
         Returns what the answer stated about the whole file, where the location knows how to read that and the range is the
@@ -53,8 +60,9 @@ class RangedReader:
             UpstreamRateLimitedError, UpstreamUnavailableError: may work later; the buffer's content is then undefined.
             UpstreamUntrustedError: will not work.
             EgressRefusedError: the address, or one that it redirects to, may not be contacted.
+            CanceledError: ``is_wanted`` said no while the body came. A trickle would hold its thread for many minutes.
         """
-        return _Reading(self, location, request, buffer).run()
+        return _Reading(self, location, request, buffer, is_wanted).run()
 
 
 @dataclass(slots=True)
@@ -65,6 +73,7 @@ class _Reading:
     location: Location
     request: RangeRequest
     buffer: memoryview
+    is_wanted: Callable[[], bool] | None
     done: int = 0
     first: Headers | None = None  # of the answer that the buffer begins with
 
@@ -123,7 +132,7 @@ class _Reading:
     def _read_body(self, answer: Answer) -> None:
         rest = self.buffer[self.done :] if self.done else self.buffer
         try:
-            answer.fill(rest, self.reader.stall, self.reader.clock)
+            answer.fill(rest, self.reader.stall, self.reader.clock, self.is_wanted)
         finally:
             self.done += answer.received
         if self.done != len(self.buffer):

@@ -94,7 +94,7 @@ _ROWS: Final = [
     ("mirroring/packer.py", "what came before an interruption is fetched again", "del left[: len(packing.layouts)]", "pass", "unit/packer"),
     ("mirroring/packer.py", "a refused address is asked for again and again", "if left[0] is refused:", "if False:", "unit/packer"),
     ("mirroring/packer.py", "wrong bytes are thrown away", "evidence = self._put(part)", "evidence = digest_of(part)", "unit/packer"),
-    ("mirroring/packer.py", "canceling waits for the whole parcel", "return slot.is_open and not stop.is_set()", "return True", "unit/packer"),
+    ("mirroring/packer.py", "canceling waits for the whole parcel", "if stop.is_set() or not slot.is_open:", "if False:", "unit/packer"),
     ("mirroring/whole_check.py", "chunks that came too early are forgotten", "self._passed_over[index] = digest", "pass", "unit/whole_check"),
     ("mirroring/whole_check.py", "who waits is not sent home", "        self._stopped = True\n        self._ordered.hand_over()",
      "        self._stopped = True", "unit/whole_check"),

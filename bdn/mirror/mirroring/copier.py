@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -108,9 +109,16 @@ class Copier:
         file = located.file
         request = RangeRequest(located.name, file.path, chunk_range(file.size, index), file.size)
 
+        stop = threading.Event()
+
+        def hurry() -> None:
+            stop.set()
+            if check is not None:
+                check.stop()
+
         def fetch(slot: Slot, buffer: memoryview) -> None:
             with slot.asking() as asked:
-                stated = self.ranges.read_into(location, request, buffer)
+                stated = self.ranges.read_into(location, request, buffer, lambda: not stop.is_set())
                 asked.size = len(buffer)
             digest = digest_of(buffer)
             self.store.put(digest, buffer)
@@ -122,7 +130,6 @@ class Copier:
 
         async def once() -> None:
             async with self.budgets.of(location.url).slot() as slot:
-                hurry = check.stop if check else None
                 await self.threads.run(request.range.size, partial(fetch, slot), on_cancel=hurry)
 
         await located.patience.run(once, located.allowance)

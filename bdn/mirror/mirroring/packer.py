@@ -60,13 +60,9 @@ class Packer:
         """
         left = list(parcel)
         refused: LocatedFile | None = None
-        interrupted: BdnError | None = None
 
-        async def bring_some() -> None:
-            nonlocal refused, interrupted
-            if interrupted is not None:  # counts as the first failure of the file that is next, and is waited out
-                failure, interrupted = interrupted, None
-                raise failure
+        async def bring_some() -> BdnError | None:
+            nonlocal refused
             locations = [await located.location() for located in left]
             packing = await self._trip(left, locations)
             if packing.slab is not None:
@@ -79,26 +75,24 @@ class Packer:
                     raise AuthRequiredError(failure.source, failure.reason) from None
                 refused = left[0]
                 await refused.location(refused=locations[-len(left)])
-            elif failure is not None and failure.transient and packing.layouts:
-                interrupted = failure
-            elif failure is not None:
-                if packing.evidence is not None:
-                    on_wrong(left[0], packing.evidence)
+                return None
+            if packing.evidence is not None:
+                on_wrong(left[0], packing.evidence)
+            if failure is not None and not (failure.transient and packing.layouts):
                 raise failure
+            return failure
 
         while left:
-            await left[0].patience.run(bring_some, left[0].allowance)
+            interruption = await left[0].patience.run(bring_some, left[0].allowance)
+            if interruption is not None:
+                await left[0].patience.wait_out(interruption, left[0].allowance)
 
     async def _trip(self, parcel: Sequence[LocatedFile], locations: Sequence[Location]) -> _Packing:
         stop = threading.Event()
         size = sum(located.file.size for located in parcel)
         async with self.budgets.of(locations[0].url).slot() as slot:
-
-            def is_wanted() -> bool:  # not while the host asks for a pause, nor when nobody waits any more
-                return slot.is_open and not stop.is_set()
-
             return await self.threads.run(
-                size, lambda buffer: self._fetch_all(parcel, locations, buffer, slot, is_wanted), on_cancel=stop.set
+                size, lambda buffer: self._fetch_all(parcel, locations, buffer, slot, stop), on_cancel=stop.set
             )
 
     def _fetch_all(
@@ -107,18 +101,18 @@ class Packer:
         locations: Sequence[Location],
         buffer: memoryview,
         slot: Slot,
-        is_wanted: Callable[[], bool],
+        stop: threading.Event,
     ) -> _Packing:
         offset = 0
         digests: list[Digest] = []
         failure: BdnError | None = None
         part = buffer[:0]
         for located, location in zip(parcel, locations, strict=True):
-            if not is_wanted():
+            if stop.is_set() or not slot.is_open:  # nobody waits any more, or the host asked for a pause
                 break
             part = buffer[offset : offset + located.file.size]
             try:
-                digests.append(self._fetch(located, location, part, slot))
+                digests.append(self._fetch(located, location, part, slot, stop))
             except BdnError as error:
                 failure = error
                 break
@@ -136,11 +130,13 @@ class Packer:
         self.store.put(digest, content)
         return digest
 
-    def _fetch(self, located: LocatedFile, location: Location, buffer: memoryview, slot: Slot) -> Digest:
+    def _fetch(
+        self, located: LocatedFile, location: Location, buffer: memoryview, slot: Slot, stop: threading.Event
+    ) -> Digest:
         file = located.file
         request = RangeRequest(located.name, file.path, ByteRange(0, file.size), file.size)
         with slot.asking() as asked:
-            stated = self.ranges.read_into(location, request, buffer)
+            stated = self.ranges.read_into(location, request, buffer, lambda: not stop.is_set())
             asked.size = len(buffer)
         expected = file.checksum or location.checksum or stated
         if expected is not None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from bdn.core.errors import UpstreamError
+from bdn.core.errors import BdnError, UpstreamError
 from bdn.core.retry import Allowance, RetryPolicy
 from bdn.mirror.politeness.budget import LONGEST_PAUSE_SECONDS, Pause
 from bdn.mirror.politeness.budgets import UpstreamBudgets
@@ -58,8 +58,13 @@ class Patience:
                 return await ask()
             except UpstreamError as error:
                 failures += 1
-                delay = self.policy.delay(failures, error, self.draw())
-                if delay is None or (allowance is not None and not allowance.spend()):
-                    raise
-            self.budgets.totals.retries += 1
-            await self.pause(delay)
+                failure = error
+            await self.wait_out(failure, allowance, failures)
+
+    async def wait_out(self, failure: BdnError, allowance: Allowance | None = None, failures: int = 1) -> None:
+        """Wait as long as this failure, the ``failures``-th in a row, asks for; raise it when it is one too many."""
+        delay = self.policy.delay(failures, failure, self.draw())
+        if delay is None or (allowance is not None and not allowance.spend()):
+            raise failure
+        self.budgets.totals.retries += 1
+        await self.pause(delay)

@@ -39,7 +39,13 @@ class Ranges(RangedReader):
         self.read: list[int] = []
         self.stated: Checksum | None = None
 
-    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> Checksum | None:
+    def read_into(
+        self,
+        location: Location,
+        request: RangeRequest,
+        buffer: memoryview,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> Checksum | None:
         assert location.url == "memory"
         self.read.append(request.range.start // CHUNK_SIZE)
         buffer[:] = CONTENT[request.range.start : request.range.stop]
@@ -193,3 +199,10 @@ async def test_a_checksum_that_only_the_answer_states_is_checked_for_a_file_of_o
 
 async def test_a_file_without_any_checksum_is_copied(bench: Bench) -> None:
     assert (await bench.copy(sha256=None)).size == len(CONTENT)
+
+
+async def test_a_file_of_one_chunk_with_the_wrong_content_is_stored_as_evidence(bench: Bench) -> None:
+    bench.ranges.stated = Checksum(ChecksumKind.CRC32, "00000000")
+    with pytest.raises(ChecksumMismatchError):
+        await bench.copy(sha256=None, size=CHUNK_SIZE)
+    assert bench.told == [(0, digest_of(CHUNKS[0]), CHUNK_SIZE)]

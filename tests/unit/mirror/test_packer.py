@@ -43,7 +43,13 @@ class Upstream(RangedReader):
         self.scripted: dict[str, list[BdnError | Callable[[], None]]] = {}
         self.stated: Checksum | None = None
 
-    def read_into(self, location: Location, request: RangeRequest, buffer: memoryview) -> Checksum | None:
+    def read_into(
+        self,
+        location: Location,
+        request: RangeRequest,
+        buffer: memoryview,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> Checksum | None:
         self.asked.append(request.path)
         if scripted := self.scripted.get(request.path):
             happening = scripted.pop(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from select import select
 from socket import MSG_PEEK, socket
@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bdn.core.chunk import ByteRange
-from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.core.errors import (
+    BdnError,
+    CanceledError,
+    SourceChangedError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
 from bdn.core.ports import Location
 from bdn.core.streaming import ResumePolicy, StallPolicy
 from bdn.transfer.connections import ConnectionPool
@@ -315,3 +321,30 @@ def test_however_connections_fail_the_bytes_are_right_or_there_is_an_error(failu
     else:
         assert type(outcome.error) is UpstreamUnavailableError
         assert outcome.content[: begins[-1]] == CONTENT[: begins[-1]], "what was brought is right"
+
+
+def test_a_transfer_that_nobody_wants_any_more_ends_in_the_middle_of_a_body() -> None:
+    """The upstream neither ends nor stalls by any policy: it goes on for ever, a little at a time."""
+
+    def trickling(connection: socket) -> None:
+        read_head(connection)
+        connection.sendall(good(0)[: HEAD + 1])
+        with suppress(OSError):
+            for at in range(1, 999):
+                connection.sendall(CONTENT[at : at + 1])
+                select([connection], [], [], 0.02)
+
+    asked = 0
+
+    def is_wanted() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 3
+
+    patient = StallPolicy(least_bytes=1, window_seconds=0.03)
+    with closing(ConnectionPool(timeout_seconds=5)) as pool, RawServer(trickling) as server:
+        request = RangeRequest(SOURCE, "file", ByteRange(0, 1000), SIZE)
+        with pytest.raises(CanceledError):
+            RangedReader(pool, stall=patient).read_into(
+                Location(server.url), request, memoryview(bytearray(1000)), is_wanted
+            )
