@@ -238,3 +238,24 @@ async def test_a_survey_knows_how_much_of_a_half_copied_file_is_there_to_the_byt
     monkeypatch.setattr(contents, "half_copied", last_chunk_only)
     await mirror.plan({**MODEL, "allow_patterns": ["*.safetensors"]})
     assert surveys[0].bytes_missing == CHUNK_SIZE
+
+
+async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So long no eviction begins: files that it brought count on chunks which nothing in the database names yet."""
+    monkeypatch.setattr(worker, "RENEW_SECONDS", 0.05)
+    hub.fail(stall(100), origin="cdn")
+    begun = await mirror.begin(MODEL)
+    await until(lambda: hub.log.count(origin="cdn"))
+    await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+
+    def claim() -> tuple[str, str | None, float]:
+        [(_, _, _, status, _, _, _, claimed_by, expires_at, _)] = mirror.rows("mirrors")["mirrors"]
+        return status, claimed_by, expires_at or 0.0
+
+    status, _, expires_at = claim()
+    assert status == "CANCELED"
+    await until(lambda: claim()[2] > expires_at + 0.2)
+    hub.release_stalled()
+    await until(lambda: claim()[1] is None)
