@@ -1,4 +1,4 @@
-"""What of a bucket a source is: a folder, everything, or one object."""
+"""Buckets of S3, and of what speaks S3."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Final
 
 from bdn.core.asking import ASK_ONCE
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.errors import AuthRequiredError, InvalidRequestError, InvalidSourceError
-from bdn.core.paths import UnsafePathError, normalise_path
+from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source_uri import BucketUri
 from bdn.core.upstream import Identity, UpstreamFile
@@ -20,6 +19,7 @@ from bdn.sources.aws.client import S3Endpoint
 from bdn.sources.aws.identity import AwsRoleCredentials
 from bdn.sources.aws.listing import S3Object
 from bdn.sources.aws.signature import CHECKSUM_MODE
+from bdn.sources.bucket_tree import BucketTree
 from bdn.sources.credentials import S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsWebIdentity, SignIn
@@ -42,6 +42,7 @@ class S3Source:
     def __init__(self, uri: BucketUri, bucket: S3Bucket, *, place: tuple[str, ...], organisation: str) -> None:
         self._uri = uri
         self._bucket = bucket
+        self._tree = BucketTree(uri, bucket)
         self._place = (*place, uri.bucket)
         self._scope = f"organisation:{organisation}"
         self._may_read_versions: bool | None = None  # not known yet
@@ -55,22 +56,9 @@ class S3Source:
         resolution: Resolution,  # noqa: ARG002 - there is none
         within: Sequence[str] = ("",),
     ) -> AsyncIterator[UpstreamFile]:
-        """Every object; keys that end with a slash mark folders and are left out.
-
-        One listing for each text of ``within``, whose keys begin with it exactly as it is written: of keys with empty or
-        ``.`` segments, only those are found in which such a segment comes after the text.
-        """
-        prefix = self._uri.prefix
-        if prefix and not prefix.endswith("/"):
-            if found := await self._object(prefix):
-                name = prefix.rpartition("/")[2]
-                if name.startswith(tuple(within)):
-                    yield self._file(found, name)
-                return
-            prefix = f"{prefix}/"
-        for text in within:
-            async for entry in self._below(f"{prefix}{text}"):
-                yield self._file(entry, entry.key.removeprefix(prefix))
+        """Every object; see ``BucketTree.files``."""
+        async for path, entry in self._tree.files(within):
+            yield self._file(entry, path)
 
     async def locate(self, file: UpstreamFile) -> Location:
         """A presigned address, or the plain one for anonymous reading.
@@ -96,33 +84,6 @@ class S3Source:
             may_be_encoded=True,  # S3 gives bytes as they were put, with the encoding that was put with them
         )
 
-    async def _below(self, prefix: str) -> AsyncIterator[S3Object]:
-        token = None
-        while True:
-            page = await self._bucket.page(prefix, token=token)
-            for entry in page.objects:
-                if not entry.key.endswith("/"):
-                    yield entry
-            if page.following is None:
-                return
-            token = page.following
-
-    async def _object(self, key: str) -> S3Object | None:
-        """The object of exactly this key. It sorts before everything that it is a prefix of, so one entry tells.
-
-        Raises:
-            InvalidSourceError: there is a folder of the same name.
-        """
-        first = (await self._bucket.page(key, limit=1)).objects
-        if not first or first[0].key != key:
-            return None
-        below = await self._bucket.page(f"{key}/", limit=2)  # two: the first may be the folder's own marker
-        if any(not entry.key.endswith("/") for entry in below.objects):
-            raise InvalidSourceError(
-                str(self._uri), f"{self._uri} is both an object and a folder; add a slash for the folder: {self._uri}/"
-            )
-        return first[0]
-
     async def _versions_may_be_read(self, file: UpstreamFile, version_id: str) -> bool:
         """Reading a version needs a permission of its own (s3:GetObjectVersion), which many readers do not have.
 
@@ -139,12 +100,8 @@ class S3Source:
 
     def _file(self, entry: S3Object, path: str) -> UpstreamFile:
         """Without a checksum: an ETag is the MD5 only where KMS is not used, and a listing does not tell."""
-        try:
-            path = normalise_path(path)
-        except UnsafePathError as error:
-            raise InvalidSourceError(str(self._uri), f"{self._uri} cannot become a tree of files: {error}") from error
-        parts = (*self._place, entry.key, entry.etag, str(entry.size))
-        return UpstreamFile(path, entry.size, Identity.of(self._scope, *parts), entry.key, entry.etag)
+        parts = (*self._place, entry.name, entry.etag, str(entry.size))
+        return UpstreamFile(path, entry.size, Identity.of(self._scope, *parts), entry.name, entry.etag)
 
 
 @asynccontextmanager

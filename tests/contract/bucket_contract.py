@@ -54,7 +54,7 @@ class BucketContract(ABC):
             assert read_range(location, 3, 9).content == CONTENT[3:9]
             assert await listed_within(source, name[0]) == [name]
 
-    @pytest.mark.parametrize("marker", [{}, {"model/": b""}])
+    @pytest.mark.parametrize("marker", [{}, {"model/": b""}, {"model/": b"", "model/0/": b"", "model/1/": b""}])
     async def test_a_prefix_that_is_both_object_and_folder_asks_for_a_slash(
         self, bucket: Bucket, marker: dict[str, bytes]
     ) -> None:

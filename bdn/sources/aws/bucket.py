@@ -19,10 +19,10 @@ from bdn.core.upstream import Checksum, UpstreamFile
 from bdn.sources.aws.checksums import stated_checksum
 from bdn.sources.aws.client import LISTING, Client, S3Endpoint, s3_client
 from bdn.sources.aws.errors import SDK_ERRORS, region_told, translate, translate_head
-from bdn.sources.aws.listing import S3Page, read_page
+from bdn.sources.aws.listing import S3Object, S3Page, read_page
 from bdn.sources.aws.signature import GetSigner, plain_address
+from bdn.sources.bucket_tree import PAGE
 
-PAGE: Final = 1000  # keys per request, the most that S3 gives
 ADDRESS_SECONDS: Final = 3600
 _NO_VERSION: Final = "null"  # what S3 calls the version of an object that was written while versioning was off
 
@@ -75,6 +75,17 @@ class S3Bucket:
         self._opening = asyncio.Lock()
         self._base: str | None = None
         self._signer: GetSigner | None = None
+
+    async def objects(self, prefix: str, *, page: int = PAGE) -> AsyncIterator[S3Object]:
+        """The objects whose keys begin with ``prefix``, in the order of their keys; one request per ``page``."""
+        token = None
+        while True:
+            listed = await self.page(prefix, limit=page, token=token)
+            for entry in listed.objects:
+                yield entry
+            if listed.following is None:
+                return
+            token = listed.following
 
     async def page(self, prefix: str, *, limit: int = PAGE, token: str | None = None) -> S3Page:
         """Up to ``limit`` objects whose keys begin with ``prefix``, after those of the page that gave the token."""

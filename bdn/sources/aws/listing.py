@@ -20,9 +20,9 @@ class NotAListingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class S3Object:
-    """One listed object. ``etag`` is as it stands in the header of an answer, quotes included."""
+    """One listed object. ``name`` is what S3 calls its key. ``etag`` is as it stands in the header of an answer, quotes included."""
 
-    key: str
+    name: str
     etag: str
     size: int
 

@@ -27,12 +27,12 @@ from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.ports import Asker, Location
 from bdn.core.source_uri import BucketUri
 from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.sources.bucket_tree import PAGE
 from bdn.sources.google.errors import SDK_ERRORS, RefusedError, translate
 from bdn.sources.google.tokens import TokenProvider
 from bdn.sources.guarded_connector import guarded_connector
 from bdn.sources.proxies import proxy_for
 
-PAGE: Final = 1000  # objects per request, the most that GCS gives
 _FIELDS: Final = "items(name,generation,size,crc32c,md5Hash),nextPageToken"
 # gcsfs's request (status, headers, what was asked, content), inside of two of its layers that do harm here: six attempts with
 # sleeps that know of no Retry-After, and a log of the headers that hold the token.

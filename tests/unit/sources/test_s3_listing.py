@@ -35,7 +35,7 @@ def test_keys_etags_and_sizes_are_read_with_any_namespace(namespace: str) -> Non
 
 
 def test_keys_are_taken_as_they_are_where_the_server_does_not_quote_them() -> None:
-    assert read_page(document(entry("a+b%20c"))).objects[0].key == "a+b%20c"
+    assert read_page(document(entry("a+b%20c"))).objects[0].name == "a+b%20c"
 
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -47,10 +47,10 @@ def test_quoted_keys_are_read_as_the_sdk_reads_them(keys: list[str], sizes: int)
     body = document(*(entry(quote_plus(key), size=sizes) for key in keys), head=head)
     theirs = create_parser("rest-xml").parse({"status_code": 200, "headers": {}, "body": body}, SHAPE)
     ours = read_page(body).objects
-    assert [(quote_plus(found.key), found.etag, found.size) for found in ours] == [
+    assert [(quote_plus(found.name), found.etag, found.size) for found in ours] == [
         (found["Key"], found["ETag"], found["Size"]) for found in theirs.get("Contents", ())
     ]
-    assert [found.key for found in ours] == keys
+    assert [found.name for found in ours] == keys
 
 
 @pytest.mark.parametrize(
