@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from bdn.mirror.mirroring.progress import Progress
 from bdn.mirror.mirroring.survey import Survey, Surveyor
 from bdn.mirror.repository import contents
 from bdn.store.directory import DirectoryStore
+from bdn.transfer.ranged import RangedReader
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror_service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source, until
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
@@ -241,21 +243,30 @@ async def test_a_survey_knows_how_much_of_a_half_copied_file_is_there_to_the_byt
 
 
 async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(
-    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So long no eviction begins: files that it brought count on chunks which nothing in the database names yet."""
-    monkeypatch.setattr(worker, "RENEW_SECONDS", 0.05)
-    hub.fail(stall(100), origin="cdn")
-    begun = await mirror.begin(MODEL)
-    await until(lambda: hub.log.count(origin="cdn"))
-    await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+    reached, released = threading.Event(), threading.Event()
+    read_into = RangedReader.read_into
+
+    def hold(self: RangedReader, *given: Any) -> Any:
+        reached.set()
+        assert released.wait(LONGEST_SECONDS)
+        return read_into(self, *given)
 
     def claim() -> tuple[str, str | None, float]:
         [(_, _, _, status, _, _, _, claimed_by, expires_at, _)] = mirror.rows("mirrors")["mirrors"]
         return status, claimed_by, expires_at or 0.0
 
-    status, _, expires_at = claim()
-    assert status == "CANCELED"
-    await until(lambda: claim()[2] > expires_at + 0.2)
-    hub.release_stalled()
+    monkeypatch.setattr(worker, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(RangedReader, "read_into", hold)
+    begun = await mirror.begin(MODEL)
+    await until(reached.is_set)
+    try:
+        await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+        status, _, expires_at = claim()
+        assert status == "CANCELED"
+        await until(lambda: claim()[2] > expires_at + 0.2)
+    finally:
+        released.set()
     await until(lambda: claim()[1] is None)
