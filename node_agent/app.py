@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from socket import gethostname
 from typing import Final
 
 from bdn import __version__
 from bdn.core.cache_index import CacheIndex
+from bdn.core.chunk_index import ChunkIndex
 from bdn.core.retry import RetryPolicy
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.pacing import pacer
 from bdn.wire.chunk_server import ChunkServer
 from bdn.wire.client import MirrorClient
 from node_agent.agent import Agent
+from node_agent.bandwidth import Bandwidth
+from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.catalogue import Catalogue
-from node_agent.cache.node_cache import CacheEvents, Clock, NodeCache
+from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.removal import Removal
 from node_agent.cache.scan import Scanner
 from node_agent.cache.shelf import NodeShelf
-from node_agent.cache.space import Space
+from node_agent.cache.space import Allowed, Space
+from node_agent.cluster.chunk_files import ChunkFiles
+from node_agent.cluster.chunk_lists import ChunkLists, LayoutSource
+from node_agent.cluster.obtaining import Obtaining, OwnersShelf
+from node_agent.cluster.origin_reads import OriginReads
+from node_agent.cluster.tier import ClusterTier
 from node_agent.crew import Crew, in_thread
-from node_agent.disk.durable import DurableFolders, disk_errors
+from node_agent.disk.aside import Aside
+from node_agent.disk.direct import DirectWrites
+from node_agent.disk.durable import disk_errors
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.owner import boot_id, owned
 from node_agent.disk.places import Places
 from node_agent.evictions import Evictions
 from node_agent.fill.filler import Filler
 from node_agent.fill.flights import Flights
-from node_agent.fill.supply import Supplier
+from node_agent.fill.lanes import Pools
+from node_agent.fill.provision import Provision
 from node_agent.heartbeat import Heartbeats, Identity
 from node_agent.holdings import Holdings
 from node_agent.metrics import Metrics
 from node_agent.news import News
+from node_agent.prefetches import Prefetches
+from node_agent.ring.members import Members
+from node_agent.ring.peers import Peers
+from node_agent.ring.supplier import Supplier
 from node_agent.settings import AgentSettings
 from node_agent.stage.book import StageBook
 from node_agent.stage.housekeeping import Housekeeping
@@ -44,11 +62,14 @@ from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
 from node_agent.stage.stages import Stages
 from node_agent.stage.staging import Staging
+from node_agent.stage.warm import Warmer
 from node_agent.trust import Trust
 from node_agent.view.exposure import choose, exposures
 from node_agent.view.views import Views
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
+_PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; how long an answer may take is for the ring to judge
+_LEAST_THREADS: Final = 4  # that move bytes, whatever they achieve: two may both be waiting for the disk
 
 
 @asynccontextmanager
@@ -70,50 +91,107 @@ async def open_agent(
         with disk_errors(places.root):
             await in_thread(places.make)
         stack.enter_context(owned(places.owner))
+        writes = DirectWrites()
+        await in_thread(writes.probe, places.filling)
         manifests, stage_records = ManifestRecords(places), StageRecords(places)
         trust = Trust(places.trusted_keys, clock)
         await in_thread(trust.load)
+        members = Members(settings.node, places.members)
+        await in_thread(members.load)
+        bandwidth = Bandwidth(settings.download_rate, settings.prefetch_rate)
         index, book, news = CacheIndex(), StageBook(), News()
         metrics = Metrics(book)
 
         # The cache, and its face to peers.
-        shelf = NodeShelf(places, index, None if settings.auth == "off" else trust.verify)
+        aside, chunks, reads = Aside(), ChunkIndex(), OriginReads()
+        allowed = Allowed(settings.cache_bytes, settings.headroom_bytes, settings.cluster_cache_bytes)
+        space = Space(places, aside, allowed, settings.roles, index.ledger, chunks.ledger)
+        chunk_files, tier_events = ChunkFiles(places.root / "cluster", writes), _tier_events(metrics, news)
+        tier = ClusterTier(chunk_files, chunks, space.cluster_budget, clock, tier_events)
+        await in_thread(tier.load)
+        shelf = NodeShelf(places, index, tier, None if settings.auth == "off" else trust.verify)
         for found in await in_thread(Scanner(places, manifests, shelf).run):
             found.restore(index)
-        space = Space(places, settings.cache_bytes, settings.headroom_bytes)
         events = CacheEvents(news.tell, metrics.evicted)
         cache = NodeCache(index, manifests, Removal(places, manifests), shelf, space, clock, events)
-        server = ChunkServer(shelf, settings.host, settings.data_port, on_sent=metrics.served)
-        stack.push_async_callback(in_thread, server.close)
 
         # The way of the bytes: mirror, readers, byte threads, parts.
         connections = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
-        threads = ByteThreads(settings.byte_threads, "agent-bytes")
+        threads = ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS)
         stack.push_async_callback(in_thread, threads.close)
-        supplier = Supplier(connections, policy, metrics.mismatched)
+        metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: threads.limit)
+        metrics.watch(
+            "bdn_agent_direct_writes", "1 when files are written past the page cache", lambda: writes.are_direct
+        )
+        to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members)
+        asking = ByteThreads(settings.byte_threads, "agent-peers")
+        stack.push_async_callback(in_thread, asking.close)
+        supplier = Supplier(connections, to_peers, shelf, reads, peers, policy, metrics.mismatched)
         sync = stack.enter_context(GroupSync(places.root))
-        filler = Filler(places, DurableFolders(), sync, threads, cache.commit)
+        filler = Filler(places, sync, writes, aside, bandwidth, shelf, cache.commit)
         flights = Flights(await stack.enter_async_context(Crew()))
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
+
+        # Peers: what is here, and what an owner obtains for them.
+        serving = ByteThreads(settings.byte_threads, "agent-serving")
+        stack.push_async_callback(in_thread, serving.close)
+        obtaining = Obtaining(
+            loop=asyncio.get_running_loop(),
+            crew=await stack.enter_async_context(Crew()),
+            threads=serving,
+            lists=ChunkLists(LayoutSource(client, manifests)),
+            reads=reads,
+            bandwidth=bandwidth,
+            shelf=shelf,
+            tier=tier,
+            opener=supplier,
+            mirror_url=settings.url,
+            on_obtained=metrics.obtained,
+        )
+        face = OwnersShelf(shelf, obtaining) if "cluster" in settings.roles else shelf
+        pace = pacer(settings.upload_rate)
+        server = ChunkServer(face, settings.host, settings.data_port, on_sent=metrics.served, pace=pace)
+        stack.push_async_callback(in_thread, server.close)
 
         # Stages.
         views = Views(places, exposures(places), await in_thread(choose, settings.exposure, places))
         catalogue = Catalogue(manifests, client, policy)
-        staging = Staging(catalogue, cache, flights, filler, supplier, views, places, settings.url, metrics.filled)
+        provision = Provision(
+            catalogue=catalogue,
+            cache=cache,
+            flights=flights,
+            filler=filler,
+            supplier=supplier,
+            pools=Pools(threads, asking),
+            members=members,
+            peers=peers,
+            keep_slab=tier.keep,
+            mirror_url=settings.url,
+            on_bytes=metrics.filled,
+        )
+        staging = Staging(provision, views, places)
         pulls = Pulls(book, manifests, places)
         crew = await stack.enter_async_context(Crew())
-        lifecycle = Lifecycle(crew, staging, cache, views, stage_records, pulls, clock, metrics.ready, news.tell)
-        holdings = Holdings(cache, book)
+        warmer = Warmer(crew, book, views, settings.warm_rate)
+        lifecycle = Lifecycle(
+            crew, staging, warmer, cache, views, stage_records, pulls, clock, metrics.ready, news.tell
+        )
+        holdings = Holdings(cache, tier, settings.roles, book, writes)
         identity = _identity(settings, server.port)
-        heartbeats = Heartbeats(identity, client, trust, holdings, news)
-        stages = Stages(book, lifecycle, stage_records, views, pulls, trust, heartbeats.ask_for_keys, clock)
-        evictions = Evictions(settings.cluster, settings.node, book, lifecycle, cache)
-        housekeeping = Housekeeping(book, lifecycle, stage_records, manifests, cache, views, pulls, clock)
+        prefetches = Prefetches(crew, provision, cache, trust, news.wake)
+        heartbeats = Heartbeats(
+            identity, client, trust=trust, members=members, holdings=holdings, prefetches=prefetches, news=news
+        )
+        keys, is_node = heartbeats.ask_for_keys, "node" in settings.roles
+        stages = Stages(book, lifecycle, stage_records, views, pulls, trust, keys, clock, is_node)
+        evictions = Evictions(settings.cluster, settings.node, book, lifecycle, cache, tier, prefetches.cancel)
+        housekeeping = Housekeeping(book, lifecycle, stage_records, manifests, cache, tier, views, pulls, clock)
 
         # Go.
-        stack.callback(_let_go, book, flights, connections)
+        stack.callback(_let_go, book, flights, connections, to_peers)
         await housekeeping.resume()
         server.start()
+        stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(Crew())
         heartbeats.start(background, evictions.carry_out)
         background.start(housekeeping.run(), "housekeeping")
@@ -132,12 +210,18 @@ async def open_agent(
         )
 
 
-def _let_go(book: StageBook, flights: Flights, connections: ConnectionPool) -> None:
+def _tier_events(metrics: Metrics, news: News) -> CacheEvents:
+    """For the cluster tier, whose chunks come and go in byte threads; news is told on the loop."""
+    return CacheEvents(partial(asyncio.get_running_loop().call_soon_threadsafe, news.tell), metrics.cluster_evicted)
+
+
+def _let_go(book: StageBook, flights: Flights, *connections: ConnectionPool) -> None:
     """Before tasks are canceled: threads that copy or wait for the network shall notice, so that nobody waits for them."""
     for stage in book.all():
         stage.stop.set()
     flights.stop_trying()
-    connections.close()
+    for pool in connections:
+        pool.close()
 
 
 def _identity(settings: AgentSettings, data_port: int) -> Identity:
