@@ -47,7 +47,15 @@ class Headers(Protocol):
         ...
 
 
-class Source(Protocol):
+class Locator(Protocol):
+    """Tells where the bytes of a listed file are."""
+
+    async def locate(self, file: UpstreamFile) -> Location:
+        """Where this file's ranges can be read now; asked again when a location has expired."""
+        ...
+
+
+class Source(Locator, Protocol):
     """One upstream, opened with its credentials. Errors are ours, mapped where the SDK is called and iterated."""
 
     async def resolve(self) -> Resolution:
@@ -60,10 +68,6 @@ class Source(Protocol):
         A source may list more than that where its upstream can only be asked for folders. Paths are normalised, unsafe
         ones are INVALID_SOURCE. No text in ``within`` begins with another one.
         """
-        ...
-
-    async def locate(self, file: UpstreamFile) -> Location:
-        """Where this file's ranges can be read now; asked again when a location has expired."""
         ...
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.chunk import chunk_count
-from bdn.core.ports import Location, Source
+from bdn.core.ports import Location, Locator
 from bdn.core.retry import Allowance
 from bdn.core.upstream import UpstreamFile
 from bdn.mirror.politeness.patience import Patience
@@ -22,7 +22,7 @@ class LocatedFile:
     """Its location is asked for once, and again when the upstream refuses it or when it is about to expire."""
 
     name: str  # the source, for messages
-    source: Source
+    source: Locator
     file: UpstreamFile
     patience: Patience
     clock: Callable[[], float] = time.time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import BinaryIO
 
@@ -15,7 +15,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.layout import FileLayout
-from bdn.core.ports import Location, Resolution
+from bdn.core.ports import Location
 from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.mirror.mirroring.copier import Copier
 from bdn.mirror.mirroring.located import LocatedFile
@@ -58,12 +58,6 @@ class OneFile:
     def __init__(self) -> None:
         self.located = 0
         self.checksum: Checksum | None = None
-
-    async def resolve(self) -> Resolution:
-        raise NotImplementedError
-
-    def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
-        raise NotImplementedError
 
     async def locate(self, file: UpstreamFile) -> Location:
         self.located += 1

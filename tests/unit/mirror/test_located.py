@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-
-from bdn.core.ports import Location, Resolution
+from bdn.core.ports import Location
 from bdn.core.upstream import Identity, UpstreamFile
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.politeness.patience import Patience
@@ -18,12 +16,6 @@ class Signer:
     def __init__(self) -> None:
         self.now = 1000.0
         self.signed = 0
-
-    async def resolve(self) -> Resolution:
-        raise NotImplementedError
-
-    def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
-        raise NotImplementedError
 
     async def locate(self, file: UpstreamFile) -> Location:
         self.signed += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,7 +19,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.layout import FileLayout, Slab
-from bdn.core.ports import Location, Resolution
+from bdn.core.ports import Location
 from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.mirroring.packer import Packer
@@ -65,12 +65,6 @@ class Places:
     """A source that is asked for locations."""
 
     asked: list[str] = field(default_factory=list)
-
-    async def resolve(self) -> Resolution:
-        raise NotImplementedError
-
-    def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
-        raise NotImplementedError
 
     async def locate(self, file: UpstreamFile) -> Location:
         self.asked.append(file.path)
