@@ -46,7 +46,7 @@ def _stages_router(agent: Agent) -> APIRouter:
     @router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
     async def stage(request: StageRequest, response: Response) -> StageDocument:
         """Make a grant's files appear on this node for a job. Asking again is asking once."""
-        begun = await stages.start(request.job_id, request.grant, request.ttl_seconds)
+        begun = await stages.start(request.job_id, request.grant, request.ttl_seconds, warm=request.warm)
         if not request.wait:
             return stages.document(begun)
         response.status_code = 201

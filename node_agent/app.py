@@ -6,36 +6,22 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from socket import gethostname
-from typing import Final
 
 from bdn import __version__
-from bdn.core.cache_index import CacheIndex
 from bdn.core.retry import RetryPolicy
-from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.connections import ConnectionPool
-from bdn.wire.chunk_server import ChunkServer
 from bdn.wire.client import MirrorClient
 from node_agent.agent import Agent
-from node_agent.cache.catalogue import Catalogue
-from node_agent.cache.node_cache import CacheEvents, Clock, NodeCache
-from node_agent.cache.records import ManifestRecords
-from node_agent.cache.removal import Removal
-from node_agent.cache.scan import Scanner
-from node_agent.cache.shelf import NodeShelf
-from node_agent.cache.space import Space
+from node_agent.cache.node_cache import Clock
 from node_agent.crew import Crew, in_thread
-from node_agent.disk.durable import DurableFolders, disk_errors
-from node_agent.disk.group_sync import GroupSync
-from node_agent.disk.owner import boot_id, owned
-from node_agent.disk.places import Places
+from node_agent.delivery import Delivery, open_delivery
+from node_agent.disk.owner import boot_id
 from node_agent.evictions import Evictions
-from node_agent.fill.filler import Filler
-from node_agent.fill.flights import Flights
-from node_agent.fill.supply import Supplier
+from node_agent.ground import open_ground
 from node_agent.heartbeat import Heartbeats, Identity
 from node_agent.holdings import Holdings
 from node_agent.metrics import Metrics
 from node_agent.news import News
+from node_agent.prefetches import Prefetches
 from node_agent.settings import AgentSettings
 from node_agent.stage.book import StageBook
 from node_agent.stage.housekeeping import Housekeeping
@@ -44,11 +30,9 @@ from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
 from node_agent.stage.stages import Stages
 from node_agent.stage.staging import Staging
-from node_agent.trust import Trust
+from node_agent.stage.warm import Warmer
 from node_agent.view.exposure import choose, exposures
 from node_agent.view.views import Views
-
-_READ_TIMEOUT_SECONDS: Final = 20.0
 
 
 @asynccontextmanager
@@ -63,57 +47,51 @@ async def open_agent(
         DiskFailedError: the cache directory cannot be used.
     """
     settings.check()
-    policy = policy or RetryPolicy()
     async with AsyncExitStack() as stack:
-        # The disk: whose it is, and what is on it.
-        places = Places(settings.effective_cache_dir, settings.mounts_dir)
-        with disk_errors(places.root):
-            await in_thread(places.make)
-        stack.enter_context(owned(places.owner))
-        manifests, stage_records = ManifestRecords(places), StageRecords(places)
-        trust = Trust(places.trusted_keys, clock)
-        await in_thread(trust.load)
-        index, book, news = CacheIndex(), StageBook(), News()
+        book, news = StageBook(), News()
         metrics = Metrics(book)
-
-        # The cache, and its face to peers.
-        shelf = NodeShelf(places, index, None if settings.auth == "off" else trust.verify)
-        for found in await in_thread(Scanner(places, manifests, shelf).run):
-            found.restore(index)
-        space = Space(places, settings.cache_bytes, settings.headroom_bytes)
-        events = CacheEvents(news.tell, metrics.evicted)
-        cache = NodeCache(index, manifests, Removal(places, manifests), shelf, space, clock, events)
-        server = ChunkServer(shelf, settings.host, settings.data_port, on_sent=metrics.served)
-        stack.push_async_callback(in_thread, server.close)
-
-        # The way of the bytes: mirror, readers, byte threads, parts.
-        connections = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
-        threads = ByteThreads(settings.byte_threads, "agent-bytes")
-        stack.push_async_callback(in_thread, threads.close)
-        supplier = Supplier(connections, policy, metrics.mismatched)
-        sync = stack.enter_context(GroupSync(places.root))
-        filler = Filler(places, DurableFolders(), sync, threads, cache.commit)
-        flights = Flights(await stack.enter_async_context(Crew()))
+        ground = await open_ground(stack, settings, metrics, news, clock)
+        places, cache, tier, trust = ground.places, ground.cache, ground.tier, ground.trust
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
+        delivery = await open_delivery(
+            stack, settings, ground, client=client, metrics=metrics, policy=policy or RetryPolicy()
+        )
+        provision, data_port = delivery.provision, delivery.server.port
+        metrics.watch(
+            "bdn_agent_direct_writes", "1 when files are written past the page cache", lambda: ground.writes.are_direct
+        )
 
         # Stages.
         views = Views(places, exposures(places), await in_thread(choose, settings.exposure, places))
-        catalogue = Catalogue(manifests, client, policy)
-        staging = Staging(catalogue, cache, flights, filler, supplier, views, places, settings.url, metrics.filled)
-        pulls = Pulls(book, manifests, places)
+        stage_records, pulls = StageRecords(places), Pulls(book, ground.manifests, places)
         crew = await stack.enter_async_context(Crew())
-        lifecycle = Lifecycle(crew, staging, cache, views, stage_records, pulls, clock, metrics.ready, news.tell)
-        holdings = Holdings(cache, book)
-        identity = _identity(settings, server.port)
-        heartbeats = Heartbeats(identity, client, trust, holdings, news)
-        stages = Stages(book, lifecycle, stage_records, views, pulls, trust, heartbeats.ask_for_keys, clock)
-        evictions = Evictions(settings.cluster, settings.node, book, lifecycle, cache)
-        housekeeping = Housekeeping(book, lifecycle, stage_records, manifests, cache, views, pulls, clock)
+        staging, warmer = Staging(provision, views, places), Warmer(crew, book, views, settings.warm_rate)
+        lifecycle = Lifecycle(
+            crew, staging, warmer, cache, views, stage_records, pulls, clock, metrics.ready, news.tell
+        )
+        housekeeping = Housekeeping(book, lifecycle, stage_records, ground.manifests, cache, tier, views, pulls, clock)
+
+        # What the mirror is told, and what it asks for.
+        holdings = Holdings(cache, tier, settings.roles, book, ground.writes)
+        prefetches = Prefetches(crew, provision, cache, trust, news.wake)
+        heartbeats = Heartbeats(
+            _identity(settings, data_port),
+            client,
+            trust=trust,
+            members=ground.members,
+            holdings=holdings,
+            prefetches=prefetches,
+            news=news,
+        )
+        evictions = Evictions(settings.cluster, settings.node, book, lifecycle, cache, tier, prefetches.cancel)
+        keys, is_node = heartbeats.ask_for_keys, "node" in settings.roles
+        stages = Stages(book, lifecycle, stage_records, views, pulls, trust, keys, clock, is_node)
 
         # Go.
-        stack.callback(_let_go, book, flights, connections)
+        stack.callback(_let_go, book, delivery)
         await housekeeping.resume()
-        server.start()
+        delivery.server.start()
+        stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(Crew())
         heartbeats.start(background, evictions.carry_out)
         background.start(housekeeping.run(), "housekeeping")
@@ -128,16 +106,15 @@ async def open_agent(
             heartbeats=heartbeats,
             trust=trust,
             metrics=metrics,
-            data_port=server.port,
+            data_port=data_port,
         )
 
 
-def _let_go(book: StageBook, flights: Flights, connections: ConnectionPool) -> None:
+def _let_go(book: StageBook, delivery: Delivery) -> None:
     """Before tasks are canceled: threads that copy or wait for the network shall notice, so that nobody waits for them."""
     for stage in book.all():
         stage.stop.set()
-    flights.stop_trying()
-    connections.close()
+    delivery.let_go()
 
 
 def _identity(settings: AgentSettings, data_port: int) -> Identity:

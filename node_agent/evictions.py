@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from bdn.core.cache_index import CacheIndex, EvictionPlan
+from bdn.core.cache_index import EvictionPlan, EvictionReason
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
 from bdn.core.leases import Holder
 from bdn.wire.errors import body_of
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport
+from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport, Tier
 from node_agent.cache.node_cache import NodeCache
+from node_agent.cluster.tier import ClusterTier
+from node_agent.crew import in_thread
 from node_agent.stage.book import StageBook
 from node_agent.stage.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
-Plan = Callable[[CacheIndex], EvictionPlan]
+
+
+class Index(Protocol):
+    """What the indices of both tiers can say about evictions."""
+
+    def plan(self, manifests: Sequence[Digest], *, force: bool = False) -> EvictionPlan:
+        """What evicting these manifests would take."""
+        ...
+
+    def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
+        """What freeing so many bytes would take."""
+        ...
+
+    def manifests(self) -> tuple[Digest, ...]:
+        """All that there are."""
+        ...
+
+
+Plan = Callable[[Index], EvictionPlan]
 
 
 @dataclass(frozen=True)
 class Evictions:
-    """Carries out commands. All or nothing per manifest; what was evicted before a failure stays evicted."""
+    """Carries out commands. All or nothing per manifest and tier; what was evicted before a failure stays evicted."""
 
     cluster: str
     node: str
     book: StageBook
     lifecycle: Lifecycle
     cache: NodeCache
+    tier: ClusterTier
+    break_prefetch: Callable[[str], Awaitable[bool]]  # False: no prefetch has this id
 
     async def carry_out(self, command: EvictCommand) -> EvictReport:
         """The report; errors are in it, because somebody waits for it elsewhere."""
@@ -48,8 +71,16 @@ class Evictions:
             DiskFailedError, MountFailedError: something could not be removed.
         """
         plan = self._plan(command)
+        items: list[EvictedItem] = []
+        if command.tier in (None, "node"):
+            items += self._items("node", await self._evict_node(command, plan))
+        if command.tier in (None, "cluster"):
+            items += self._items("cluster", await self._evict_cluster(command, plan))
+        return items
+
+    async def _evict_node(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
         if command.dry_run:
-            return self._items(plan(self.cache.index))
+            return plan(self.cache.index)
         await self.lifecycle.release_abandoned()
         broken: dict[Digest, tuple[Holder, ...]] = {}
         if command.force:
@@ -58,21 +89,33 @@ class Evictions:
             await self._break_leases(forced)
             # Between breaking the leases and here somebody may have taken a new one: that one is respected.
             plan = self._plan(command.model_copy(update={"force": False}))
-        done = await self.cache.evict(plan, "forced" if command.force else "request")
+        done = await self.cache.evict(plan, _reason(command))
         for victim in done.victims:
             logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
         victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
-        return self._items(EvictionPlan(tuple(victims), done.refused))
+        return EvictionPlan(tuple(victims), done.refused)
+
+    async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
+        """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""
+        if command.dry_run:
+            return await in_thread(self.tier.plan, plan)
+        done = await in_thread(self.tier.evict, plan, _reason(command))
+        for victim in done.victims:
+            logger.info("evicted the chunks of manifest %s: %d bytes", victim.manifest, victim.size)
+        return done
 
     async def _break_leases(self, plan: EvictionPlan) -> None:
         for victim in plan.victims:
             for holder in victim.holders:
                 logger.warning("a forced eviction of manifest %s takes it away from %s", victim.manifest, holder)
-                stage = self.book.find(holder.stage_id)
-                await self.lifecycle.release(stage, CanceledError(f"{holder}, by a forced eviction,"))
+                if await self.break_prefetch(holder.stage_id):
+                    continue
+                stage = self.book.get(holder.stage_id)
+                if stage is not None:  # otherwise it has ended by itself meanwhile
+                    await self.lifecycle.release(stage, CanceledError(f"{holder}, by a forced eviction,"))
 
     def _plan(self, command: EvictCommand) -> Plan:
-        """What the command selects, as a decision about the index at a later moment."""
+        """What the command selects, as a decision about an index at a later moment."""
         manifests = self._manifests(command)
         size, force = command.lru_bytes, command.force
         if [size is not None, manifests is not None, command.all].count(True) != 1:
@@ -94,7 +137,7 @@ class Evictions:
         stages = [stage for stage in self.book.all() if stage.record.job_id == command.job]
         return list(dict.fromkeys(manifest for stage in stages for manifest in stage.record.manifests))
 
-    def _items(self, plan: EvictionPlan) -> list[EvictedItem]:
+    def _items(self, tier: Tier, plan: EvictionPlan) -> list[EvictedItem]:
         sources: dict[str, list[str]] = {}
         for stage in self.book.all():
             for mount in stage.record.mounts:
@@ -103,7 +146,7 @@ class Evictions:
 
         def item(manifest: Digest, size: int, holders: list[str], *, refused: bool) -> EvictedItem:
             return EvictedItem(
-                tier="node",
+                tier=tier,
                 cluster=self.cluster,
                 node=self.node,
                 manifest=str(manifest),
@@ -120,3 +163,7 @@ class Evictions:
             ),
             *(item(kept.manifest, 0, [str(one) for one in kept.holders], refused=True) for kept in plan.refused),
         ]
+
+
+def _reason(command: EvictCommand) -> EvictionReason:
+    return "forced" if command.force else "request"

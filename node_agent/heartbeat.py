@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,11 +16,14 @@ from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from node_agent.crew import Crew, in_thread
 from node_agent.holdings import Holdings
 from node_agent.news import News
+from node_agent.prefetches import Prefetches
+from node_agent.ring.members import Members
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 10.0
-_LONGEST_PAUSE_SECONDS: Final = 60.0
+_LONGEST_PAUSE_SECONDS: Final = 10.0  # a mirror that comes back shall hear of its members before it misses any
+_LEAVE_SECONDS: Final = 2.0
 _REMEMBERED: Final = 1000
 
 
@@ -41,11 +45,23 @@ class Heartbeats:
     The mirror repeats a command until it has the report; a command that is known is not carried out again.
     """
 
-    def __init__(self, identity: Identity, client: MirrorClient, trust: Trust, holdings: Holdings, news: News) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        client: MirrorClient,
+        *,
+        trust: Trust,
+        members: Members,
+        holdings: Holdings,
+        prefetches: Prefetches,
+        news: News,
+    ) -> None:
         self._identity = identity
         self._client = client
         self._trust = trust
+        self._members = members
         self._holdings = holdings
+        self._prefetches = prefetches
         self._news = news
         self._commands: asyncio.Queue[EvictCommand] = asyncio.Queue()
         self._seen: dict[str, None] = {}
@@ -61,33 +77,58 @@ class Heartbeats:
 
     async def beat(self, wait_seconds: float = 0) -> HeartbeatReply:
         """One heartbeat; takes up what the answer brings. Raises ``BdnError`` when there is none."""
-        version, reports = self._news.version, list(self._reports.values())
-        use = await self._holdings.cache.use()
-        who = self._identity
-        reply = await self._client.heartbeat(
-            Heartbeat(
-                node=who.node,
-                cluster=who.cluster,
-                boot_id=who.boot_id,
-                roles=who.roles,
-                advertise=who.advertise,
-                version=who.version,
-                tiers={"node": use},
-                holdings=self._holdings.all() if version != self._told else None,
-                reports=reports,
-                wait_seconds=wait_seconds,
-            )
-        )
+        return (await self._beat(wait_seconds))[0]
+
+    async def leave(self) -> None:
+        """The last word: peers shall not wait to find out. If it cannot be said, the mirror will miss us."""
+        with suppress(BdnError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._client.heartbeat((await self._heartbeat(0)).model_copy(update={"leaving": True}))
+
+    async def _beat(self, wait_seconds: float) -> tuple[HeartbeatReply, bool]:
+        """The answer, and whether it brought other members."""
+        version, asked = self._news.version, self._members.ask()
+        heartbeat = await self._heartbeat(wait_seconds)
+        reply = await self._client.heartbeat(heartbeat)
         self._told = max(self._told, version)
-        for report in reports:
+        for report in heartbeat.reports:
             self._reports.pop(report.id, None)
-        try:
-            await in_thread(self._trust.update, reply.public_keys)
-        except DiskFailedError as error:
-            logger.warning("the mirror's keys are not kept for the next start: %s", error)
+        self._prefetches.delivered(heartbeat.prefetches)
+        are_others = await self._believe(reply, asked)
         for command in reply.commands:
             self._take(command)
-        return reply
+        for prefetch in reply.prefetches:
+            self._prefetches.take(prefetch)
+        return reply, are_others
+
+    async def _heartbeat(self, wait_seconds: float) -> Heartbeat:
+        who = self._identity
+        version = self._news.version
+        return Heartbeat(
+            node=who.node,
+            cluster=who.cluster,
+            boot_id=who.boot_id,
+            roles=who.roles,
+            advertise=who.advertise,
+            version=who.version,
+            tiers=await self._holdings.tiers(),
+            holdings=await self._holdings.all() if version != self._told else None,
+            reports=list(self._reports.values()),
+            prefetches=self._prefetches.reports(),
+            epoch=self._members.current().epoch,
+            wait_seconds=wait_seconds,
+        )
+
+    async def _believe(self, reply: HeartbeatReply, asked: int) -> bool:
+        """Take up keys and members; returns whether the members are others."""
+        try:
+            await in_thread(self._trust.update, reply.public_keys)
+            if reply.members is not None:
+                return await in_thread(self._members.take, reply.epoch, reply.members, asked)
+        except DiskFailedError as error:
+            logger.warning("the mirror's keys and members are not kept for the next start: %s", error)
+            return True
+        return False
 
     async def ask_for_keys(self) -> None:
         """A grant is signed with a key that we do not know. If the mirror is down, we go on not knowing it."""
@@ -109,7 +150,7 @@ class Heartbeats:
         while True:
             began = loop.time()
             try:
-                reply = await self.beat(_WAIT_SECONDS)
+                reply, are_others = await self._beat(_WAIT_SECONDS)
             except Exception as error:  # noqa: BLE001 - stages do not end because the mirror cannot be told of them
                 self._note_failure(error)
                 await asyncio.sleep(pause)
@@ -117,8 +158,9 @@ class Heartbeats:
                 continue
             self._note_success()
             pause = 1.0
-            if loop.time() - began < 1.0:  # it repeats a command that is being carried out, or keeps no request open
-                await asyncio.sleep(1.0 if reply.commands else reply.interval_seconds)
+            if loop.time() - began < 1.0:  # it repeats a command, others come and go, or it keeps no request open
+                is_news = reply.commands or reply.prefetches or are_others
+                await asyncio.sleep(1.0 if is_news else reply.interval_seconds)
 
     async def _tell(self) -> None:
         while True:

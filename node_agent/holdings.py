@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from bdn.core.digest import Digest
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.stage_schema import Cache
+from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.cache.node_cache import NodeCache
+from node_agent.cluster.tier import ClusterTier
+from node_agent.crew import in_thread
+from node_agent.disk.direct import DirectWrites
 from node_agent.stage.book import StageBook
 
 
@@ -16,16 +21,31 @@ class Holdings:
     """Documents about the cache."""
 
     cache: NodeCache
+    tier: ClusterTier
+    roles: Collection[str]
     book: StageBook
+    writes: DirectWrites
 
-    def all(self) -> list[Holding]:
-        """The held manifests, least recently used first. Sources are those of the stages that are known."""
+    async def tiers(self) -> dict[str, TierUse]:
+        """The space of the tiers for which this agent has the role."""
+        uses: dict[str, TierUse] = {}
+        if "node" in self.roles:
+            uses["node"] = await self.cache.use()
+        if "cluster" in self.roles:
+            uses["cluster"] = await in_thread(self.tier.use)
+        return uses
+
+    async def all(self) -> list[Holding]:
+        """The manifests that either tier holds, least recently used first. Sources are those of the stages that are known."""
+        return self._all(await in_thread(self.tier.held))
+
+    def _all(self, chunks: dict[Digest, tuple[int, float]]) -> list[Holding]:
         index = self.cache.index
         sources: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for stage in self.book.all():
             for mount in stage.record.mounts:
                 sources[mount.manifest][mount.source] = None
-        return [
+        held = [
             Holding(
                 manifest=str(manifest),
                 bytes=sum(index.ledger.size_of(content) or 0 for content in index.contents_of(manifest)),
@@ -33,10 +53,28 @@ class Holdings:
                 last_used=index.recency.last_used(manifest),
                 sources=list(sources.get(str(manifest), ())),
                 held_by=[holder.job_id for holder in index.leases.holders(manifest)],
+                cluster_bytes=chunks.get(manifest, (0, 0.0))[0],
             )
             for manifest in index.manifests()
         ]
+        staged = frozenset(index.manifests())
+        held += [
+            Holding(
+                manifest=str(manifest),
+                bytes=0,
+                complete=False,
+                last_used=last_used,
+                sources=list(sources.get(str(manifest), ())),
+                cluster_bytes=size,
+            )
+            for manifest, (size, last_used) in chunks.items()
+            if manifest not in staged
+        ]
+        return sorted(held, key=lambda holding: holding.last_used or 0)
 
     async def document(self) -> Cache:
         """``GET /cache``."""
-        return Cache(tiers={"node": await self.cache.use()}, manifests=self.all())
+        return Cache(tiers=await self.tiers(), manifests=await self.all(), writes=self._writes())
+
+    def _writes(self) -> Writes:
+        return Writes(direct=self.writes.are_direct, reason=self.writes.reason)

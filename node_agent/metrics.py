@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from bdn.wire.eviction_schema import Tier
@@ -31,6 +31,16 @@ class Metrics:
         self.evictions = Counter(
             "bdn_agent_evictions", "Manifests evicted, by reason", ["reason"], registry=self.registry
         )
+        self.cluster_evictions = Counter(
+            "bdn_agent_cluster_evictions",
+            "Manifests evicted from the cluster tier, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.obtained_chunks = Counter(
+            "bdn_agent_obtained_chunks", "Chunks read from the mirror because a peer asked", registry=self.registry
+        )
+        self.obtained_bytes = Counter("bdn_agent_obtained_bytes", "Bytes of these chunks", registry=self.registry)
         self.mismatches = Counter(
             "bdn_agent_verification_failures", "Chunks that arrived with the wrong content", registry=self.registry
         )
@@ -61,6 +71,19 @@ class Metrics:
     def evicted(self, reason: str, manifests: int) -> None:
         """Manifests are gone."""
         self.evictions.labels(reason).inc(manifests)
+
+    def cluster_evicted(self, reason: str, manifests: int) -> None:
+        """Manifests are gone from the cluster tier."""
+        self.cluster_evictions.labels(reason).inc(manifests)
+
+    def obtained(self, size: int) -> None:
+        """A chunk was read from the mirror for a peer."""
+        self.obtained_chunks.inc()
+        self.obtained_bytes.inc(size)
+
+    def watch(self, name: str, what: str, read: Callable[[], float]) -> None:
+        """A figure that is read whenever somebody asks for it."""
+        Gauge(name, what, registry=self.registry).set_function(read)
 
     def render(self, use: TierUse) -> bytes:
         """The text that Prometheus reads; the cache's figures are those of now."""

@@ -18,7 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from bdn.wire.settings import Port, SettingsError, Size, default_data_dir
+from bdn.wire.settings import Port, Rate, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
 _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
@@ -40,6 +40,7 @@ class AgentSettings(BaseSettings):
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
     headroom_bytes: Size | None = None  # None means 5 % of the disk
+    cluster_cache_bytes: Size | None = None  # None means a tenth of the cache, or all of it for a cluster cache alone
     roles: Annotated[tuple[Role, ...], NoDecode, BeforeValidator(_roles), Field(min_length=1)] = ("node", "cluster")
     cluster: Annotated[str, Field(min_length=1, max_length=256)] = "default"
     node: Annotated[str, Field(min_length=1, max_length=256)] = Field(default_factory=gethostname)
@@ -50,7 +51,11 @@ class AgentSettings(BaseSettings):
     advertise: str | None = None
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"
-    byte_threads: Annotated[int, Field(ge=1, le=256)] = 8
+    byte_threads: Annotated[int, Field(ge=1, le=256)] = 16  # at most, each with a buffer of 8 MiB
+    download_rate: Rate | None = None  # of chunks from peers and the mirror; None means no limit
+    upload_rate: Rate | None = None  # of chunks to peers
+    prefetch_rate: Rate | None = None  # what prefetches may have of the download
+    warm_rate: Rate = 1_000_000_000  # at which files of stages that are to be warm are read into memory
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @classmethod

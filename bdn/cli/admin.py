@@ -1,4 +1,4 @@
-"""The command ``bdn-admin``: what is held where, who the agents are, taking things out again, and secrets."""
+"""The command ``bdn-admin``: what is held where, who the agents are, bringing things there, taking them out, and secrets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import bdn
 from bdn.cli.embedding import reachable_mirror
 from bdn.cli.exit_codes import DONE, FAILED, IN_USE
 from bdn.cli.output import Output, command_line
+from bdn.cli.prefetch import prefetch
 from bdn.cli.secrets import secrets
 from bdn.core.errors import InvalidRequestError
 from bdn.core.sizes import format_size, parse_size
@@ -19,13 +20,14 @@ from bdn.wire.mirror_schema import HeldManifest
 @click.group()
 @click.version_option(bdn.__version__, prog_name="bdn-admin")
 def main() -> None:
-    """Look into a BDN and take things out of it.
+    """Look into a BDN, bring things to its nodes and take them out of it.
 
     The mirror is found by BDN_URL and BDN_TOKEN. Where BDN_URL is not set and no service runs, the commands work on what
     'bdn pull' has left on this machine.
     """
 
 
+main.add_command(prefetch)
 main.add_command(secrets)
 
 

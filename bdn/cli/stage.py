@@ -21,9 +21,12 @@ from bdn.wire.stage_schema import Stage, StageRequest
 @click.option(
     "--ttl", "ttl_seconds", type=click.FloatRange(min=0, min_open=True), help="Release after this many seconds."
 )
+@click.option("--warm", is_flag=True, help="Then read the files into memory, in the background.")
 @click.option("--no-wait", is_flag=True, help="Return at once; the agent goes on.")
 @command_line
-async def stage(output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, no_wait: bool) -> int:
+async def stage(
+    output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, warm: bool, no_wait: bool
+) -> int:
     """Make the files of a READY mirror stand on this node, and print where.
 
     \b
@@ -31,7 +34,7 @@ async def stage(output: Output, *, mirror_id: str, job_id: str, ttl_seconds: flo
     """
     async with mirror_client() as mirrors, agent_client() as agent:
         mirror = await mirrors.mirror(mirror_id, LONGEST_WAIT_SECONDS)
-        request = StageRequest(job_id=job_id, grant=grant_of(mirror), ttl_seconds=ttl_seconds)
+        request = StageRequest(job_id=job_id, grant=grant_of(mirror), ttl_seconds=ttl_seconds, warm=warm)
         found = await agent.stage(request)
         if not no_wait:
             with progress_bar(output, "staging") as bar:

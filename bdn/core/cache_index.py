@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from bdn.core.leases import Holder, LeaseBook
 from bdn.core.ledger import SpaceLedger
 from bdn.core.recency import RecencyOrder
+
+EvictionReason = Literal["lru", "request", "forced", "trim"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """How many requests one host is asked at once: as many as pay off, and fewer as soon as it is too much for the host.
 
 Additive increase and multiplicative decrease, steered by what an increase brings. An ever higher limit would find the
-host's collapse; a fixed one is too much for one host and too little for another.
+host's collapse; a fixed one is too much for one host and too little for another. The same holds for the threads that carry
+chunks to a disk: a mirror next door keeps a disk busy with four, one far away needs many.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PaceRule:
-    """``most`` at once, ``first`` before anything is known.
+    """``most`` at once, ``first`` before anything is known, never fewer than ``least``.
 
     A window of less than ``long_seconds`` holds ``window_rounds`` requests of each slot, a longer one holds one.
     """
@@ -44,6 +45,7 @@ class PaceRule:
     window_seconds: float = 0.25
     window_rounds: int = 2
     long_seconds: float = 5.0
+    least: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,12 @@ class _Trial:
 class Pace:
     """The pace of one host. Not thread-safe; the caller says what time it is.
 
-    ``limit`` is between 1 and the rule's most. ``closed_until`` is when the host may be asked again, over all jobs.
+    ``limit`` is between the rule's least and its most. ``closed_until`` is when the host may be asked again, over all jobs.
     """
 
     def __init__(self, rule: PaceRule, now: float) -> None:
         self._rule = rule
-        self.limit = max(1, min(rule.first, rule.most))
+        self.limit = max(rule.least, min(rule.first, rule.most))
         self.closed_until = now
         self.slots = 0
         self.active = 0
@@ -199,7 +201,7 @@ class Pace:
         return self.limit - max(1, self.limit // 4)
 
     def _try(self, now: float, measure: Measure, following: int) -> None:
-        following = max(1, min(following, self._rule.most))
+        following = max(self._rule.least, min(following, self._rule.most))
         if following == self.limit:  # the end of the scale; there is only the other direction
             self._next_is_up = not self._next_is_up
             self._rest()
@@ -219,7 +221,7 @@ class Pace:
         self._hold = min(2 * self._hold, _LONGEST_HOLD)
 
     def _set(self, now: float, limit: int) -> None:
-        self.limit = max(1, min(limit, self._rule.most))
+        self.limit = max(self._rule.least, min(limit, self._rule.most))
         self._settling = self.active
         self._restart(now)
 

@@ -10,6 +10,7 @@ from bdn.core.digest import Digest
 from bdn.core.upstream import Checksum, UpstreamFile
 
 Buffer = bytearray | memoryview
+OnBytes = Callable[[memoryview], object]  # such as a hash's own ``update``
 
 _Answer = TypeVar("_Answer")
 
@@ -88,6 +89,17 @@ class ChunkReader(Protocol):
         Raises:
             BdnError: NotFoundError when this reader does not hold it, a transient error when it may later.
                 The buffer's content is then undefined.
+        """
+        ...
+
+
+class PieceReader(Protocol):
+    """A ``ChunkReader`` that shows bytes as they come: while they are in the processor's cache, hashing them is cheap."""
+
+    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
+        """As ``ChunkReader``. ``on_bytes`` is given the buffer in consecutive pieces, from its beginning.
+
+        When this returns, the pieces were the whole buffer. After an error they are whatever had come by then.
         """
         ...
 

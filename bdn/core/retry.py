@@ -49,20 +49,24 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class Allowance:
-    """How many failures one file is still forgiven, over all its chunks and requests.
+    """How many failures one file or one stage is still forgiven, over all its chunks and requests.
 
     Attempts per request alone would let a file of a thousand chunks, from an upstream that fails every other time, cost
     thousands of requests that are thrown away.
     """
 
     left: int
+    used: int = 0
 
     @classmethod
     def of(cls, chunks: int) -> Self:
-        """For a file of so many chunks: ten failures, and one more for every tenth chunk."""
+        """For so many chunks: ten failures, and one more for every tenth chunk."""
         return cls(_FREE_FAILURES + chunks // _CHUNKS_PER_FAILURE)
 
     def spend(self) -> bool:
         """One more failure; False when it was one too many."""
+        if self.left <= 0:
+            return False
         self.left -= 1
-        return self.left >= 0
+        self.used += 1
+        return True

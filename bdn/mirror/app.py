@@ -26,6 +26,7 @@ from bdn.mirror.api.secrets import build_secrets_router
 from bdn.mirror.api.views import MirrorViews
 from bdn.mirror.cluster.holdings import Holdings
 from bdn.mirror.cluster.membership import Membership
+from bdn.mirror.cluster.roll import Roll
 from bdn.mirror.database import Database
 from bdn.mirror.eviction.evictions import Evictions
 from bdn.mirror.eviction.store_eviction import StoreEviction
@@ -40,6 +41,7 @@ from bdn.mirror.mirroring.worker import Worker
 from bdn.mirror.politeness.budgets import UpstreamBudgets
 from bdn.mirror.politeness.metrics import UpstreamMetrics
 from bdn.mirror.politeness.patience import Patience, Pause
+from bdn.mirror.prefetching.prefetches import Prefetches
 from bdn.mirror.repository import mirrors
 from bdn.mirror.requests import MirrorRequests
 from bdn.mirror.settings import MirrorSettings
@@ -54,6 +56,7 @@ from bdn.mirror.watch import Watch
 from bdn.sources.settings import UpstreamSettings
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.pacing import pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.chunk_server import ChunkServer
 from bdn.wire.grants import GrantVerifier
@@ -86,7 +89,7 @@ async def open_mirror(
 ) -> AsyncIterator[MirrorService]:
     """Everything the mirror is made of, in the order of the picture in ARCHITECTURE, until the block ends.
 
-    ``pause`` waits before an upstream is asked again; ``clock`` tells when credentials and identity tokens end;
+    ``pause`` waits before an upstream is asked again; ``clock`` tells when credentials and identity tokens end and agents are silent;
     ``stall`` when a body of an upstream comes too slowly.
     """
     check_binding(settings)
@@ -132,11 +135,14 @@ async def open_mirror(
         planner = replace(surveyor, asker=patience.for_a_caller_who_waits())
         requests = MirrorRequests(database, planner, MirrorViews(database, signer, settings.grant_seconds), watch)
         evictions = Evictions(database, store_eviction, watch)
+        prefetches = Prefetches(database, signer, settings.grant_seconds, watch)
+        roll = Roll(database, clock)
+        membership = Membership(database, roll, evictions, prefetches, signer, watch, clock)
         api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
         for router in (
             build_mirrors_router(requests, access),
             build_contents_router(ContentsService(database, access, shelf, Holdings(database), data_port)),
-            build_control_router(evictions, Membership(database, evictions, signer, watch), access),
+            build_control_router(evictions, prefetches, membership, access),
             build_secrets_router(secrets, access),
             build_identity_router(issuer),
             Probes(database, store, metrics).router(),
@@ -184,8 +190,10 @@ def _open_ingest(
 
 def _open_data_plane(stack: AsyncExitStack, settings: MirrorSettings, shelf: StoreShelf, metrics: Metrics) -> int:
     """Chunks for agents, on a port of their own."""
-    server = ChunkServer(shelf, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc)
-    stack.enter_context(closing(server))
+    pace = pacer(settings.upload_rate)
+    server = ChunkServer(shelf, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc, pace=pace)
+    # Not on the loop: a worker may be waiting for what it asked of the loop.
+    stack.push_async_callback(asyncio.to_thread, server.close)
     server.start()
     return server.port
 

@@ -10,7 +10,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
-from bdn.mirror.cluster.membership import ALIVE_SECONDS
+from bdn.mirror.cluster.liveness import is_alive
 from bdn.mirror.database import Database
 from bdn.mirror.repository import agents, contents, mirrors, quarantine
 
@@ -47,5 +47,5 @@ class Metrics:
         self._contents.set(count)
         self._stored.set(size)
         self._quarantined.set(quarantined)
-        self._agents.set(sum(time.time() - row.last_heartbeat < ALIVE_SECONDS for row in rows))
+        self._agents.set(sum(is_alive(row, time.time()) for row in rows))
         return generate_latest(self.registry)

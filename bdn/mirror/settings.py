@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from bdn.core.egress import EgressPolicy
 from bdn.sources.aws.r2_address import CLOUDFLARE_R2, check_r2_template
-from bdn.wire.settings import Port, Size, default_data_dir
+from bdn.wire.settings import Port, Rate, Size, default_data_dir
 
 
 def _check_egress(text: str) -> str:
@@ -52,6 +52,7 @@ class MirrorSettings(BaseSettings):
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
+    upload_rate: Rate | None = None  # of the data plane; None means no limit
     limit_files: Annotated[int, Field(gt=0)] = 1_000_000
     limit_bytes: Annotated[Size, Field(gt=0)] = 100 * 1000**4
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2

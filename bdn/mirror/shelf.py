@@ -12,7 +12,7 @@ from bdn.core.layout import Slice
 from bdn.core.ports import ChunkStore
 from bdn.mirror.access import Access
 from bdn.mirror.repository import layouts
-from bdn.wire.chunk_server import OpenChunk
+from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
 
 _ANSWER_SECONDS = 30
 
@@ -25,13 +25,18 @@ class StoreShelf:
     access: Access
     loop: asyncio.AbstractEventLoop
 
-    def authorize(self, bearer: str | None, digest: Digest) -> None:
+    def authorize(self, request: ChunkRequest) -> None:
         """Refuse whoever has no token and no grant for this chunk."""
         if self.access.token is None:
             return
-        asyncio.run_coroutine_threadsafe(self.access.check_chunk(bearer, digest), self.loop).result(_ANSWER_SECONDS)
+        check = self.access.check_chunk(request.bearer, request.digest)
+        asyncio.run_coroutine_threadsafe(check, self.loop).result(_ANSWER_SECONDS)
 
-    def open_chunk(self, digest: Digest) -> OpenChunk:
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        """What is not here is nowhere: the mirror obtains nothing for a reader, whatever manifest he names."""
+        return self.open(request.digest)
+
+    def open(self, digest: Digest) -> OpenChunk:
         """The chunk as a file, or as the part of a slab that it is.
 
         So everything that a manifest or a layout names can be read by its name, on this plane and on the other, also by

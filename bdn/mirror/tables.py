@@ -176,7 +176,11 @@ class QuarantinedFileRow(Base):
 
 
 class AgentRow(Base):
-    """An agent, as its last heartbeat described it."""
+    """An agent, as its last heartbeat described it.
+
+    ``joined_at`` is null while it is no member of its cluster. ``replaced`` names whoever spoke for this node before, until
+    ``replaced_at``; when that one speaks again, two agents have one name, which is the case until ``disputed_at`` is past.
+    """
 
     __tablename__ = "agents"
 
@@ -189,16 +193,19 @@ class AgentRow(Base):
     tiers: Mapped[Json]
     holdings: Mapped[list[Any]]
     last_heartbeat: Mapped[float]
+    joined_at: Mapped[float | None]
+    replaced: Mapped[str | None]
+    replaced_at: Mapped[float | None]
+    disputed_at: Mapped[float | None]
 
 
 class ClusterRow(Base):
-    """A cluster's membership: ``epoch`` grows whenever ``members`` changes."""
+    """A cluster's membership: ``epoch`` grows whenever an agent joins, leaves, or becomes another."""
 
     __tablename__ = "clusters"
 
     cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
     epoch: Mapped[int]
-    members: Mapped[list[Any]]
 
 
 class EvictionRow(Base):
@@ -223,6 +230,35 @@ class EvictionRow(Base):
     unreachable: Mapped[list[Any]]
     doomed: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
     error: Mapped[Json | None]
+
+
+class PrefetchRow(Base):
+    """Manifests to be placed on nodes. ``mounts`` is what the grants of its commands name."""
+
+    __tablename__ = "prefetches"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    status: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+    completed_at: Mapped[float | None]
+    request: Mapped[Json]
+    mounts: Mapped[list[Any]]
+
+
+class PrefetchNodeRow(Base):
+    """One node's part of a prefetch, as its agent last reported it. A row of its own: a thousand agents report."""
+
+    __tablename__ = "prefetch_nodes"
+    __table_args__ = (Index("ix_prefetch_nodes_state", "state"),)
+
+    prefetch: Mapped[str] = mapped_column(ForeignKey("prefetches.id", ondelete="CASCADE"), primary_key=True)
+    cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
+    node: Mapped[str] = mapped_column(String(256), primary_key=True)
+    state: Mapped[str] = mapped_column(String(16))
+    bytes_total: Mapped[int | None]
+    bytes_from: Mapped[Json]
+    error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
 
 
 class SecretRow(Base):

@@ -10,6 +10,11 @@ import asyncio
 from collections import defaultdict
 
 
+def agent_topic(cluster: str, node: str) -> str:
+    """What an agent's open heartbeat waits for."""
+    return f"agent {cluster}/{node}"
+
+
 class Watch:
     """Topics are names such as a mirror's id. One event loop."""
 

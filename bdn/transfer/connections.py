@@ -17,6 +17,7 @@ from bdn.transfer.http1 import Answer, ask
 from bdn.transfer.http_head import ProtocolError
 from bdn.transfer.http_request import Origin, format_get, split_address
 from bdn.transfer.http_wire import NoAnswerError, Wire
+from bdn.transfer.patience import Patience
 
 NETWORK_ERRORS: Final = (
     OSError,
@@ -43,8 +44,12 @@ class ConnectionPool:
         self._lock = threading.Lock()
 
     @contextmanager
-    def get(self, url: str, headers: Mapping[str, str], expected: int = 0) -> Iterator[Answer]:
+    def get(
+        self, url: str, headers: Mapping[str, str], expected: int = 0, patience: Patience | None = None
+    ) -> Iterator[Answer]:
         """Send a GET and yield the answer's head; the caller reads the body, of about ``expected`` bytes where that is known.
+
+        ``patience`` judges the wait for an answer to begin, instead of the pool's timeout.
 
         The connection is kept when the body was read to its end, and closed otherwise. An idle connection that the server
         closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2).
@@ -59,13 +64,13 @@ class ConnectionPool:
         keep = False
         try:
             try:
-                answer = ask(wire, request, self._timeout_seconds, expected)
+                answer = ask(wire, request, self._timeout_seconds, expected, patience)
             except NoAnswerError:
                 if not is_reused or self._is_closed:
                     raise
                 self._give_back(origin, wire, keep=False)
                 wire = self._connect(origin)
-                answer = ask(wire, request, self._timeout_seconds, expected)
+                answer = ask(wire, request, self._timeout_seconds, expected, patience)
             yield answer
             keep = answer.keeps_alive
         finally:

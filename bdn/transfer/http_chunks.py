@@ -2,58 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
+from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.ports import OnBytes
+from bdn.core.streaming import StallPolicy
 from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.transfer.http1 import Answer
+from bdn.transfer.http1 import Answer, StalledError
 from bdn.transfer.http_request import split_address
+from bdn.transfer.patience import TICK_SECONDS, Patience
 from bdn.wire.errors import error_from
-from bdn.wire.paths import chunk_path
+from bdn.wire.paths import MANIFEST_HEADER, chunk_path
+from bdn.wire.ranges import format_range, parse_content_range
 
 _REDIRECT_LIMIT: Final = 2  # the mirror may send us to a signed URL of its store
 _WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error
+_TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 
 
 @dataclass(frozen=True)
 class HttpChunkReader:
-    """A ``ChunkReader`` over HTTP. ``bearer`` is the grant that names a manifest with the chunks that will be asked for."""
+    """A ``PieceReader`` over HTTP. ``bearer`` is the grant that names a manifest with the chunks that will be asked for.
+
+    ``manifest`` is for a peer that owns the chunks: it shall obtain what it does not hold. ``patience`` is made for each
+    request, of so many bytes; without it, the timeout of the connections is all there is.
+    """
 
     connections: ConnectionPool
     base_url: str
     bearer: str | None = field(default=None, repr=False)
+    manifest: Digest | None = None
+    patience: Callable[[int], Patience] | None = None
 
-    def read_into(self, digest: Digest, buffer: memoryview) -> None:
+    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
         """Fill ``buffer`` with the chunk; content is *not* verified here."""
+        self.read_rest(digest, buffer, 0, on_bytes)
+
+    def read_rest(self, digest: Digest, buffer: memoryview, start: int, on_bytes: OnBytes | None = None) -> None:
+        """As ``read_into``, but only what lies behind the first ``start`` bytes, which are in ``buffer`` already."""
         url = urljoin(self.base_url, chunk_path(digest))
-        headers = {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}
+        headers = self._headers(start, len(buffer))
+        patience = self.patience(len(buffer) - start) if self.patience else None
         try:
             for _ in range(_REDIRECT_LIMIT + 1):
-                with self.connections.get(url, headers, len(buffer)) as answer:
+                with self.connections.get(url, headers, len(buffer) - start, patience) as answer:
                     if answer.status not in (302, 307):
-                        self._read_body(answer, digest, buffer)
+                        _check(answer, digest, start, len(buffer))
+                        done = start + _receive(answer, buffer[start:], on_bytes, patience)
+                        if done != len(buffer):
+                            raise StoreUnavailableError(f"chunk {digest} ended after {done} of {len(buffer)} bytes")
                         return
                     answer.read(_WORDS_LIMIT)
                     target = urljoin(url, answer.headers.get("Location") or "")
                     if split_address(target)[0] != split_address(url)[0]:
-                        headers = {}
+                        headers = {name: value for name, value in headers.items() if name == "Range"}
                     url = target
         except NETWORK_ERRORS as error:
             reason = f"{urlsplit(self.base_url).netloc}: {reason_of(error)}"
             raise StoreUnavailableError(reason) from None  # its message may hold a signed address
         raise StoreUnavailableError(f"{urlsplit(self.base_url).netloc}: too many redirects")
 
-    @staticmethod
-    def _read_body(answer: Answer, digest: Digest, buffer: memoryview) -> None:
-        if answer.status == 404:
-            answer.read(_WORDS_LIMIT)
-            raise NotFoundError(f"chunk {digest}")
-        if answer.status != 200:
-            raise error_from(answer.status, answer.read(_WORDS_LIMIT))
-        if answer.length != len(buffer):
-            raise StoreUnavailableError(f"chunk {digest} came with {answer.length} bytes instead of {len(buffer)}")
-        if (done := answer.fill(buffer)) != len(buffer):
-            raise StoreUnavailableError(f"chunk {digest} ended after {done} of {len(buffer)} bytes")
+    def _headers(self, start: int, size: int) -> dict[str, str]:
+        headers = {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}
+        if self.manifest is not None:
+            headers[MANIFEST_HEADER] = str(self.manifest)
+        if start:
+            headers["Range"] = format_range(ByteRange(start, size))
+        return headers
+
+
+def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
+    """Whether the body is what was asked for, by its head. Raises what is wrong instead."""
+    if answer.status == 404:
+        answer.read(_WORDS_LIMIT)
+        raise NotFoundError(f"chunk {digest}")
+    if answer.status != (206 if start else 200):
+        raise error_from(answer.status, answer.read(_WORDS_LIMIT))
+    if start and parse_content_range(answer.headers.get("Content-Range")) != (ByteRange(start, size), size):
+        raise StoreUnavailableError(f"chunk {digest} came with another range than was asked for")
+    if answer.length != size - start:
+        raise StoreUnavailableError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
+
+
+def _receive(answer: Answer, rest: memoryview, on_bytes: OnBytes | None, patience: Patience | None) -> int:
+    """The body into ``rest``; returns how much of it came."""
+    if patience is None:
+        return answer.fill(rest, on_bytes=on_bytes)
+    told = 0
+
+    def goes_on() -> bool:
+        nonlocal told
+        count, told = answer.received - told, answer.received
+        patience.receiving(count)
+        return True
+
+    goes_on()
+    while True:
+        try:
+            answer.fill(rest[answer.received :], stall=_TICK, is_wanted=goes_on, on_bytes=on_bytes)
+        except StalledError:
+            continue  # a tick without bytes, which the patience has heard of
+        return answer.received

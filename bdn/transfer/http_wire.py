@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
@@ -42,6 +43,14 @@ class Wire:
     def has_spare(self) -> bool:
         """Whether more was received than was asked for."""
         return len(self._spare) > 0
+
+    def has_come(self, seconds: float) -> bool:
+        """Wait at most so long until something can be received, be it the connection's end."""
+        if len(self._spare) or (isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()):
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def wait_at_most(self, seconds: float) -> None:
         """From now on, ``TimeoutError`` when nothing comes for so long."""

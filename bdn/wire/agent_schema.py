@@ -9,13 +9,15 @@ from pydantic import BaseModel, Field
 
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.mirror_schema import Holding
+from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
 from bdn.wire.stage_schema import TierUse
 
 
 class Heartbeat(BaseModel):
-    """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has a command.
+    """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has something to say.
 
-    ``holdings`` is null when nothing changed since the last heartbeat that was answered.
+    ``holdings`` is null when nothing changed since the last heartbeat that was answered. ``epoch`` is of the members that
+    the agent knows: they are not repeated to it, and it is told when there are others. ``leaving`` is its last word.
     """
 
     node: Annotated[str, Field(min_length=1, max_length=256)]
@@ -27,6 +29,9 @@ class Heartbeat(BaseModel):
     tiers: dict[str, TierUse]
     holdings: list[Holding] | None
     reports: list[EvictReport] = []
+    prefetches: list[PrefetchReport] = []
+    epoch: int | None = None
+    leaving: bool = False
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
 
@@ -39,17 +44,21 @@ class Member(BaseModel):
 
 
 class HeartbeatReply(BaseModel):
-    """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with."""
+    """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with.
 
-    members: list[Member]
+    ``members`` is null when they are those of the epoch that the agent knows.
+    """
+
+    members: list[Member] | None
     epoch: int
     commands: list[EvictCommand]
+    prefetches: list[PrefetchCommand] = []
     public_keys: list[dict[str, Any]]
     interval_seconds: float
 
 
 class Agent(BaseModel):
-    """One agent, as the mirror last heard of it."""
+    """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name."""
 
     node: str
     cluster: str
@@ -59,6 +68,7 @@ class Agent(BaseModel):
     tiers: dict[str, TierUse]
     last_heartbeat: datetime
     alive: bool
+    disputed: bool = False
     manifests: int
 
 

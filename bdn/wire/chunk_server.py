@@ -1,55 +1,47 @@
-"""The data plane's server: chunks by name, straight from files to sockets with ``sendfile``, one thread per connection.
+"""The data plane's server: chunks by name, straight from files to sockets with ``sendfile``.
 
-It does not go through uvicorn: on the machine of ARCHITECTURE's table that costs a factor of four to eight.
+It does not go through uvicorn: on the machine of ARCHITECTURE's table that costs a factor of four to eight. Nor has it a thread
+per connection: whoever waits (for a request, a slow reader, a chunk on its way) is parked in ``epoll`` and costs 2 KB.
+
+    accept → parked → ready → worker: advance until it would block → parked …
 """
 
 from __future__ import annotations
 
-import json
+import errno
 import logging
+import resource
+import select
 import socket
-import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import BinaryIO, Protocol
+from typing import Final
 
-from bdn.core.chunk import ByteRange
-from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError
-from bdn.wire.errors import document_of, status_of
-from bdn.wire.http_server import binding_error
-from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON, parse_chunk_path
-from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
+from bdn.wire.chunk_connection import ChunkConnection, Service
+from bdn.wire.chunk_parking import Parking
+from bdn.wire.chunk_patience import Patience
+from bdn.wire.chunk_sending import Pace, Wait
+from bdn.wire.chunk_shelf import ChunkShelf
+from bdn.wire.chunk_workers import Workers
+from bdn.wire.http_server import bind_tcp
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class OpenChunk:
-    """A chunk inside an open file, which the server closes."""
-
-    file: BinaryIO
-    offset: int
-    size: int
-
-
-class ChunkShelf(Protocol):
-    """Where a server finds chunks, and who may have them."""
-
-    def authorize(self, bearer: str | None, digest: Digest) -> None:
-        """Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (not yours and not there look alike)."""
-        ...
-
-    def open_chunk(self, digest: Digest) -> OpenChunk:
-        """The chunk; ``NotFoundError`` when it is not held."""
-        ...
+_WORKERS: Final = 32  # so many readings from the disk at once
+_LINGER_MILLISECONDS: Final = 2
+_ACCEPTED_AT_ONCE: Final = 64
+_SPARE_DESCRIPTORS: Final = 256  # for everything else that the process has open
+_SHELF_SECONDS: Final = 35.0  # a shelf's call under way at the end: the mirror's waits 30 s for its database
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class ChunkServer:
-    """Listens from construction on and serves from ``start`` until ``close``."""
+    """Listens from construction on and serves from ``start`` until ``close``.
+
+    ``on_sent`` is told the bytes of each body, by any thread. ``pace``, called by any thread, is given the size of a piece and
+    returns the seconds to wait before it goes out. Clients above ``connections``, or above what the process's limit of
+    descriptors allows, are hung up on at once, so that they go to another source.
+    """
 
     def __init__(
         self,
@@ -58,149 +50,94 @@ class ChunkServer:
         port: int,
         *,
         on_sent: Callable[[int], None] | None = None,
-        timeout_seconds: float = 60,
+        patience: Patience | None = None,
+        pace: Pace | None = None,
+        connections: int = 4096,
     ) -> None:
-        handler = type(
-            "_BoundHandler",
-            (_ChunkHandler,),
-            {"shelf": shelf, "timeout": timeout_seconds, "on_sent": staticmethod(on_sent or _ignore)},
-        )
-        try:
-            self._server = _Server((host, port), handler)
-        except OSError as error:
-            raise binding_error(host, port, error) from error
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="chunk-server", daemon=True
-        )
+        self._service = Service(shelf, on_sent or _ignore, patience or Patience(), pace)
+        self._limit = min(connections, _affordable_connections())
+        self._listener = bind_tcp(host, port)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._workers: Workers[ChunkConnection] = Workers(self._serve, _WORKERS, "chunk-worker")
+        self._parking = Parking(self._listener, self._accept, self._workers.put)
+        self._thread = threading.Thread(target=self._parking.run, name="chunk-server", daemon=True)
+        self._open: set[ChunkConnection] = set()
+        self._is_closed = False
 
     def start(self) -> None:
         """Serve in the background."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and close every connection."""
+        """Stop listening, break off every answer and end every thread. Blocks while the shelf is still asked something."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for connection in self._parking.stop():
+            self._end(connection)
         if self._thread.is_alive():
-            self._server.shutdown()
             self._thread.join()
-        self._server.server_close()
-        self._server.close_connections()
+        self._listener.close()
+        for connection in tuple(self._open):
+            connection.shut_down()
+        if not self._workers.close(_SHELF_SECONDS):
+            logger.error("a chunk shelf has not answered; its thread is left behind")
+        self._parking.close()
+
+    def _accept(self) -> bool:
+        """Let clients in. False: there are no descriptors left."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    logger.warning("a chunk client is not let in", extra={"reason": str(error)})
+                    return False
+                continue  # the client was gone before it was let in (accept(2))
+            if len(self._open) >= self._limit:
+                connection.close()
+                continue
+            self._admit(connection)
+        return True
+
+    def _admit(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client = ChunkConnection(connection, self._service)
+        self._open.add(client)
+        if not self._parking.park(client, client.first_wait):
+            self._end(client)
+
+    def _serve(self, connection: ChunkConnection) -> None:
+        """What a worker does with a connection that something has happened to."""
+        while (wait := connection.advance()) is not None:
+            if not self._is_back_soon(connection, wait):
+                if not self._parking.park(connection, wait):
+                    self._end(connection)
+                return
+        self._end(connection)
+
+    def _is_back_soon(self, connection: ChunkConnection, wait: Wait) -> bool:
+        """Wait a moment where nobody else needs the worker: a busy client's next request is shorter away than ``epoll``."""
+        if not wait.events & (select.EPOLLIN | select.EPOLLOUT) or self._workers.are_behind:
+            return False
+        poll = select.poll()
+        poll.register(connection, wait.events)
+        return bool(poll.poll(_LINGER_MILLISECONDS))
+
+    def _end(self, connection: ChunkConnection) -> None:
+        connection.close()
+        self._open.discard(connection)
 
 
 def _ignore(_: int) -> None:
     """Nobody counts."""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 1024
-    allow_reuse_address = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, handler)
-
-    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
-        with self._lock:
-            self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
-        with self._lock:
-            self._open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's signature
-        # Called while the exception is being handled. A client that went away is its own business; anything else is ours.
-        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
-        logger.log(level, "connection of a chunk client failed", exc_info=True, extra={"client": str(client_address)})
-
-    def close_connections(self) -> None:
-        """End the threads of clients that keep their connections open."""
-        with self._lock:
-            connections = tuple(self._open)
-        for connection in connections:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # the client was faster
-
-
-class _ChunkHandler(BaseHTTPRequestHandler):
-    shelf: ChunkShelf
-    on_sent: Callable[[int], None]
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server_version = "bdn"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """What ``http.server`` refuses by itself, such as another method: as an error document too, and the last one."""
-        self.close_connection = True
-        error = InvalidRequestError(message or HTTPStatus(code).phrase)
-        self._refuse(error, status=code, body=self.command != "HEAD")
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        logger.debug(format, *args)
-
-    def _answer(self, *, body: bool) -> None:
-        if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
-            self.close_connection = True  # nobody reads that body, and it must not be taken for the next request
-        try:
-            digest = parse_chunk_path(self.path)
-            if digest is None:
-                raise NotFoundError(f"path {self.path[:100]!a}")
-            scheme, _, bearer = (self.headers.get("Authorization") or "").partition(" ")
-            self.shelf.authorize(bearer.strip() if scheme.lower() == "bearer" else None, digest)
-            chunk = self.shelf.open_chunk(digest)
-        except BdnError as error:
-            self._refuse(error, body=body)
-            return
-        with chunk.file:
-            self._send_chunk(digest, chunk, body=body)
-
-    def _send_chunk(self, digest: Digest, chunk: OpenChunk, *, body: bool) -> None:
-        try:
-            part = parse_range(self.headers.get("Range"), chunk.size)
-        except UnsatisfiableRangeError:
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{chunk.size}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(200 if part is None else 206)
-        part_or_whole = part or (ByteRange(0, chunk.size) if chunk.size else None)
-        size = part_or_whole.size if part_or_whole else 0
-        self.send_header("Content-Type", MEDIA_CHUNK)
-        self.send_header("Content-Length", str(size))
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("ETag", f'"{digest}"')
-        if part is not None:
-            self.send_header("Content-Range", format_content_range(part, chunk.size))
-        self.end_headers()
-        if body and part_or_whole is not None:
-            sent = self.connection.sendfile(chunk.file, chunk.offset + part_or_whole.start, size)
-            self.on_sent(sent)
-            if sent != size:  # the file is too short; the client must not wait for the rest
-                self.close_connection = True
-
-    def _refuse(self, error: BdnError, *, body: bool, status: int | None = None) -> None:
-        content = json.dumps(document_of(error)).encode()
-        self.send_response(status or status_of(error))
-        self.send_header("Content-Type", MEDIA_JSON)
-        self.send_header("Content-Length", str(len(content)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
+def _affordable_connections() -> int:
+    """Each one that is served has a socket and a file open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if soft == resource.RLIM_INFINITY else max(16, (soft - _SPARE_DESCRIPTORS) // 2)

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ValidationError
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, ChecksumMismatchError, InternalError, ServiceError
-from bdn.core.layout import FileLayout
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
 from bdn.wire.errors import error_from
 from bdn.wire.eviction_schema import Eviction, EvictionRequest
+from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
-from bdn.wire.mirror_schema import HeldManifests, LayoutBody, Mirror, MirrorPage, Plan
+from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorPage, Plan
+from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
 from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, Stage, StageRequest, Stages
@@ -123,11 +124,6 @@ class ServiceClient:
             raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
 
 
-def _layout_from(content: bytes) -> tuple[LayoutBody, dict[Digest, FileLayout]]:
-    body = LayoutBody.model_validate_json(content)
-    return body, {layout.digest: layout for layout in (file.to_core() for file in body.files)}
-
-
 def _wait(seconds: float) -> dict[str, str]:
     return {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
 
@@ -175,12 +171,12 @@ class MirrorClient(ServiceClient):
         except MalformedDocumentError as error:
             raise InternalError(str(error)) from error
 
-    async def layout(self, digest: Digest, bearer: str | None) -> tuple[LayoutBody, dict[Digest, FileLayout]]:
+    async def layout(self, digest: Digest, bearer: str | None) -> Layout:
         """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
         content = await self._send("GET", f"/manifests/{digest}/layout", bearer=bearer, wait_seconds=60)
         try:
-            return await asyncio.to_thread(_layout_from, content)  # a million files are 300 MB, and seconds
-        except ValueError as error:
+            return await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
+        except MalformedDocumentError as error:
             raise InternalError(f"the layout of {digest} is wrong: {error}") from error
 
     async def held(self) -> HeldManifests:
@@ -197,6 +193,18 @@ class MirrorClient(ServiceClient):
         """``GET /evictions/{id}``."""
         return await self._call(
             Eviction, "GET", f"/evictions/{eviction_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def prefetch(self, request: PrefetchRequest, wait_seconds: float = 0) -> Prefetch:
+        """``POST /prefetches``."""
+        return await self._call(
+            Prefetch, "POST", "/prefetches", body=request, params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def prefetch_by_id(self, prefetch_id: str, wait_seconds: float = 0) -> Prefetch:
+        """``GET /prefetches/{id}``."""
+        return await self._call(
+            Prefetch, "GET", f"/prefetches/{prefetch_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
         )
 
     async def agents(self) -> Agents:

@@ -71,9 +71,13 @@ class Eviction(BaseModel):
 
 
 class EvictCommand(BaseModel):
-    """What the mirror asks an agent to evict. Sources are resolved to manifests by the mirror."""
+    """What the mirror asks an agent to evict. Sources are resolved to manifests by the mirror.
+
+    ``tier`` is ``node`` or ``cluster``; null means both, and ``lru_bytes`` is then freed on each.
+    """
 
     id: str
+    tier: Tier | None = None
     manifests: list[str] | None = None
     job: str | None = None
     lru_bytes: int | None = None

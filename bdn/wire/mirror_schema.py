@@ -134,7 +134,10 @@ class LayoutBody(BaseModel):
 
 
 class Holding(BaseModel):
-    """A manifest that some tier holds. ``held_by`` names stages' jobs; ``last_used`` is in seconds since the epoch."""
+    """A manifest that some tier holds. ``held_by`` names stages' jobs; ``last_used`` is in seconds since the epoch.
+
+    ``cluster_bytes`` are those of the single chunks that an agent holds for its cluster, beside its whole files.
+    """
 
     manifest: str
     bytes: int
@@ -142,6 +145,7 @@ class Holding(BaseModel):
     last_used: float | None = None
     sources: list[str] = []
     held_by: list[str] = []
+    cluster_bytes: int = 0
 
 
 class HeldManifest(BaseModel):

@@ -8,6 +8,7 @@ from bdn.core.digest import Digest
 
 MEDIA_CHUNK: Final = "application/octet-stream"
 MEDIA_JSON: Final = "application/json"
+MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: obtain it if you do not hold it, for it is yours
 
 
 def chunk_path(digest: Digest) -> str:

@@ -13,6 +13,7 @@ from bdn.core.sizes import parse_size
 Size = Annotated[
     int, BeforeValidator(lambda value: parse_size(value) if isinstance(value, str) else value), Field(ge=0)
 ]
+Rate = Annotated[Size, Field(gt=0)]  # bytes per second
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 

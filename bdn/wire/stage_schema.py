@@ -14,10 +14,11 @@ StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
 ViewKind = Literal["hardlink", "reflink", "copy"]
 ExposureKind = Literal["bind", "symlink", "none"]
+WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 
 
 class StageRequest(BaseModel):
-    """Make a grant's files appear on this node for a job."""
+    """Make a grant's files appear on this node for a job. With ``warm`` they are then read into memory, too."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,6 +26,7 @@ class StageRequest(BaseModel):
     grant: Annotated[StrictStr, Field(min_length=1)]
     ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
     wait: StrictBool = False
+    warm: StrictBool = False
 
 
 class RenewRequest(BaseModel):
@@ -59,8 +61,34 @@ class StageMount(BaseModel):
     bytes_from: BytesFrom = BytesFrom()
 
 
+class Transfer(BaseModel):
+    """What a stage has spent on sources that failed or were slow.
+
+    ``bytes_hedged`` were asked for again elsewhere, because their first source was late; ``peers_avoided`` are left alone
+    for a while, by all stages of the agent.
+    """
+
+    retries: int = 0
+    retries_left: int
+    bytes_hedged: int = 0
+    peers_avoided: list[str] = []
+
+
+class Warm(BaseModel):
+    """How far a stage's files were read into memory. ``reason`` says why not all of them were: SKIPPED, or STOPPED on the way."""
+
+    state: WarmState
+    bytes: int
+    bytes_total: int
+    seconds: float
+    reason: str | None = None
+
+
 class Stage(BaseModel):
-    """The files of a job on this node, and how far they are."""
+    """The files of a job on this node, and how far they are.
+
+    ``transfer`` is null until it is known what is missing; ``warm`` until the stage is READY, and where nobody wants it.
+    """
 
     id: str
     job_id: str
@@ -71,6 +99,8 @@ class Stage(BaseModel):
     mounts: list[StageMount]
     bytes_per_second: float | None = None
     eta_seconds: float | None = None
+    transfer: Transfer | None = None
+    warm: Warm | None = None
     error: ErrorBody | None = None
 
 
@@ -89,8 +119,16 @@ class TierUse(BaseModel):
     leased: int
 
 
+class Writes(BaseModel):
+    """How content gets onto the disk: past the page cache, or through it for a reason."""
+
+    direct: bool
+    reason: str | None = None
+
+
 class Cache(BaseModel):
     """What this node's cache holds, least recently used first."""
 
     tiers: dict[str, TierUse]
     manifests: list[Holding]
+    writes: Writes | None = None  # of an agent that is older than this field

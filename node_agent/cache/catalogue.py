@@ -41,7 +41,7 @@ class Catalogue:
         if is_complete:
             return Held(manifest, None)
         try:
-            layout, _ = await self._persist(lambda: self.client.layout(digest, bearer))
+            layout = await self._persist(lambda: self.client.layout(digest, bearer))
         except BdnError:
             known = await in_thread(self.records.load_layout, digest)
             if known is None:

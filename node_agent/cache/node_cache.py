@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
 
-from bdn.core.cache_index import CacheIndex, EvictionPlan, Victim
+from bdn.core.cache_index import CacheIndex, EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.leases import Holder
 from bdn.wire.stage_schema import TierUse
+from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.removal import Removal
 from node_agent.cache.shelf import NodeShelf
@@ -20,15 +20,6 @@ from node_agent.cache.space import Space
 from node_agent.crew import in_thread, to_the_end
 
 Clock = Callable[[], float]
-EvictionReason = Literal["lru", "request", "forced", "trim"]
-
-
-@dataclass(frozen=True)
-class CacheEvents:
-    """Who wants to know: ``changed`` when manifests come, go or become whole, ``evicted`` how many and why."""
-
-    changed: Callable[[], None]
-    evicted: Callable[[EvictionReason, int], None]
 
 
 class _Before:
@@ -173,7 +164,7 @@ class NodeCache:
 
     async def budget(self) -> int:
         """What may be held now, in bytes."""
-        return await in_thread(self.space.budget, self.index.ledger.committed_bytes)
+        return (await in_thread(self.space.budgets)).node
 
     async def use(self) -> TierUse:
         """The figures, for people and the mirror."""

@@ -10,7 +10,8 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InternalError
 from bdn.core.layout import FileLayout
 from bdn.core.manifest import Manifest
-from bdn.wire.mirror_schema import LayoutBody
+from bdn.wire.layout_form import Layout
+from node_agent.cache.recent_manifests import RecentManifests
 from node_agent.disk.durable import disk_errors, write_durably
 from node_agent.disk.places import Places
 
@@ -20,22 +21,22 @@ class Held:
     """A manifest with its layout. The layout is None where nobody needs it: for what is whole on this disk already."""
 
     manifest: Manifest
-    layout: LayoutBody | None
+    layout: Layout | None
 
     def file_layouts(self, wanted: frozenset[Digest]) -> dict[Digest, FileLayout]:
-        """The layouts of these contents, as far as the manifest names them; each is checked against the file's name.
+        """The layouts of these contents, as far as the manifest names them.
 
         Raises:
-            InternalError: the layout lacks one, or has one that is wrong.
+            InternalError: the layout lacks one, or says that it has another size.
         """
-        here = {digest: size for digest, size in self.manifest.contents.items() if digest in wanted}
-        try:
-            found = {Digest.parse(file.digest): file for file in self.layout.files} if self.layout else {}
-            layouts = {digest: found[digest].to_core() for digest in here}
-        except (KeyError, ValueError) as error:
-            raise InternalError(f"the layout of manifest {self.manifest.digest} is wrong: {error}") from error
-        if wrong := [digest for digest, layout in layouts.items() if layout.size != here[digest]]:
-            raise InternalError(f"manifest {self.manifest.digest} and its layout disagree about {wrong[0]}")
+        found = self.layout.files if self.layout else {}
+        layouts: dict[Digest, FileLayout] = {}
+        for digest, size in self.manifest.contents.items():
+            if digest in wanted:
+                layout = found.get(digest)
+                if layout is None or layout.size != size:
+                    raise InternalError(f"manifest {self.manifest.digest} and its layout disagree about {digest}")
+                layouts[digest] = layout
         return layouts
 
 
@@ -47,6 +48,7 @@ class ManifestRecords:
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._recent = RecentManifests()
 
     def save(self, held: Held, now: float) -> None:
         """Make a manifest and its layout durable, used at ``now``."""
@@ -54,9 +56,10 @@ class ManifestRecords:
         path = self._places.manifest(digest)
         with disk_errors(path):
             if held.layout:
-                write_durably(self._places.layout(digest), held.layout.to_json().encode())
+                write_durably(self._places.layout(digest), held.layout.encode())
             if not path.exists():
                 write_durably(path, held.manifest.canonical)
+                self._recent.put(held.manifest)
         self.touch(digest, now)
 
     def touch(self, digest: Digest, now: float) -> None:
@@ -70,24 +73,35 @@ class ManifestRecords:
         return self._places.manifest(digest).stat().st_mtime
 
     def load(self, digest: Digest) -> Manifest | None:
-        """The manifest; None when it is absent or is not what its name says."""
+        """The manifest; None when it is absent or is not what its name says.
+
+        One that was read lately costs a look at whether its record is still there.
+        """
         path = self._places.manifest(digest)
         with disk_errors(path):
+            recent = self._recent.get(digest)
+            if recent is not None and path.exists():
+                return recent
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
                 return None
-        return Manifest.parse(content) if digest_of(content) == digest else None
+        if digest_of(content) != digest:
+            return None
+        manifest = Manifest.parse(content)
+        self._recent.put(manifest)
+        return manifest
 
-    def load_layout(self, digest: Digest) -> LayoutBody | None:
-        """The layout; None when it is absent or malformed. Its files are checked when they are used."""
+    def load_layout(self, digest: Digest) -> Layout | None:
+        """The layout; None when it is absent or malformed: without it, chunks of larger files are not served, no more."""
         try:
-            return LayoutBody.model_validate_json(self._places.layout(digest).read_bytes())
+            return Layout.parse(self._places.layout(digest).read_bytes())
         except (OSError, ValueError):
             return None
 
     def forget(self, digest: Digest) -> None:
         """Remove the manifest first, then its layout."""
+        self._recent.forget(digest)
         with disk_errors(self._places.manifest(digest)):
             self._places.manifest(digest).unlink(missing_ok=True)
             self._places.layout(digest).unlink(missing_ok=True)

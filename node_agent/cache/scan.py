@@ -63,16 +63,34 @@ class Scanner:
 
     def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
         whole: set[Digest] = set()
+        unfinished = 0
         for entry in _walk(self._places.files):
             digest = _digest(entry.name)
             size = sizes.get(digest) if digest else None
-            if size is None or digest is None:
+            if entry.name.startswith("."):
+                Path(entry.path).unlink()  # a small file that was being written
+                unfinished += 1
+            elif size is None or digest is None:
                 self._remove(Path(entry.path))  # nobody names it: an eviction was interrupted
             elif entry.stat().st_size != size:
                 self._quarantine(Path(entry.path))
             else:
+                self._take_over(Path(entry.path), digest)
                 whole.add(digest)
+        if unfinished:
+            logger.info("removed %s small files that were being written when the agent ended", unfinished)
+        self._remove_old_folders()
         return whole
+
+    def _take_over(self, path: Path, digest: Digest) -> None:
+        """Versions before 0.4 kept a file one folder deeper, in ``aa/bb``. Views have it by its inode, and notice nothing."""
+        place = self._places.file(digest)
+        if path != place:
+            path.rename(place)
+
+    def _remove_old_folders(self) -> None:
+        for folder in self._places.files.glob("??/??"):
+            folder.rmdir()
 
     def _parts(self, sizes: dict[Digest, int], whole: set[Digest]) -> set[Digest]:
         begun: set[Digest] = set()

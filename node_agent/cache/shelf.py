@@ -1,4 +1,4 @@
-"""The data plane's view of the cache: every chunk of a whole file, served from its place in that file."""
+"""The chunks that this node holds, wherever they lie: for peers over the data plane, and for its own fills."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from bdn.core.cache_index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, chunk_range
-from bdn.core.digest import Digest
+from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
-from bdn.wire.chunk_server import OpenChunk
+from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
+from bdn.wire.eviction_schema import Tier
 from node_agent.cache.records import Held
+from node_agent.cluster.tier import ClusterTier
 from node_agent.disk.durable import disk_errors
 from node_agent.disk.places import Places
 
@@ -28,28 +31,34 @@ class Slice:
 
 
 class NodeShelf:
-    """A ``ChunkShelf`` over ``files``. Its methods run in the data plane's threads and ask nobody but the disk.
+    """A ``ChunkShelf`` over the cluster tier, the parts that are being filled, and ``files``. Safe for any thread.
 
     A file of one chunk is found by its own name and costs no memory here; only larger files have entries.
     """
 
-    def __init__(self, places: Places, index: CacheIndex, verify: Callable[[str], Grant] | None) -> None:
+    def __init__(
+        self, places: Places, index: CacheIndex, tier: ClusterTier, verify: Callable[[str], Grant] | None
+    ) -> None:
         """``verify`` checks a grant; None lets everybody read, which is right on loopback only."""
         self._places = places
         self._index = index
+        self._tier = tier
         self._verify = verify
         self._lock = threading.Lock()
         self._slices: defaultdict[Digest, Counter[Slice]] = defaultdict(Counter)  # how many manifests say so
         self._by_manifest: dict[Digest, list[tuple[Digest, Slice]]] = {}
+        self._arrived: dict[Digest, set[int]] = {}  # of files that are being filled: which chunks are there
+
+    # --- what is where ---
 
     def add(self, held: Held) -> None:
-        """Chunks of this manifest can be served. A malformed layout is left out: it can only make chunks unfindable."""
+        """Chunks of this manifest can be served. Without its layout, those of larger files cannot."""
         digest = held.manifest.digest
         if held.layout is None or digest in self._by_manifest:
             return
         slices = [
-            (Digest.parse(chunk), Slice(Digest.parse(file.digest), file.size, index))
-            for file in held.layout.files
+            (chunk, Slice(file.digest, file.size, index))
+            for file in held.layout.files.values()
             if len(file.chunks) > 1
             for index, chunk in enumerate(file.chunks)
         ]
@@ -66,35 +75,118 @@ class NodeShelf:
                 if not self._slices[chunk]:
                     del self._slices[chunk]
 
-    def authorize(self, bearer: str | None, digest: Digest) -> None:
-        """The bearer's grant must allow a held manifest that names the chunk."""
+    def arrived(self, file: Digest, index: int) -> None:
+        """A verified chunk lies at its place in a file's part: it can be served before the file is whole."""
+        with self._lock:
+            self._arrived.setdefault(file, set()).add(index)
+
+    def departed(self, file: Digest) -> None:
+        """A fill of the file has ended, well or not. A part that is begun anew holds nothing until it is said again."""
+        with self._lock:
+            self._arrived.pop(file, None)
+
+    # --- for peers ---
+
+    def authorize(self, request: ChunkRequest) -> None:
+        """The bearer's grant must allow the manifest of the request or, without one, a held manifest that names the chunk."""
         if self._verify is None:
             return
-        if bearer is None:
+        if request.bearer is None:
             raise UnauthenticatedError
-        grant = self._verify(bearer)
-        files = {digest, *(place.file for place in self._places_of(digest))}
-        # The index belongs to the event loop. Copying one of its sets is one step under the interpreter's lock.
-        if not any(grant.allows(manifest) for file in files for manifest in self._index.named_by(file)):
-            raise NotFoundError(f"chunk {digest}")
+        grant = self._verify(request.bearer)
+        manifests = self.names(request.digest) if request.manifest is None else (request.manifest,)
+        if not any(grant.allows(manifest) for manifest in manifests):
+            raise NotFoundError(f"chunk {request.digest}")
 
-    def open_chunk(self, digest: Digest) -> OpenChunk:
-        """The chunk inside the first file that has it; ``NotFoundError`` when none is whole on this disk."""
-        for place in (Slice(digest, 0, 0), *self._places_of(digest)):
-            path = self._places.file(place.file)
-            with disk_errors(path):
-                try:
-                    file = path.open("rb", buffering=0)
-                except FileNotFoundError:
-                    continue
-            if place.size:
-                part = chunk_range(place.size, place.index)
-                return OpenChunk(file, part.start, part.size)
-            size = file.seek(0, 2)
-            if size <= CHUNK_SIZE:
-                return OpenChunk(file, 0, size)
-            file.close()  # the name of a larger file, which is not the name of a chunk
-        raise NotFoundError(f"chunk {digest}")
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        """The chunk, wherever it lies; ``NotFoundError`` when it is not here, or is not the manifest's."""
+        if request.manifest is not None and request.manifest not in self.names(request.digest):
+            raise NotFoundError(f"chunk {request.digest}")
+        return self.open(request.digest)
+
+    def names(self, digest: Digest) -> frozenset[Digest]:
+        """The held manifests that name this chunk."""
+        # The index belongs to the event loop. Copying one of its sets is one step under the interpreter's lock.
+        files = {digest, *(place.file for place in self._places_of(digest))}
+        return self._tier.index.named_by(digest).union(*map(self._index.named_by, files))
+
+    def open(self, digest: Digest) -> OpenChunk:
+        """The chunk, whoever asks; ``NotFoundError`` when it is not here."""
+        found = self._open_held(digest)
+        if found is None:
+            raise NotFoundError(f"chunk {digest}")
+        return found[0]
+
+    def holds(self, digest: Digest) -> bool:
+        """Whether the chunk can be opened now."""
+        found = self._open_held(digest)
+        if found is not None:
+            found[0].file.close()
+        return found is not None
+
+    # --- for fills ---
+
+    def read_into(self, digest: Digest, buffer: memoryview) -> Tier | None:
+        """Fill ``buffer`` with the chunk and say from which tier it came; None when it is not here, or is not readable.
+
+        The bytes are verified, because disks rot. A chunk of the cluster tier that is not what its name says is dropped; a
+        file stays as it is, and the chunk is fetched again.
+        """
+        found = self._open_held(digest)
+        if found is None:
+            return None
+        chunk, tier = found
+        with chunk.file:
+            try:
+                chunk.file.seek(chunk.offset)
+                count = chunk.file.readinto(buffer) if chunk.size == len(buffer) else 0  # type: ignore[attr-defined]
+            except OSError:
+                count = 0
+        if count == len(buffer) and digest_of(buffer) == digest:
+            return tier
+        if tier == "cluster":
+            self._tier.lose(digest)
+        return None
+
+    def has_whole(self, digest: Digest) -> bool:
+        """Whether some whole file of this node has the chunk."""
+        ledger = self._index.ledger
+        return ledger.is_committed(digest) or any(ledger.is_committed(one.file) for one in self._places_of(digest))
+
+    # --- inside ---
+
+    def _open_held(self, digest: Digest) -> tuple[OpenChunk, Tier] | None:
+        file = self._tier.open(digest)
+        if file is not None:
+            return OpenChunk(file, 0, file.seek(0, 2)), "cluster"
+        places = self._places_of(digest)
+        # Parts before files: B looks for a whole file and misses; A lets it appear; B looks for the part, which is gone.
+        for place in places:
+            if place.index in self._arrived.get(place.file, ()):
+                chunk = self._open_slice(self._places.part(place.file), place)
+                if chunk is not None:
+                    return chunk, "node"
+        for place in (Slice(digest, 0, 0), *places):
+            chunk = self._open_slice(self._places.file(place.file), place)
+            if chunk is not None:
+                return chunk, "node"
+        return None
+
+    @staticmethod
+    def _open_slice(path: Path, place: Slice) -> OpenChunk | None:
+        with disk_errors(path):
+            try:
+                file = path.open("rb", buffering=0)
+            except FileNotFoundError:
+                return None
+        if place.size:
+            part = chunk_range(place.size, place.index)
+            return OpenChunk(file, part.start, part.size)
+        size = file.seek(0, 2)
+        if size <= CHUNK_SIZE:
+            return OpenChunk(file, 0, size)
+        file.close()  # the name of a larger file, which is not the name of a chunk
+        return None
 
     def _places_of(self, digest: Digest) -> tuple[Slice, ...]:
         with self._lock:

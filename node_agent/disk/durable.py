@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,13 +45,20 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
         content, offset = content[count:], offset + count
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable."""
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    """A descriptor for work relative to the folder: thousands of files in it need not be looked up from the top."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable."""
+    with open_folder(folder) as descriptor:
+        os.fsync(descriptor)
 
 
 def make_folder(folder: Path, mode: int) -> None:
@@ -82,44 +88,3 @@ def remove_empty(folder: Path, stop: Path) -> None:
         except OSError:
             return  # not empty: something else needs it
         folder = folder.parent
-
-
-class DurableFolders:
-    """Makes folders that survive a power cut, and remembers which do. Shared by threads.
-
-    A makes a folder and has not synced its parent yet; B finds the folder and commits a file in it; the power goes, and
-    B's file with it. So B waits for A here, although the folder exists.
-    """
-
-    def __init__(self) -> None:
-        self._durable: set[Path] = set()
-        self._lock = threading.Lock()
-
-    def make(self, folder: Path, above: Path) -> None:
-        """Make ``folder``, which lies below ``above``, and every folder between."""
-        if folder in self._durable:
-            return
-        with self._lock:
-            for path in (*reversed(folder.parents), folder):
-                if above in path.parents and path not in self._durable:
-                    path.mkdir(mode=0o755, exist_ok=True)
-                    sync_folder(path.parent)
-                    self._durable.add(path)
-
-    def make_unsynced(self, folders: Iterable[Path], above: Path) -> list[Path]:
-        """Make many at once; returns those, from the top down, that may not be durable: sync their parents, ``remember``."""
-        fresh: dict[Path, None] = {}
-        for folder in folders:
-            missing: list[Path] = []
-            while folder != above and folder not in self._durable and folder not in fresh:
-                missing.append(folder)
-                folder = folder.parent  # noqa: PLW2901 - upwards, until one that is there
-            for path in reversed(missing):
-                path.mkdir(mode=0o755, exist_ok=True)
-                fresh[path] = None
-        return list(fresh)
-
-    def remember(self, folders: Iterable[Path]) -> None:
-        """These folders' parents were synced since the folders were made."""
-        with self._lock:
-            self._durable.update(folders)

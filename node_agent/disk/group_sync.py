@@ -54,7 +54,7 @@ class GroupSync:
         """To be taken before the first byte is written, and to be given to ``sync``."""
         return self._failures
 
-    async def sync(self, paths: Sequence[Path], mark: int) -> None:
+    async def sync(self, paths: Sequence[str | os.PathLike[str]], mark: int) -> None:
         """What was written to these files and folders since ``mark`` is durable.
 
         Raises:
@@ -86,10 +86,10 @@ class GroupSync:
         self._done = number
 
 
-def _sync_each(paths: Sequence[Path]) -> None:
+def _sync_each(paths: Sequence[str | os.PathLike[str]]) -> None:
     """Files that were closed meanwhile: whoever opens a file next is told of a failure that nobody was told yet."""
     for path in paths:
-        with disk_errors(path):
+        with disk_errors(Path(path)):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)

@@ -6,11 +6,25 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.digest import Digest
-from node_agent.disk.durable import make_folder
+from node_agent.disk.durable import make_folder, sync_folder
 
 _PRIVATE: Final = 0o700
 _PASSABLE: Final = 0o711  # who knows a stage's id may pass; nobody may list
 _PUBLIC: Final = 0o755
+
+
+def name_in_files(digest: Digest) -> str:
+    """Where a whole file stands, below ``Places.files``.
+
+    256 folders and not 65,536, as the mirror's store has: a million small files are 4,000 to a folder, which costs nothing,
+    while making a folder costs as much as making four files.
+    """
+    return f"{digest.hex[:2]}/{digest.hex}"
+
+
+def name_aside(digest: Digest) -> str:
+    """Where a small file stands, below ``Places.files``, until it is whole. The dot keeps it from being taken for one that is."""
+    return f"{digest.hex[:2]}/.{digest.hex}"
 
 
 class Places:
@@ -29,19 +43,23 @@ class Places:
         self.views = self.root / "views"
         self.quarantine = self.root / "quarantine"
         self.trusted_keys = self.root / "trusted-keys.json"
+        self.members = self.root / "members.json"
         self.mounts = (mounts or self.root / "mounts").absolute()
 
     def make(self) -> None:
-        """Make what is absent."""
+        """Make what is absent, and let the folders of whole files be durable before there is a file in them."""
         make_folder(self.root, _PUBLIC)  # one that the operator made keeps its mode
         for folder in (self.files, self.filling, self.manifests, self.stages, self.quarantine):
             make_folder(folder, _PRIVATE)
         make_folder(self.views, _PASSABLE)
         make_folder(self.mounts, _PUBLIC)
+        for number in range(256):
+            (self.files / f"{number:02x}").mkdir(mode=_PRIVATE, exist_ok=True)
+        sync_folder(self.files)
 
     def file(self, digest: Digest) -> Path:
         """A whole, verified file."""
-        return self.files / digest.fanout
+        return self.files / name_in_files(digest)
 
     def part(self, digest: Digest) -> Path:
         """A file that is being filled."""

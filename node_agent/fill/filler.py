@@ -1,41 +1,55 @@
-"""How files get onto this disk: which chunks are fetched, in how many threads, and what a failure leaves behind."""
+"""How files get onto this disk: which chunks are fetched, in which threads, and what a failure leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.layout import PlacedChunk, Slice
-from bdn.transfer.byte_threads import ByteThreads
-from bdn.wire.eviction_schema import Tier
+from node_agent.bandwidth import Bandwidth
 from node_agent.crew import in_thread, to_the_end
-from node_agent.disk.durable import DurableFolders
+from node_agent.disk.aside import Aside
+from node_agent.disk.direct import DirectWrites
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
+from node_agent.fill.lanes import Lane, Place
 from node_agent.fill.order import Order
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
-from node_agent.fill.supply import Supply
+from node_agent.fill.supply import Came
+from node_agent.fill.turns import Position
+
+_Result = TypeVar("_Result")
+_Placed = tuple[Position, PlacedChunk]
 
 
+class PartShelf(Protocol):
+    """Whoever serves chunks of files that are not whole yet. Any thread."""
+
+    def arrived(self, file: Digest, index: int) -> None:
+        """This chunk of the file lies at its place in the part, verified."""
+        ...
+
+    def departed(self, file: Digest) -> None:
+        """The part is no more, or is a whole file now."""
+        ...
+
+
+@dataclass(frozen=True)
 class Filler:
-    """Fills files through the shared byte threads. ``on_committed`` is called on the loop once a file is whole."""
+    """Fills files in the lanes of their stage. ``on_committed`` is called on the loop once a file is whole."""
 
-    def __init__(
-        self,
-        places: Places,
-        folders: DurableFolders,
-        sync: GroupSync,
-        threads: ByteThreads,
-        on_committed: Callable[[Digest], None],
-    ) -> None:
-        self._places = places
-        self._folders = folders
-        self._sync = sync
-        self._threads = threads
-        self._on_committed = on_committed
+    places: Places
+    sync: GroupSync
+    writes: DirectWrites
+    aside: Aside
+    bandwidth: Bandwidth
+    shelf: PartShelf
+    on_committed: Callable[[Digest], None]
 
     async def fill(self, order: Order) -> None:
         """Make the files whole; returns when they are committed.
@@ -51,7 +65,7 @@ class Filler:
             await self._fill_from_slab(lies, order)
             return
         (layout,) = order.files
-        part = Part(self._places, self._folders, layout)
+        part = Part(self.places, layout, self.writes)
         try:
             if len(layout.chunks) <= 1:
                 await self._fill_at_once(part, order)
@@ -59,78 +73,106 @@ class Filler:
                 await self._fill_in_pieces(part, order)
         finally:
             if part.is_committed:  # also when the cancellation came during the commit
-                self._on_committed(layout.digest)
+                self.on_committed(layout.digest)
 
     async def _fill_from_slab(self, lies: Slice, order: Order) -> None:
         """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
-        parts = PackedParts(self._places, self._folders, self._sync, order.files)
+        parts = PackedParts(self.places, self.sync, self.aside, order.files)
 
-        def work(buffer: memoryview) -> Tier:
-            tier = order.supply.fetch(lies.slab, buffer)
-            parts.write(buffer)
-            return tier
+        def work(buffer: memoryview) -> Came:
+            def keep() -> None:
+                parts.write(buffer)
+                order.keep_slab(lies.slab, buffer)
+
+            return order.supply.fetch(lies.slab, buffer, keep)
 
         try:
-            tier = await self._threads.run(lies.slab_size, work)
+            came = await self._run(order.place(lies.slab), lies.slab_size, work, order)
             await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
+            tier = max(came, key=came.__getitem__)
             for file in order.files:
                 order.report(file.digest, tier, file.size)
         finally:
             if parts.is_committed:  # also when the cancellation came during the commit
                 for file in order.files:
-                    self._on_committed(file.digest)
+                    self.on_committed(file.digest)
             else:
                 await in_thread(parts.close)
 
     async def _fill_at_once(self, part: Part, order: Order) -> None:
         """One chunk, one thread, no bitmap."""
 
-        def work(buffer: memoryview) -> Tier | None:
+        def work(buffer: memoryview) -> Came:
             try:
                 part.open()
-                tier = None
-                for chunk in part.layout.placed():
-                    tier = _obtain(part, order.supply, chunk, buffer)
-                part.commit()
-                return tier
+                placed = part.layout.placed()
+
+                def keep() -> None:
+                    for chunk in placed:
+                        part.write(chunk, buffer)
+                    part.commit()
+
+                if placed:
+                    return order.supply.fetch(placed[0].digest, buffer, keep)
+                keep()  # an empty file
+                return {}
             finally:
                 part.close()
 
-        tier = await self._threads.run(part.layout.size, work)
-        if tier:
-            order.report(part.layout.digest, tier, part.layout.size)
+        digest = part.layout.digest
+        self._tell(digest, await self._run(order.place(digest), part.layout.size, work, order), order)
 
     async def _fill_in_pieces(self, part: Part, order: Order) -> None:
+        lanes: dict[Lane, list[_Placed]] = {}
+        for chunk in part.layout.placed():
+            lane, position = order.place(chunk.digest)
+            lanes.setdefault(lane, []).append((position, chunk))
         try:
             await in_thread(part.open)
-            chunks = iter(part.layout.placed())
             with single_error():
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(len(part.layout.chunks), 2 * self._threads.count)):
-                        group.create_task(self._take_chunks(chunks, part, order))
+                    for lane, chunks in lanes.items():
+                        queue = iter(sorted(chunks, key=lambda placed: placed[0]))
+                        for _ in range(min(len(chunks), 2 * lane.width)):
+                            group.create_task(self._take_chunks(lane, queue, part, order))
             await in_thread(part.commit)
         finally:
+            self.shelf.departed(part.layout.digest)
             await in_thread(part.close)
 
-    async def _take_chunks(self, chunks: Iterator[PlacedChunk], part: Part, order: Order) -> None:
-        """One of several that draw from the same iterator, so that there is always a chunk waiting for a free thread."""
+    async def _take_chunks(self, lane: Lane, queue: Iterator[_Placed], part: Part, order: Order) -> None:
+        """One of several that draw from the same queue, so that there is always a chunk waiting for a free thread."""
         try:
-            for chunk in chunks:
-                size = chunk.range.size
+            for position, chunk in queue:
 
-                def work(buffer: memoryview, chunk: PlacedChunk = chunk) -> Tier:
-                    return _obtain(part, order.supply, chunk, buffer)
+                def work(buffer: memoryview, chunk: PlacedChunk = chunk) -> Came:
+                    return self._obtain(part, chunk, buffer, order)
 
-                order.report(part.layout.digest, await self._threads.run(size, work), size)
+                self._tell(part.layout.digest, await self._run((lane, position), chunk.range.size, work, order), order)
         except BaseException:
             order.stop.set()  # before the group cancels the others: they shall not go on trying
             raise
 
+    def _obtain(self, part: Part, chunk: PlacedChunk, buffer: memoryview, order: Order) -> Came:
+        """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
+        file = part.layout.digest
+        if part.holds(chunk, buffer):
+            self.shelf.arrived(file, chunk.index)
+            return {"node": chunk.range.size}
 
-def _obtain(part: Part, supply: Supply, chunk: PlacedChunk, buffer: memoryview) -> Tier:
-    """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
-    if part.holds(chunk, buffer):
-        return "node"
-    tier = supply.fetch(chunk.digest, buffer)
-    part.write(chunk, buffer)
-    return tier
+        def keep() -> None:
+            part.write(chunk, buffer)
+            self.shelf.arrived(file, chunk.index)
+
+        return order.supply.fetch(chunk.digest, buffer, keep)
+
+    async def _run(self, place: Place, size: int, work: Callable[[memoryview], _Result], order: Order) -> _Result:
+        """``work`` in a thread, once it is this chunk's turn, first in its stage and then on this node's network."""
+        lane, position = place
+        async with lane.turn(position), self.bandwidth.turn(order.traffic(), size):
+            return await lane.threads.run(size, work)
+
+    @staticmethod
+    def _tell(file: Digest, came: Came, order: Order) -> None:
+        for tier, size in came.items():
+            order.report(file, tier, size)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from bdn.core.digest import Digest
 from bdn.core.errors import DiskFailedError
+from bdn.core.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
 from node_agent.crew import Crew, to_the_end
 from node_agent.fill.order import FileReport
 
-Start = Callable[[Sequence[Digest], FileReport, threading.Event], Coroutine[object, object, None]]
+Start = Callable[["Trip"], Coroutine[object, object, None]]
 
 
 @dataclass(eq=False)
@@ -32,6 +33,12 @@ class Trip:
         flight.done += size
         for listener in flight.listeners:
             listener(file, tier if listener is self.leader else "node", size)
+
+    @property
+    def traffic(self) -> TrafficClass:
+        """Whom it is for: the most urgent of those who wait for it now."""
+        waiting = (traffic for flight in self.flights.values() for traffic in flight.listeners.values())
+        return min(waiting, default=TrafficClass.STAGE)
 
     @property
     def is_over(self) -> bool:
@@ -54,7 +61,7 @@ class Flight:
     """One file of a trip, and who waits for it."""
 
     trip: Trip
-    listeners: set[FileReport] = field(default_factory=set)
+    listeners: dict[FileReport, TrafficClass] = field(default_factory=dict)
     done: int = 0
 
 
@@ -66,7 +73,12 @@ class Flights:
         self._flights: dict[Digest, Flight] = {}
 
     async def join(
-        self, files: Collection[Digest], start: Start, report: FileReport, restart: Callable[[Digest], None]
+        self,
+        files: Collection[Digest],
+        start: Start,
+        report: FileReport,
+        restart: Callable[[Digest], None],
+        traffic: TrafficClass = TrafficClass.STAGE,
     ) -> None:
         """Wait until these files are whole, filling on one trip those that nobody fills.
 
@@ -74,9 +86,10 @@ class Flights:
 
         Args:
             files: the files, which can be filled together.
-            start: makes the fill; called for the files that nobody fills, or that whoever did has failed to fill.
+            start: makes the fill of a trip; its files are those that nobody fills, or that whoever did has failed to fill.
             report: is told of progress, as a callable of its own.
             restart: is told that the progress reported so far of a file is void, because another trip begins.
+            traffic: whom it is for.
 
         Raises:
             BdnError: our own fill failed, or the disk did, whosesoever fill it was.
@@ -87,7 +100,7 @@ class Flights:
             while waiting:
                 self._take_off([file for file in waiting if file not in self._flights], start, report)
                 for file in waiting:
-                    self._board(file, boarded, report)
+                    self._board(file, boarded, report, traffic)
                 tasks = {flight.trip.task for flight in boarded.values() if flight.trip.task}
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 waiting = self._still_waiting(waiting, boarded, report, restart)
@@ -113,13 +126,13 @@ class Flights:
         for file in files:
             del self._flights[file]
 
-    def _board(self, file: Digest, boarded: dict[Digest, Flight], report: FileReport) -> None:
+    def _board(self, file: Digest, boarded: dict[Digest, Flight], report: FileReport, traffic: TrafficClass) -> None:
         if file in boarded:
             return
         flight = boarded[file] = self._flights[file]
         if flight.done and report is not flight.trip.leader:
             report(file, "node", flight.done)
-        flight.listeners.add(report)
+        flight.listeners[report] = traffic
 
     @staticmethod
     def _still_waiting(
@@ -147,7 +160,7 @@ class Flights:
 async def _leave(flights: Iterable[Flight], report: FileReport) -> None:
     trips: dict[Trip, None] = {}
     for flight in flights:
-        flight.listeners.discard(report)
+        flight.listeners.pop(report, None)
         trips[flight.trip] = None
     abandoned = [trip.task for trip in trips if trip.is_abandoned and trip.task]
     for trip in trips:
@@ -160,7 +173,7 @@ async def _leave(flights: Iterable[Flight], report: FileReport) -> None:
 
 async def _fly(trip: Trip, start: Start) -> None:
     try:
-        await start(list(trip.flights), trip.report, trip.stop)
+        await start(trip)
     except Exception as error:  # noqa: BLE001 - it is raised again, by everybody who waits
         trip.error = error
 

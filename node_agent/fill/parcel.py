@@ -11,9 +11,10 @@ from bdn.core.layout import FileLayout
 
 @dataclass(frozen=True)
 class Parcel:
-    """Files that one fetch or one file's fetches bring, and where the mirror serves their chunks."""
+    """Files that one fetch or one file's fetches bring, the manifest for which they are fetched, and where it is served."""
 
     files: tuple[FileLayout, ...]
+    manifest: Digest
     base_url: str
 
     @property
@@ -21,22 +22,33 @@ class Parcel:
         """The files' names."""
         return tuple(file.digest for file in self.files)
 
+    @property
+    def chunks(self) -> tuple[Digest, ...]:
+        """What is fetched."""
+        lies = self.files[0].slice
+        return (lies.slab,) if lies else self.files[0].chunks
+
+    @property
+    def size(self) -> int:
+        """Bytes that are fetched."""
+        lies = self.files[0].slice
+        return lies.slab_size if lies else self.files[0].size
+
     def only(self, digests: Collection[Digest]) -> Parcel:
         """The same with these files alone."""
         wanted = frozenset(digests)
         return replace(self, files=tuple(file for file in self.files if file.digest in wanted))
 
 
-def parcels_of(files: Iterable[tuple[FileLayout, str]]) -> list[Parcel]:
-    """All files with their mirror's address, those of a slab together.
+def parcels_of(files: Iterable[FileLayout], manifest: Digest, base_url: str) -> list[Parcel]:
+    """All files, those of a slab together.
 
-    The largest first, so that the last threads do not wait for one big file at the end.
+    The largest first, so that the last threads do not wait for one big file at the end; then by name, so that all nodes come
+    to the same order (``ring.routing.chunks_in_order``).
     """
     # By size as well: a layout that contradicts itself about a slab fails for the files that it is wrong about.
-    found: dict[tuple[Digest, int | None], list[tuple[FileLayout, str]]] = {}
-    for file, base_url in files:
+    found: dict[tuple[int, str], list[FileLayout]] = {}
+    for file in files:
         lies = file.slice
-        key = (lies.slab, lies.slab_size) if lies else (file.digest, None)
-        found.setdefault(key, []).append((file, base_url))
-    parcels = [Parcel(tuple(file for file, _ in together), together[0][1]) for together in found.values()]
-    return sorted(parcels, key=lambda parcel: sum(file.size for file in parcel.files), reverse=True)
+        found.setdefault((-lies.slab_size, lies.slab.hex) if lies else (-file.size, file.digest.hex), []).append(file)
+    return [Parcel(tuple(found[key]), manifest, base_url) for key in sorted(found)]

@@ -14,7 +14,8 @@ from typing import Final
 
 from bdn.core.digest import digest_of
 from bdn.core.layout import FileLayout, PlacedChunk
-from node_agent.disk.durable import DurableFolders, disk_errors, sync_folder, write_all
+from node_agent.disk.direct import DirectWrites, PlacedFile
+from node_agent.disk.durable import disk_errors, sync_folder, write_all
 from node_agent.disk.places import Places
 from node_agent.disk.syscalls import allocate
 from node_agent.fill.bitmap import Bitmap
@@ -29,19 +30,19 @@ class Part:
     Every method raises ``DiskFailedError``. A file of one chunk has no bitmap: there is nothing to go on from.
     """
 
-    def __init__(self, places: Places, folders: DurableFolders, layout: FileLayout) -> None:
+    def __init__(self, places: Places, layout: FileLayout, writes: DirectWrites) -> None:
         self.layout = layout
         self.is_committed = False
         self._places = places
-        self._folders = folders
         self._path = places.part(layout.digest)
         self._bitmap_path = places.bitmap(layout.digest)
         self._bitmap = Bitmap(len(layout.chunks))
         self._lock = threading.Lock()
         self._unsynced: list[int] = []
-        self._descriptor = -1
+        self._file = PlacedFile(self._path, writes)
         self._bitmap_descriptor = -1
         self._is_open = False
+        self._is_suspect = False  # a sync failed: the kernel tells of lost pages once, so later ones tell nothing
 
     def open(self) -> None:
         """Take up what an earlier fill left, or begin; all blocks are the file's own before the first byte is written.
@@ -50,8 +51,8 @@ class Part:
         """
         with disk_errors(self._path):
             is_new = not self._path.exists()
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
+                self._file.open()
                 self._allocate()
                 self._open_bitmap(is_new=is_new)
             except OSError:
@@ -69,7 +70,7 @@ class Part:
         if chunk.index not in self._bitmap:
             return False
         try:
-            size = os.preadv(self._descriptor, [buffer], chunk.range.start)
+            size = os.preadv(self._file.descriptor, [buffer], chunk.range.start)
         except OSError:
             return False
         return size == chunk.range.size and digest_of(buffer) == chunk.digest
@@ -77,7 +78,7 @@ class Part:
     def write(self, chunk: PlacedChunk, buffer: memoryview) -> None:
         """Put a verified chunk at its place. Durable with its batch, at the latest with ``close``."""
         with disk_errors(self._path):
-            write_all(self._descriptor, buffer, chunk.range.start)
+            self._file.write(buffer, chunk.range.start)
             with self._lock:
                 self._unsynced.append(chunk.index)
                 if len(self._unsynced) < SYNC_CHUNKS:
@@ -89,9 +90,8 @@ class Part:
         """All chunks are here: sync, and let the file appear under its name, read-only."""
         target = self._places.file(self.layout.digest)
         with disk_errors(self._path):
-            self._folders.make(target.parent, self._places.files)
-            os.fchmod(self._descriptor, 0o444)
-            os.fsync(self._descriptor)
+            os.fchmod(self._file.descriptor, 0o444)
+            os.fsync(self._file.descriptor)
             self._path.rename(target)
             sync_folder(target.parent)
             self.is_committed = True
@@ -108,27 +108,27 @@ class Part:
                 if self._bitmap.is_empty:
                     self._remove()
         self._is_open = False
-        for descriptor in (self._descriptor, self._bitmap_descriptor):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._descriptor = self._bitmap_descriptor = -1
+        self._file.close()
+        if self._bitmap_descriptor >= 0:
+            os.close(self._bitmap_descriptor)
+            self._bitmap_descriptor = -1
 
     def _remove(self) -> None:
         self._path.unlink(missing_ok=True)
         self._bitmap_path.unlink(missing_ok=True)
 
     def _allocate(self) -> None:
-        size = self.layout.size
-        if os.fstat(self._descriptor).st_size > size:
-            os.ftruncate(self._descriptor, 0)  # not one of ours: it cannot be of this layout
+        size, descriptor = self.layout.size, self._file.descriptor
+        if os.fstat(descriptor).st_size > size:
+            os.ftruncate(descriptor, 0)  # not one of ours: it cannot be of this layout
         if not size:
             return
         try:
-            allocate(self._descriptor, size)
+            allocate(descriptor, size)
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
                 raise
-            os.ftruncate(self._descriptor, size)
+            os.ftruncate(descriptor, size)
 
     def _open_bitmap(self, *, is_new: bool) -> None:
         if self._bitmap.count <= 1:
@@ -137,13 +137,18 @@ class Part:
         if not is_new:
             content = os.pread(self._bitmap_descriptor, len(self._bitmap.to_bytes()) + 1, 0)
             self._bitmap = Bitmap.parse(content, self._bitmap.count)
-        os.ftruncate(self._bitmap_descriptor, 0)
-        write_all(self._bitmap_descriptor, memoryview(self._bitmap.to_bytes()), 0)
+        form = self._bitmap.to_bytes()
+        write_all(self._bitmap_descriptor, memoryview(form), 0)
+        os.ftruncate(self._bitmap_descriptor, len(form))  # afterwards: a kill between the two must not cost the fill
 
     def _record(self, batch: list[int]) -> None:
-        if not batch or self._bitmap_descriptor < 0:
+        if not batch or self._bitmap_descriptor < 0 or self._is_suspect:
             return
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._file.descriptor)
+        except OSError:
+            self._is_suspect = True
+            raise
         with self._lock:
             self._bitmap.add(batch)
             write_all(self._bitmap_descriptor, memoryview(self._bitmap.to_bytes()), 0)

@@ -11,6 +11,7 @@ from typing import Final
 from bdn.core.errors import BdnError, CanceledError
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.records import ManifestRecords
+from node_agent.cluster.tier import ClusterTier
 from node_agent.crew import in_thread
 from node_agent.stage.book import StageBook
 from node_agent.stage.lifecycle import Lifecycle
@@ -33,6 +34,7 @@ class Housekeeping:
     records: StageRecords
     manifests: ManifestRecords
     cache: NodeCache
+    tier: ClusterTier
     views: Views
     pulls: Pulls
     clock: Clock
@@ -82,6 +84,7 @@ class Housekeeping:
         record, index = stage.record, self.cache.index
         is_same_kind = all(mount.exposure == self.views.kind for mount in record.mounts)
         if is_same_kind and all(map(index.is_complete, record.manifests)) and await in_thread(self._is_intact, record):
+            self.lifecycle.warmer.begin(stage)
             return
         logger.warning("the view of stage %s is not intact; it is staged again", record.id)
         if not is_same_kind:  # what stands there was exposed under other settings
@@ -110,7 +113,9 @@ class Housekeeping:
         await self.lifecycle.release_all(expired)
         await self.lifecycle.release_abandoned()
         await self._prune()
+        await in_thread(self.tier.drop, self.cache.shelf.has_whole)
         await self.cache.trim()
+        await in_thread(self.tier.trim)
 
     async def run(self) -> None:
         """Reap again and again."""

@@ -18,6 +18,7 @@ from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecord, StageRecords
 from node_agent.stage.stage import Stage
 from node_agent.stage.staging import Staging
+from node_agent.stage.warm import Warmer
 from node_agent.view.views import Views
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Lifecycle:
 
     crew: Crew
     staging: Staging
+    warmer: Warmer
     cache: NodeCache
     views: Views
     records: StageRecords
@@ -45,17 +47,19 @@ class Lifecycle:
     def begin(self, stage: Stage) -> None:
         """Let a task work on the stage until it is READY or FAILED. Its record is on disk already."""
         stage.stop.clear()
-        stage.progress = None
+        stage.progress = stage.effort = stage.warming = None
         stage.record.state = "STAGING"
         stage.task = self.crew.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 
     async def stop(self, stage: Stage) -> None:
-        """Cancel the stage's task, if any, and wait for it. The record stays as it is."""
+        """Cancel the stage's tasks, if any, and wait for them. The record stays as it is."""
         stage.stop.set()
         if stage.task and stage.is_working:
             stage.task.cancel()
             await asyncio.wait([stage.task])
+        if stage.warming:
+            await stage.warming.stop()
 
     async def _work(self, stage: Stage) -> None:
         record, began = stage.record, time.monotonic()
@@ -75,6 +79,7 @@ class Lifecycle:
         self.on_ready(time.monotonic() - began)
         if record.destination is not None:
             await self.release_all(self.pulls.replaced_by(record))
+        self.warmer.begin(stage)
 
     async def _fail(self, stage: Stage, error: BdnError) -> None:
         record = stage.record
@@ -150,6 +155,8 @@ class Lifecycle:
         if stage.progress:
             for position, mount in enumerate(record.mounts):
                 mount.bytes_from = stage.progress.bytes_from(position)
+        if stage.effort and not stage.is_terminal:
+            record.transfer = stage.effort.document()
         await self._save(stage, {"state": state, "ended_at": None if state == "READY" else self.clock()})
         stage.notify()
         self.on_change()

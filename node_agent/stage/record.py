@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from bdn.core.digest import Digest
 from bdn.core.leases import Holder
 from bdn.wire.errors import ErrorBody
-from bdn.wire.stage_schema import BytesFrom, ExposureKind, StageState, ViewKind
+from bdn.wire.stage_schema import BytesFrom, ExposureKind, StageState, Transfer, ViewKind
 from node_agent.disk.durable import disk_errors, write_durably
 from node_agent.disk.places import Places
 
@@ -51,9 +51,11 @@ class StageRecord(BaseModel):
     ended_at: float | None = None
     expires_at: float | None = None
     bytes_per_second: float | None = None
+    transfer: Transfer | None = None
     error: ErrorBody | None = None
     destination: Path | None = None
     inode: int | None = None
+    warm: bool = False
     mounts: list[MountRecord]
 
     @property

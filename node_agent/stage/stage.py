@@ -10,8 +10,10 @@ from collections.abc import Callable
 from bdn.wire import stage_schema
 from bdn.wire.moments import moment
 from bdn.wire.stage_schema import TERMINAL, StageMount
+from node_agent.ring.effort import Effort
 from node_agent.stage.progress import Rate, StageProgress, bytes_done
 from node_agent.stage.record import MountRecord, StageRecord
+from node_agent.stage.warming import Warming
 from node_agent.view.destination import Earlier
 
 
@@ -21,8 +23,10 @@ class Stage:
     def __init__(self, record: StageRecord) -> None:
         self.record = record
         self.progress: StageProgress | None = None
+        self.effort: Effort | None = None
         self.rate = Rate()
         self.earlier: Earlier | None = None
+        self.warming: Warming | None = None
         self.lock = asyncio.Lock()
         self.saving = asyncio.Lock()
         self.stop = threading.Event()
@@ -39,9 +43,10 @@ class Stage:
         """Whether nothing more happens by itself."""
         return self.record.state in TERMINAL
 
-    def begin(self, progress: StageProgress) -> None:
-        """The bytes to come are known."""
+    def begin(self, progress: StageProgress, effort: Effort) -> None:
+        """The bytes to come are known, and what may be spent on sources that fail."""
         self.progress = progress
+        self.effort = effort
         self.rate = Rate()
 
     def notify(self) -> None:
@@ -76,6 +81,8 @@ class Stage:
             mounts=mounts,
             bytes_per_second=rate,
             eta_seconds=left / rate if rate and is_known else None,
+            transfer=self.effort.document() if self.effort and not self.is_terminal else record.transfer,
+            warm=self.warming.document() if self.warming else None,
             error=record.error,
         )
 

@@ -35,6 +35,7 @@ class Stages:
     trust: Trust
     ask_for_keys: Callable[[], Awaitable[None]]
     clock: Clock
+    is_node: bool  # whether this agent has the role
 
     # --- asking ---
 
@@ -63,15 +64,17 @@ class Stages:
 
     # --- doing ---
 
-    async def start(self, job_id: str, token: str, ttl_seconds: float | None = None) -> Stage:
+    async def start(self, job_id: str, token: str, ttl_seconds: float | None = None, *, warm: bool = False) -> Stage:
         """Stage a grant's files for a job; asking again is asking once. A failed or released stage begins anew.
+
+        With ``warm`` the files are read into memory once the stage is READY; one that is READY already begins with it.
 
         Raises:
             GrantInvalidError, GrantExpiredError, DiskFailedError: nothing was begun.
         """
         grant = await self._verify(token)
         record = self._record(job_id, token, grant)
-        record.expires_at = self._expiry(ttl_seconds)
+        record.expires_at, record.warm = self._expiry(ttl_seconds), warm
         return await self._start(record, None)
 
     async def pull(self, token: str, destination: Path) -> Stage:
@@ -119,6 +122,11 @@ class Stages:
     # --- inside ---
 
     async def _verify(self, token: str) -> Grant:
+        if not self.is_node:
+            raise InvalidRequestError(
+                "this agent is a cache of its cluster and stages nothing (BDN_AGENT_ROLES has no 'node'); ask the agent of "
+                "the node where the files shall be"
+            )
         try:
             return self.trust.verify(token)
         except UnknownKeyError:
@@ -130,7 +138,10 @@ class Stages:
         async with stage.lock:
             if stage.is_working or stage.record.state == "READY":
                 stage.record.grant = record.grant  # it may be a fresher one
+                stage.record.warm = stage.record.warm or record.warm
                 await self.lifecycle.renew(stage, record.expires_at or stage.record.expires_at)
+                if record.warm and not stage.is_working:
+                    self.lifecycle.warmer.begin(stage)
                 return stage
             try:
                 await in_thread(self.records.save, record)

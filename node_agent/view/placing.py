@@ -12,6 +12,7 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError
 from bdn.wire.stage_schema import ViewKind
+from node_agent.disk.places import name_in_files
 from node_agent.disk.syscalls import clone_file
 
 _PIECE: Final = 64 * 1024 * 1024
@@ -53,7 +54,7 @@ class Placer:
         """Let the file appear. Raises ``OSError``, or ``CanceledError`` when ``stop`` is set."""
         if self.kind == "hardlink" and self._try_link(digest, slot):
             return
-        source = os.open(digest.fanout, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._files)
+        source = os.open(name_in_files(digest), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._files)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             target = os.open(slot.name, flags, 0o600, dir_fd=slot.folder)
@@ -68,7 +69,7 @@ class Placer:
 
     def _try_link(self, digest: Digest, slot: Slot) -> bool:
         try:
-            os.link(digest.fanout.encode(), slot.name, src_dir_fd=self._files, dst_dir_fd=slot.folder)
+            os.link(name_in_files(digest).encode(), slot.name, src_dir_fd=self._files, dst_dir_fd=slot.folder)
         except OSError as error:
             if error.errno == errno.EMLINK:
                 self._too_many_links += 1

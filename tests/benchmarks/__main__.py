@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import fill, listings, memory, pull_again, report, throughput
+from tests.benchmarks import (
+    chunk_server,
+    fill,
+    kill,
+    listings,
+    memory,
+    pull_again,
+    report,
+    ring,
+    small,
+    throughput,
+    warm_stage,
+)
 
 BENCHMARKS = {
     "pull-again": (pull_again.INTRODUCTION, pull_again.measure),
     "fill": (fill.INTRODUCTION, fill.measure),
+    "peers": (fill.PEERS_INTRODUCTION, fill.measure_peers),
+    "sink": (chunk_server.SINK_INTRODUCTION, chunk_server.measure_sink),
+    "chunk-server": (chunk_server.INTRODUCTION, chunk_server.measure),
+    "small": (small.INTRODUCTION, small.measure),
+    "warm-stage": (warm_stage.INTRODUCTION, warm_stage.measure),
+    "kill": (kill.INTRODUCTION, kill.measure),
+    "ring": (ring.INTRODUCTION, ring.measure),
     "throughput": (throughput.INTRODUCTION, throughput.measure),
     "memory": (memory.INTRODUCTION, memory.measure),
     "listings": (listings.INTRODUCTION, listings.measure),

@@ -8,52 +8,50 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
-import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 from awscrt.checksums import crc64nvme
 
-from tests.support.commands import wait_until
+from tests.benchmarks import nginx
 
 PAGE = 1000
 BUCKET = "bench"
-_CONFIGURATION = """
-worker_processes 2; daemon off; pid {root}/pid; error_log {root}/error.log;
-events {{ worker_connections 4096; }}
-http {{
-    access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; default_type application/octet-stream;
-    client_body_temp_path {root}/body; proxy_temp_path {root}/proxy; fastcgi_temp_path {root}/fastcgi;
-    uwsgi_temp_path {root}/uwsgi; scgi_temp_path {root}/scgi;
-    types {{ application/xml xml; }}
+_MAPS = """
     map_hash_max_size 262144; map_hash_bucket_size 256;
     map $args $page {{ default t0; "~continuation-token=(?<t>t[0-9]+)" $t; }}
     map $args $folder {{ default none; "~prefix=(?<p>[a-z]+)" $p; }}
     map $uri $crc64 {{ default ""; include {root}/checksums; }}
-    server {{
-        listen 127.0.0.1:{port}; root {root}/objects;
-        add_header x-amz-checksum-crc64nvme $crc64; add_header x-amz-checksum-type FULL_OBJECT;
-        location = /{bucket} {{ root {root}/listings; rewrite ^ /$folder-$page.xml break; }}
-        location = /{bucket}/ {{ root {root}/listings; rewrite ^ /$folder-$page.xml break; }}
-    }}
-}}
+"""
+_SERVER = """
+    root {root}/objects;
+    add_header x-amz-checksum-crc64nvme $crc64; add_header x-amz-checksum-type FULL_OBJECT;
+    location = /{bucket} {{ root {root}/listings; rewrite ^ /$folder-$page.xml break; }}
+    location = /{bucket}/ {{ root {root}/listings; rewrite ^ /$folder-$page.xml break; }}
 """
 
 
+@dataclass(frozen=True)
+class Origin:
+    """A running server, and the objects that it serves."""
+
+    url: str
+    bucket: Path
+
+    def folder(self, prefix: str) -> Path:
+        """The objects below a prefix."""
+        return self.bucket / prefix
+
+
 @contextmanager
-def serving(folders: dict[str, tuple[int, int]]) -> Iterator[str]:
-    """The server's address. ``folders``: how many objects, and of how many bytes, below each prefix."""
-    with tempfile.TemporaryDirectory() as name, socket.socket() as found:
+def serving(folders: dict[str, tuple[int, int]]) -> Iterator[Origin]:
+    """``folders``: how many objects, and of how many bytes, below each prefix."""
+    with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        root.chmod(0o755)
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-        found.close()
         (root / "listings").mkdir()
         with (root / "checksums").open("w") as checksums:
             for folder, (count, size) in folders.items():
@@ -61,21 +59,8 @@ def serving(folders: dict[str, tuple[int, int]]) -> Iterator[str]:
                     crc = base64.b64encode(_checksum(path).to_bytes(8, "big")).decode()
                     checksums.write(f'"/{BUCKET}/{folder}/{path.name}" "{crc}";\n')
                 _list(root, folder)
-        (root / "nginx.conf").write_text(_CONFIGURATION.format(root=root, port=port, bucket=BUCKET))
-        nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-        assert nginx, "make .venv-peers/.ready installs nginx"
-        server = subprocess.Popen([nginx, "-c", root / "nginx.conf", "-e", root / "error.log"])
-        try:
-            wait_until(lambda: _answers(port), what="nginx")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(timeout=60)
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
+        with nginx.serving(_SERVER.format(root=root, bucket=BUCKET), _MAPS.format(root=root)) as url:
+            yield Origin(url, root / "objects" / BUCKET)
 
 
 def _fill(folder: Path, count: int, size: int) -> Iterator[Path]:

@@ -38,8 +38,8 @@ def measure() -> list[Figure]:
         for name, (count, size) in cases.items():
             ours, theirs, unsynced = [], [], []
             for _ in range(RUNS):
-                ours.append(_mirror(origin, name, count * size))
-                synced, alone = _s5cmd(origin, name, count)
+                ours.append(_mirror(origin.url, name, count * size))
+                synced, alone = _s5cmd(origin.url, name, count)
                 theirs.append(synced)
                 unsynced.append(alone)
             gigabytes = count * size / 1e9

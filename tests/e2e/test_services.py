@@ -117,7 +117,9 @@ def test_a_second_stage_on_a_node_moves_nothing_and_shares_the_files(node: Shell
     name = "deep/model.safetensors"
     assert (Path(first["path"]) / name).stat().st_ino == (Path(second["path"]) / name).stat().st_ino
     again = node.run("bdn", "stage", mirror_id, "--job", "two", "--json").document
-    assert again["mounts"][0]["path"] == second["path"]
+    assert (again["mounts"][0]["path"], again["warm"]) == (second["path"], None)
+    warm = node.run("bdn", "stage", mirror_id, "--job", "two", "--warm", "--json").document
+    assert (warm["id"], warm["warm"]["bytes_total"]) == (again["id"], SIZE)
 
 
 def test_the_upstream_may_be_gone_once_the_mirror_is_ready(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from collections.abc import Sequence
@@ -94,11 +95,11 @@ async def test_an_agent_that_is_killed_in_the_middle_of_filling_slabs_goes_on_wi
             async with asyncio.timeout(60):
                 await stuck.wait()
                 # The slabs that came are being committed meanwhile.
-                while not any(path.is_file() for path in (tmp_path / "cache/files").rglob("*")):  # noqa: ASYNC110
+                while not any((tmp_path / "cache/files").glob("*/[!.]*")):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await daemon.kill()
         gate.set()
-        left = {path.name: path.read_bytes() for path in (tmp_path / "cache/files").rglob("*") if path.is_file()}
+        left = {path.name: path.read_bytes() for path in (tmp_path / "cache/files").glob("*/[!.]*")}
         assert all(digest_of(content).hex == name for name, content in left.items())
         lacking = [path for path, content in files.items() if digest_of(content).hex not in left]
         mirror.faults.clear()
@@ -122,18 +123,18 @@ async def test_whatever_moment_an_agent_is_killed_at_every_file_under_its_name_i
     """The cache directory is copied at every step of a slab, and an agent is started on each copy."""
     files = {f"{number:03}.bin": number.to_bytes(4, "big") * 25 for number in range(12)}
     moments: list[Path] = []
-    rename, sync = Path.rename, GroupSync.sync
+    rename, sync = os.rename, GroupSync.sync
 
     def snapshot() -> None:
         moments.append(tmp_path / f"moment-{len(moments)}")
         shutil.copytree(tmp_path / "node/cache", moments[-1] / "cache", symlinks=True)
 
-    def rename_slowly(path: Path, target: Path) -> Path:
-        if path.suffix == ".part":
+    def rename_slowly(name: str | Path, target: str | Path, **folders: int) -> None:
+        if isinstance(name, str) and "/." in name and folders:
             snapshot()
-        return rename(path, target)
+        rename(name, target, **folders)
 
-    async def sync_slowly(self: GroupSync, paths: Sequence[Path], mark: int) -> None:
+    async def sync_slowly(self: GroupSync, paths: Sequence[str], mark: int) -> None:
         snapshot()
         await sync(self, paths, mark)
         snapshot()
@@ -141,13 +142,17 @@ async def test_whatever_moment_an_agent_is_killed_at_every_file_under_its_name_i
     with AgentMirror(is_packed=True).running() as mirror:
         manifest = mirror.publish(files)
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "rename", rename_slowly)
+            patch.setattr(os, "rename", rename_slowly)
             patch.setattr(GroupSync, "sync", sync_slowly)
             async with Rig(mirror, tmp_path / "node").agent() as agent:
                 await staged(agent, mirror, manifest)
         assert len(moments) == 4 + len(files)
         for moment in moments:
-            whole = {path.name: path.read_bytes() for path in (moment / "cache/files").rglob("*") if path.is_file()}
+            whole = {
+                path.name: path.read_bytes()
+                for path in (moment / "cache/files").rglob("*")
+                if path.is_file() and not path.name.startswith(".")
+            }
             assert all(digest_of(content).hex == name for name, content in whole.items())
             async with Rig(mirror, moment).agent() as agent:
                 stage = await staged(agent, mirror, manifest, job="another")

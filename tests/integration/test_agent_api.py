@@ -98,6 +98,20 @@ async def test_waiting_answers_when_the_stage_is_ready(rig: Rig, mirror: AgentMi
         assert (again.status_code, again.json()["id"]) == (201, answer.json()["id"])
 
 
+async def test_a_stage_that_is_asked_to_be_warm_shows_how_far_it_is(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with serving_agent(rig) as site:
+        body = {"job_id": "job", "grant": mirror.grant(manifest), "wait": True}
+        cold = (await site.http.post("/stages", json=body)).json()
+        warm = (await site.http.post("/stages", json=body | {"warm": True})).json()
+
+        assert (cold["warm"], warm["id"]) == (None, cold["id"])
+        assert warm["warm"].keys() == {"state", "bytes", "bytes_total", "seconds", "reason"}
+        assert warm["warm"]["bytes_total"] == manifest.bytes_total
+        refused = await site.http.post("/stages", json=body | {"warm": "yes"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "INVALID_REQUEST")
+
+
 async def test_a_wait_that_ends_in_failure_answers_with_the_error(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     for chunk in mirror.chunks(manifest, "weights"):

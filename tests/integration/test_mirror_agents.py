@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import Json, MirrorUnderTest, source
+from tests.support.fake_agent import USE, FakeAgent
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
-USE = {"budget": 1000, "committed": 300, "reserved": 20, "leased": 100}
 
+@dataclass
+class SetClock:
+    """The mirror's time."""
 
-class FakeAgent:
-    """Reports what it is told to report, as an agent does."""
+    now: float = 1_800_000_000.0
 
-    def __init__(self, mirror: MirrorUnderTest, node: str, cluster: str = "c", **state: Any) -> None:
-        self._mirror = mirror
-        self._state: Json = {"node": node, "cluster": cluster, "boot_id": "b", "roles": ["node"], "version": "1.2"}
-        self._state |= {"advertise": f"http://{node}:8471", "tiers": {"node": USE}, "holdings": [], **state}
-
-    async def beat(self, **changes: Any) -> Json:
-        answer = await self._mirror.http.post("/agents/heartbeat", json={**self._state, **changes})
-        assert answer.status_code == 200, answer.text
-        return dict(answer.json())
-
-    async def carry_out(self, reply: Json, *items: Json, error: Json | None = None) -> Json:
-        (command,) = reply["commands"]
-        return await self.beat(reports=[{"id": command["id"], "items": list(items), "error": error}])
+    def __call__(self) -> float:
+        return self.now
 
 
 def item(manifest: str, size: int, **refusal: Any) -> Json:
@@ -54,23 +47,66 @@ async def test_the_epoch_grows_when_members_change_and_only_then(idle: MirrorUnd
     one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
     elsewhere = FakeAgent(idle, "n1", cluster="d")
     epochs = [(await agent.beat())["epoch"] for agent in (one, one, two, one, two, elsewhere, one)]
-    assert epochs == [1, 1, 2, 2, 2, 1, 2]
+    first, second = epochs[0], epochs[2]
+    assert epochs[:5] == [first, first, second, second, second]
+    assert epochs[6] == second > first
     moved = await two.beat(advertise="http://n2:9999", tiers={})
-    assert moved["epoch"] == 3
+    assert moved["epoch"] > second
     assert [member["node"] for member in moved["members"]] == ["n1", "n2"]
-    assert (await one.beat(holdings=[{"manifest": f"b3:{'0' * 64}", "bytes": 1}]))["epoch"] == 3
+    assert (await one.beat(holdings=[{"manifest": f"b3:{'0' * 64}", "bytes": 1}]))["epoch"] == moved["epoch"]
+    assert (await one.beat(boot_id="after a restart"))["epoch"] == moved["epoch"]
 
 
 async def test_an_agent_that_is_silent_is_no_member_and_not_alive(
-    idle: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bdn.mirror.cluster.roll.LOOK_SECONDS", 0.0)
+    clock = SetClock()
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
+        one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
+        await one.beat()
+        before = reply = await two.beat()
+        for _ in range(4):
+            clock.now += 10
+            reply = await two.beat()
+        agents = (await idle.http.get("/agents")).json()["items"]
+    assert [member["node"] for member in before["members"]] == ["n1", "n2"]
+    assert [member["node"] for member in reply["members"]] == ["n2"]
+    assert reply["epoch"] > before["epoch"]
+    assert [agent["alive"] for agent in agents] == [False, True]
+
+
+async def test_a_mirror_that_heard_of_nobody_for_a_while_forgets_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.cluster.roll.LOOK_SECONDS", 0.0)
+    clock = SetClock()
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
+        one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
+        await one.beat()
+        await two.beat()
+        clock.now += 300
+        assert [member["node"] for member in (await two.beat())["members"]] == ["n1", "n2"]
+
+
+async def test_an_agent_that_leaves_is_no_member_from_then_on(idle: MirrorUnderTest) -> None:
     one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
     await one.beat()
+    before = await two.beat()
+    waiting = asyncio.create_task(two.beat(epoch=before["epoch"], wait_seconds=30))
+    await one.beat(leaving=True)
+    reply = await asyncio.wait_for(waiting, 10)
+    assert [member["node"] for member in reply["members"]] == ["n2"]
+    assert reply["epoch"] > before["epoch"]
+
+
+async def test_two_agents_that_take_the_same_name_in_turns_are_told_apart(idle: MirrorUnderTest) -> None:
+    one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n1", boot_id="another")
+    await one.beat()
     await two.beat()
-    monkeypatch.setattr("bdn.mirror.cluster.membership.ALIVE_SECONDS", -1.0)
-    reply = await two.beat()
-    assert (reply["members"], reply["epoch"]) == ([], 3)
-    assert [agent["alive"] for agent in (await idle.http.get("/agents")).json()["items"]] == [False, False]
+    assert [agent["disputed"] for agent in (await idle.http.get("/agents")).json()["items"]] == [False]  # it moved
+    await one.beat()
+    assert [agent["disputed"] for agent in (await idle.http.get("/agents")).json()["items"]] == [True]
 
 
 async def test_agents_and_clusters_tell_capacity_and_use(idle: MirrorUnderTest) -> None:
@@ -83,7 +119,8 @@ async def test_agents_and_clusters_tell_capacity_and_use(idle: MirrorUnderTest) 
         ("n2", 0, USE),
     ]
     (cluster,) = (await idle.http.get("/clusters")).json()["items"]
-    assert (cluster["agents"], cluster["agents_alive"], cluster["epoch"]) == (2, 2, 2)
+    assert (cluster["agents"], cluster["agents_alive"]) == (2, 2)
+    assert cluster["epoch"] > 0
     assert cluster["tiers"]["node"] == {name: 2 * size for name, size in USE.items()}
 
 
@@ -112,6 +149,7 @@ async def test_a_command_answers_the_open_heartbeat_at_once_and_its_report_ends_
         "all": False,
         "dry_run": False,
         "force": False,
+        "tier": "node",
     }
     assert eviction["status"] == "RUNNING"
     after = await agent.carry_out(reply, item(manifest, 5))
@@ -168,7 +206,7 @@ async def test_an_agent_that_was_silent_before_is_named_as_unreachable(
     mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await FakeAgent(mirror, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.eviction.evictions._ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.cluster.liveness.ALIVE_SECONDS", -1.0)
     done = await mirror.evict(all=True, tier="node")
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bdn.core.manifest import Manifest
+from bdn.wire.layout_form import Layout
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
 from tests.support.agent_mirror import AgentMirror
@@ -22,7 +23,8 @@ def put(places: Places, files: Mapping[str, bytes], *, used: float = 1000.0) -> 
     """Another tree in the same directory, used at that time."""
     mirror = AgentMirror()
     manifest = mirror.publish(files)
-    ManifestRecords(places).save(Held(manifest, mirror.layouts[manifest.digest]), used)
+    layout = Layout.parse(mirror.layouts[manifest.digest].to_json().encode())
+    ManifestRecords(places).save(Held(manifest, layout), used)
     for entry in manifest.files:
         path = places.file(entry.digest)
         path.parent.mkdir(parents=True, exist_ok=True)

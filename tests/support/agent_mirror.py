@@ -24,12 +24,14 @@ from bdn.core.layout import FileLayout
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.packing import SMALL_FILE_SIZE
 from bdn.store.memory import MemoryStore
-from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
-from bdn.wire.chunk_server import ChunkServer, OpenChunk
+from bdn.wire.agent_schema import Heartbeat, HeartbeatReply, Member
+from bdn.wire.chunk_server import ChunkServer
+from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
+from bdn.wire.prefetch_schema import PrefetchCommand
 from tests.support.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
@@ -103,12 +105,15 @@ class AgentMirror:
     documents: Counter[str] = field(default_factory=Counter)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     commands: list[EvictCommand] = field(default_factory=list)
+    prefetches: list[PrefetchCommand] = field(default_factory=list)
     faults: defaultdict[Digest, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     every: Fault | None = None  # met by each request that has no fault of its own
     on_request: Callable[[Digest], object] = lambda _: None
     url: str = ""
     is_packed: bool = False
     slab_size: int = CHUNK_SIZE
+    ring: dict[str, Member] | None = None  # members by node: whoever beats joins; None keeps all agents alone
+    epoch: int = 1
 
     def __post_init__(self) -> None:
         self.store = MemoryStore()
@@ -173,7 +178,7 @@ class AgentMirror:
     @contextmanager
     def running(self) -> Iterator[AgentMirror]:
         """Answer on free loopback ports until the block ends."""
-        shelf = ChunkServer(_Shelf(self), "127.0.0.1", 0, timeout_seconds=10)
+        shelf = ChunkServer(_Shelf(self), "127.0.0.1", 0)
         documents = _Server(("127.0.0.1", 0), type("_Bound", (_Documents,), {"mirror": self}))
         thread = threading.Thread(target=documents.serve_forever, args=(0.01,), daemon=True)
         self.data_port = shelf.port
@@ -196,9 +201,26 @@ class AgentMirror:
             reported = {report.id for report in heartbeat.reports}
             self.commands = [command for command in self.commands if command.id not in reported]
             commands = list(self.commands)
+            ended = {report.id for report in heartbeat.prefetches if report.state != "RUNNING"}
+            self.prefetches = [one for one in self.prefetches if one.id not in ended]
+            epoch, members = self._join(heartbeat)
         return HeartbeatReply(
-            members=[], epoch=1, commands=commands, public_keys=[self.signer.public_key], interval_seconds=0.2
+            members=members,
+            epoch=epoch,
+            commands=commands,
+            prefetches=list(self.prefetches),
+            public_keys=[self.signer.public_key],
+            interval_seconds=0.2,
         )
+
+    def _join(self, heartbeat: Heartbeat) -> tuple[int, list[Member]]:
+        if self.ring is None:
+            return 1, []
+        member = Member(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
+        if self.ring.get(member.node) != member:
+            self.ring[member.node] = member
+            self.epoch += 1
+        return self.epoch, list(self.ring.values())
 
     def document(self, path: str, bearer: str) -> bytes:
         _, kind, name, *rest = path.split("/")
@@ -236,11 +258,11 @@ def _requested(file: FileLayoutBody) -> list[Digest]:
 class _Shelf:
     mirror: AgentMirror
 
-    def authorize(self, bearer: str | None, digest: Digest) -> None:
-        self.mirror.check_chunk(bearer, digest)
+    def authorize(self, request: ChunkRequest) -> None:
+        self.mirror.check_chunk(request.bearer, request.digest)
 
-    def open_chunk(self, digest: Digest) -> OpenChunk:
-        mirror = self.mirror
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        mirror, digest = self.mirror, request.digest
         with mirror.lock:
             mirror.chunk_requests[digest] += 1
             script = mirror.faults[digest]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.ports import ChunkReader, ChunkStore
+from bdn.core.ports import ChunkReader, ChunkStore, OnBytes
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,11 @@ class StoreReader:
 
     store: ChunkStore
 
-    def read_into(self, digest: Digest, buffer: memoryview) -> None:
+    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
         with self.store.open(digest) as file:
             buffer[:] = file.read()
+        if on_bytes is not None:
+            on_bytes(buffer)
 
 
 @dataclass
@@ -28,12 +30,14 @@ class ScriptedReader:
     steps: list[bytes | Exception]
     asked: list[Digest] = field(default_factory=list)
 
-    def read_into(self, digest: Digest, buffer: memoryview) -> None:
+    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
         self.asked.append(digest)
         step = self.steps.pop(0)
         if isinstance(step, Exception):
             raise step
         buffer[:] = step
+        if on_bytes is not None:
+            on_bytes(buffer)
 
 
 class CountedWaits(threading.Event):

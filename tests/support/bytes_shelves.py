@@ -12,7 +12,10 @@ from typing import BinaryIO
 from bdn.core.digest import Digest, digest_of
 from bdn.core.ports import ChunkStore
 from bdn.store.memory import MemoryStore
-from bdn.wire.chunk_server import ChunkServer, OpenChunk
+from bdn.wire.chunk_patience import Patience
+from bdn.wire.chunk_sending import Pace
+from bdn.wire.chunk_server import ChunkServer
+from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
 
 
 @dataclass
@@ -30,13 +33,13 @@ class Shelf:
         self.bearers.clear()
         self.opened.clear()
 
-    def authorize(self, bearer: str | None, digest: Digest) -> None:
-        self.bearers.append(bearer)
+    def authorize(self, request: ChunkRequest) -> None:
+        self.bearers.append(request.bearer)
         if self.refusal is not None:
             raise self.refusal
 
-    def open_chunk(self, digest: Digest) -> OpenChunk:
-        file = self.store.open(digest)
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        file = self.store.open(request.digest)
         self.opened.append(file)
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
@@ -51,9 +54,13 @@ class Shelf:
 
 @contextmanager
 def serving(
-    shelf: Shelf, *, on_sent: Callable[[int], None] | None = None, timeout_seconds: float = 60
+    shelf: Shelf,
+    *,
+    on_sent: Callable[[int], None] | None = None,
+    patience: Patience | None = None,
+    pace: Pace | None = None,
 ) -> Iterator[ChunkServer]:
-    with closing(ChunkServer(shelf, "127.0.0.1", 0, on_sent=on_sent, timeout_seconds=timeout_seconds)) as server:
+    with closing(ChunkServer(shelf, "127.0.0.1", 0, on_sent=on_sent, patience=patience, pace=pace)) as server:
         server.start()
         yield server
 

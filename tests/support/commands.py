@@ -36,10 +36,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Shell:
-    """Runs commands with a home and a data directory below ``root``."""
+    """Runs commands with a home and a data directory below ``root``; ``prefix`` may put them into another network."""
 
     root: Path
     extra: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,7 +61,7 @@ class Shell:
     def run(self, *command: str, **environment: str) -> Finished:
         """To its end."""
         done = subprocess.run(
-            [str(SCRIPTS / command[0]), *command[1:]],
+            [*self.prefix, str(SCRIPTS / command[0]), *command[1:]],
             env={**self.environment, **environment},
             cwd=self.root,
             capture_output=True,
@@ -77,7 +78,7 @@ class Shell:
         with (
             log.open("a") as sink,
             subprocess.Popen(
-                [str(SCRIPTS / command[0]), *command[1:]],
+                [*self.prefix, str(SCRIPTS / command[0]), *command[1:]],
                 env={**self.environment, **environment},
                 cwd=self.root,
                 stdout=sink,

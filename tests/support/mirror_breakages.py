@@ -174,7 +174,11 @@ _ROWS: Final = [
      "used.update(bytes.fromhex(digest) for digest in (await session.execute(query)).scalars())", "pass", "evictions"),
     ("eviction/evictions.py", "a late agent still evicts", "return now - row.created_at > ANSWER_SECONDS", "return False", "agents"),
     ("eviction/evictions.py", "a report counts twice", "if row is None or name not in row.pending:", "if row is None:", "agents"),
-    ("cluster/membership.py", "the epoch grows with every heartbeat", "if cluster.members != names:", "if True:", "agents"),
+    ("cluster/roll.py", "the epoch grows with every change of an agent", "if before != after:", "if True:", "agents"),
+    ("cluster/roll.py", "who leaves stays a member", "None if heartbeat.leaving else _announced(heartbeat)",
+     "_announced(heartbeat)", "agents"),
+    ("cluster/liveness.py", "a mirror that was deaf forgets its agents",
+     "return now - self._since >= ALIVE_SECONDS and now - self._last <= _SILENCE_SECONDS", "return True", "agents"),
     ("repository/agents.py", "of two agents that report at once one is overlooked", ", with_for_update=True)", ")", "postgres"),
     # the pace of upstreams
     ("politeness/budget.py", "no look after the turn", "if self.closed_until <= seen:", "if True:",

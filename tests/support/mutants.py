@@ -16,11 +16,12 @@ from pathlib import Path
 
 from tests.support.mutants_of_cache import CACHE
 from tests.support.mutants_of_egress import EGRESS
+from tests.support.mutants_of_limits import LIMITS
 from tests.support.mutants_of_names import NAMES
 from tests.support.mutants_of_pace import PACE
 from tests.support.mutants_of_requests import REQUESTS
 
-MUTANTS = [*CACHE, *NAMES, *PACE, *REQUESTS, *EGRESS]
+MUTANTS = [*CACHE, *NAMES, *PACE, *REQUESTS, *EGRESS, *LIMITS]
 EXAMPLES = "tests/unit/core"
 LAWS = {
     "cache_index.py": "tests/property/test_cache_machine.py",
@@ -33,6 +34,8 @@ LAWS = {
     "weights.py": "tests/property/test_path_laws.py",
     "pace.py": "tests/property/test_pace_laws.py",
     "pace_window.py": "tests/property/test_pace_laws.py",
+    "rate_limit.py": "tests/property/test_rate_limit_laws.py",
+    "token_bucket.py": "tests/property/test_rate_limit_laws.py",
     "egress.py": "tests/property/test_egress_laws.py",
     "special_addresses.py": "tests/property/test_egress_laws.py",
     "written_hosts.py": "tests/property/test_egress_laws.py",

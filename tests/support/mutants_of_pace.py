@@ -14,10 +14,15 @@ PACE: Final = [
     (
         "pace.py",
         "no lower bound",
-        "self.limit = max(1, min(limit, self._rule.most))",
+        "self.limit = max(self._rule.least, min(limit, self._rule.most))",
         "self.limit = min(limit, self._rule.most)",
     ),
-    ("pace.py", "no upper bound", "self.limit = max(1, min(limit, self._rule.most))", "self.limit = max(1, limit)"),
+    (
+        "pace.py",
+        "no upper bound",
+        "self.limit = max(self._rule.least, min(limit, self._rule.most))",
+        "self.limit = max(self._rule.least, limit)",
+    ),
     ("pace.py", "every increase is kept", "(worth >= _WORTHWHILE) == was_up", "was_up"),
     ("pace.py", "in flight under the old limit counts", "self._settling = self.active\n", "self._settling = 0\n"),
     ("pace.py", "a slower host is not noticed", "speed < _SLOWER", "speed < 0"),
@@ -46,5 +51,5 @@ PACE: Final = [
         "isinstance(error, UpstreamRateLimitedError | UpstreamUnavailableError)",
         "isinstance(error, UpstreamRateLimitedError)",
     ),
-    ("retry.py", "a file is forgiven everything", "return self.left >= 0", "return True"),
+    ("retry.py", "a file is forgiven everything", "self.left -= 1", "pass"),
 ]

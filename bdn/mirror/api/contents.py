@@ -74,7 +74,7 @@ def build_contents_router(service: ContentsService) -> APIRouter:
     async def chunk(digest: str, request: Request, bearer: Bearer) -> Response:
         name = _digest(digest)
         await service.access.check_chunk(bearer, name)
-        opened = await asyncio.to_thread(service.shelf.open_chunk, name)
+        opened = await asyncio.to_thread(service.shelf.open, name)
         headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
         try:
             part = parse_range(request.headers.get("range"), opened.size)

@@ -1,4 +1,4 @@
-"""``/evictions``, ``/agents``, ``/clusters``, and the probes."""
+"""``/evictions``, ``/prefetches``, ``/agents``, ``/clusters``, and the probes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ from bdn.mirror.cluster.membership import Membership
 from bdn.mirror.database import Database
 from bdn.mirror.eviction.evictions import Evictions
 from bdn.mirror.metrics import Metrics
+from bdn.mirror.prefetching.prefetches import Prefetches
 from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import Eviction, EvictionRequest
+from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
 from bdn.wire.service import Bearer
 
+PrefetchId = Annotated[str, Path(pattern=r"^pre_[0-9a-f]{24}$")]
 EvictionId = Annotated[str, Path(pattern=r"^evi_[0-9a-f]{24}$")]
 
 
-def build_control_router(evictions: Evictions, membership: Membership, access: Access) -> APIRouter:
-    """Evictions and agents."""
+def build_control_router(
+    evictions: Evictions, prefetches: Prefetches, membership: Membership, access: Access
+) -> APIRouter:
+    """Evictions, prefetches and agents."""
     router = APIRouter(tags=["control"])
 
     @router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
@@ -38,6 +43,16 @@ def build_control_router(evictions: Evictions, membership: Membership, access: A
     async def eviction(eviction_id: EvictionId, bearer: Bearer, wait: WaitSeconds = 0) -> Eviction:
         access.caller(bearer)
         return await evictions.get(eviction_id, wait)
+
+    @router.post("/prefetches", status_code=202, summary="Place READY manifests on nodes")
+    async def prefetch(body: PrefetchRequest, bearer: Bearer, wait: WaitSeconds = 0) -> Prefetch:
+        organisation = access.caller(bearer).organisation
+        begun = await prefetches.start(body, organisation)
+        return await prefetches.get(begun.id, organisation, wait)
+
+    @router.get("/prefetches/{prefetch_id}", summary="A recorded prefetch, node by node")
+    async def prefetched(prefetch_id: PrefetchId, bearer: Bearer, wait: WaitSeconds = 0) -> Prefetch:
+        return await prefetches.get(prefetch_id, access.caller(bearer).organisation, wait)
 
     @router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
     async def agents(bearer: Bearer) -> Agents:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from bdn.mirror.cluster.liveness import ALIVE_SECONDS, INTERVAL_SECONDS, is_alive
+from bdn.mirror.cluster.roll import Roll
 from bdn.mirror.database import Database
-from bdn.mirror.eviction.evictions import Evictions, agent_topic
+from bdn.mirror.eviction.evictions import Evictions
+from bdn.mirror.prefetching.prefetches import Prefetches
 from bdn.mirror.repository import agents
 from bdn.mirror.tables import AgentRow
-from bdn.mirror.watch import Watch
-from bdn.wire.agent_schema import Agent, Agents, Cluster, Clusters, Heartbeat, HeartbeatReply, Member
+from bdn.mirror.watch import Watch, agent_topic
+from bdn.wire.agent_schema import Agent, Agents, Cluster, Clusters, Heartbeat, HeartbeatReply
 from bdn.wire.grants import GrantSigner
 from bdn.wire.moments import moment
 from bdn.wire.stage_schema import TierUse
 
-INTERVAL_SECONDS: Final = 10.0
-ALIVE_SECONDS: Final = 45.0  # longer than an interval and the longest wait together
 _LOOK_AGAIN_SECONDS: Final = 1.0
 
 
@@ -26,52 +28,52 @@ class Membership:
     """The service behind ``/agents`` and ``/clusters``."""
 
     database: Database
+    roll: Roll
     evictions: Evictions
+    prefetches: Prefetches
     signer: GrantSigner
     watch: Watch
+    clock: Callable[[], float]
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Take an agent's state and reports; answer when there is a command for it, or when its waiting time is over."""
-        epoch, members = await self._remember(heartbeat)
+        """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
+        await self.roll.note(heartbeat)
         for report in heartbeat.reports:
             await self.evictions.take_report(heartbeat.cluster, heartbeat.node, report)
+        for progress in heartbeat.prefetches:
+            await self.prefetches.take_report(heartbeat.cluster, heartbeat.node, progress)
         deadline = time.monotonic() + heartbeat.wait_seconds
-        commands = await self.evictions.commands_for(heartbeat.cluster, heartbeat.node)
-        while not commands and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
+        reply, is_worth_it = await self._look(heartbeat)
+        while not is_worth_it and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
             topic = agent_topic(heartbeat.cluster, heartbeat.node)
             await self.watch.changed(topic, min(left, _LOOK_AGAIN_SECONDS))
-            commands = await self.evictions.commands_for(heartbeat.cluster, heartbeat.node)
-        return HeartbeatReply(
-            members=members,
-            epoch=epoch,
-            commands=commands,
+            reply, is_worth_it = await self._look(heartbeat)
+        return reply
+
+    async def _look(self, heartbeat: Heartbeat) -> tuple[HeartbeatReply, bool]:
+        """The answer as it is now, and whether it tells the agent to do something, or of other members."""
+        cluster, node = heartbeat.cluster, heartbeat.node
+        view = await self.roll.view(cluster)
+        are_known = heartbeat.epoch == view.epoch
+        at_work = {report.id for report in heartbeat.prefetches if report.state == "RUNNING"}
+        reply = HeartbeatReply(
+            members=None if are_known else view.members,
+            epoch=view.epoch,
+            commands=[] if heartbeat.leaving else await self.evictions.commands_for(cluster, node),
+            prefetches=[] if heartbeat.leaving else await self.prefetches.commands_for(cluster, node, at_work),
             public_keys=[self.signer.public_key],
             interval_seconds=INTERVAL_SECONDS,
         )
-
-    async def _remember(self, heartbeat: Heartbeat) -> tuple[int, list[Member]]:
-        now = time.time()
-        columns = heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
-        if heartbeat.holdings is not None:
-            columns["holdings"] = [holding.model_dump() for holding in heartbeat.holdings]
-        async with self.database.write() as session:
-            cluster = await agents.change_cluster(session, heartbeat.cluster)
-            await agents.upsert(session, heartbeat.cluster, heartbeat.node, last_heartbeat=now, **columns)
-            alive = await agents.alive_in(session, heartbeat.cluster, now - ALIVE_SECONDS)
-            members = [Member(node=row.node, advertise=row.advertise, roles=row.roles) for row in alive]
-            names = [member.model_dump() for member in members]
-            if cluster.members != names:
-                cluster.members = names
-                cluster.epoch += 1
-        return cluster.epoch, members
+        are_others = heartbeat.epoch is not None and not are_known
+        return reply, bool(heartbeat.leaving or reply.commands or reply.prefetches or are_others)
 
     async def agents(self) -> Agents:
         """Every agent."""
-        return Agents(items=[_agent(row, time.time()) for row in await self._rows()])
+        return Agents(items=[_agent(row, self.clock()) for row in await self._rows()])
 
     async def clusters(self) -> Clusters:
         """Every cluster, with the space of its living agents added up."""
-        now = time.time()
+        now = self.clock()
         by_cluster: dict[str, list[Agent]] = {}
         for row in await self._rows():
             by_cluster.setdefault(row.cluster, []).append(_agent(row, now))
@@ -104,7 +106,8 @@ def _agent(row: AgentRow, now: float) -> Agent:
         advertise=row.advertise,
         tiers={name: TierUse.model_validate(use) for name, use in row.tiers.items()},
         last_heartbeat=moment(row.last_heartbeat),
-        alive=now - row.last_heartbeat < ALIVE_SECONDS,
+        alive=is_alive(row, now),
+        disputed=row.disputed_at is not None and now - row.disputed_at < ALIVE_SECONDS,
         manifests=len(row.holdings),
     )
 

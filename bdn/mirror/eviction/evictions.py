@@ -9,26 +9,22 @@ from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError
+from bdn.mirror.cluster.liveness import is_alive
 from bdn.mirror.database import Database
 from bdn.mirror.eviction.store_eviction import StoreEviction
 from bdn.mirror.repository import agents, evictions, mirrors
+from bdn.mirror.shared_look import SharedLook
 from bdn.mirror.tables import AgentRow, EvictionRow
-from bdn.mirror.watch import Watch
+from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest, EvictReport
 from bdn.wire.moments import moment
 
 ANSWER_SECONDS: Final = 45.0  # an agent that has not answered by then is reported as unreachable
-_ALIVE_SECONDS: Final = 45.0
 _LOOK_AGAIN_SECONDS: Final = 0.5
 
 
-def agent_topic(cluster: str, node: str) -> str:
-    """What an agent's open heartbeat waits for."""
-    return f"agent {cluster}/{node}"
-
-
-@dataclass(frozen=True)
+@dataclass
 class Evictions:
     """The service behind ``/evictions``."""
 
@@ -36,12 +32,16 @@ class Evictions:
     store_eviction: StoreEviction
     watch: Watch
 
+    def __post_init__(self) -> None:
+        self._running = SharedLook(self._look_for_running, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
+
     async def start(self, request: EvictionRequest, organisation: str) -> Eviction:
         """Record the eviction, do the mirror's part, and queue the agents' parts."""
         request.check()
         manifests = await self._manifests(request, organisation)
         command = EvictCommand(
             id=f"evi_{secrets.token_hex(12)}",
+            tier=request.tier,
             manifests=manifests,
             job=request.job,
             lru_bytes=request.lru_bytes,
@@ -52,7 +52,7 @@ class Evictions:
         async with self.database.read() as session:
             rows = await agents.all_agents(session)
         asked = [row for row in rows if _concerns(request, row)]
-        alive = [row for row in asked if time.time() - row.last_heartbeat < _ALIVE_SECONDS]
+        alive = [row for row in asked if is_alive(row, time.time())]
         row = EvictionRow(
             id=command.id,
             organisation=organisation,
@@ -66,6 +66,7 @@ class Evictions:
         )
         async with self.database.write() as session:
             await evictions.insert(session, row)
+        self._running.forget()
         for agent in alive:
             self.watch.notify(agent_topic(agent.cluster, agent.node))
         if _concerns_mirror(request):
@@ -101,11 +102,14 @@ class Evictions:
     async def commands_for(self, cluster: str, node: str) -> list[EvictCommand]:
         """What an agent has not answered yet and still may."""
         name, now = f"{cluster}/{node}", time.time()
-        async with self.database.read() as session:
-            rows = await evictions.running(session)
+        rows = await self._running.get()
         return [
             EvictCommand.model_validate(row.command) for row in rows if name in row.pending and not _is_late(row, now)
         ]
+
+    async def _look_for_running(self) -> list[EvictionRow]:
+        async with self.database.read() as session:
+            return await evictions.running(session)
 
     async def take_report(self, cluster: str, node: str, report: EvictReport) -> None:
         """An agent's answer; one that nobody waits for is passed over."""
@@ -118,6 +122,7 @@ class Evictions:
             row.pending = [other for other in row.pending if other != name]
             if report.error is not None:
                 row.error = report.error.model_dump()
+        self._running.forget()
         await self._settle(report.id)
 
     async def get(self, eviction_id: str, wait_seconds: float = 0) -> Eviction:
@@ -182,9 +187,9 @@ def _name(row: AgentRow) -> str:
 
 
 def _concerns(request: EvictionRequest, row: AgentRow) -> bool:
-    """Whether this agent's cache is selected. Agents keep one cache, which is of their node."""
+    """Whether a tier of this agent is selected. Whatever its role, it may hold chunks from when it had another one."""
     return (
-        request.tier in (None, "node")
+        request.tier in (None, "node", "cluster")
         and (request.cluster is None or request.cluster == row.cluster)
         and (request.node is None or request.node == row.node)
     )

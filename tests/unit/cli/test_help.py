@@ -44,7 +44,7 @@ def test_the_commands_of_the_contract_exist() -> None:
     assert {name for name, _ in commands()} == {
         "bdn-node-agent",
         *(f"bdn {name}" for name in ("pull", "demo", "up", "serve", "worker", "migrate", "mirror", "stage", "unstage")),
-        *(f"bdn-admin {name}" for name in ("evict", "ls", "agents")),
+        *(f"bdn-admin {name}" for name in ("evict", "ls", "agents", "prefetch")),
         *(f"bdn-admin secrets {name}" for name in ("set", "ls", "rm", "rotate", "new-key")),
     }
 

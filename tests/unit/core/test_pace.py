@@ -95,6 +95,14 @@ def test_refusals_forever_end_at_one_and_go_no_further() -> None:
     assert rounds.pace.limit == 1
 
 
+def test_no_refusal_brings_the_limit_below_the_least() -> None:
+    rounds = Rounds(PaceRule(most=32, first=8, least=3, window_seconds=1.0))
+    for _ in range(20):
+        rounds.round(plenty, outcome=Outcome.REFUSED)
+    assert rounds.pace.limit == 3
+    assert Rounds(PaceRule(most=32, first=2, least=3)).pace.limit == 3
+
+
 def test_after_a_refusal_the_limit_comes_back_step_by_step_and_rests_before_it_goes_where_it_was_too_high() -> None:
     rounds = Rounds()
     rounds.rounds(10, plenty)

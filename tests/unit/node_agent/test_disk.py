@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import DiskFailedError
-from node_agent.disk.durable import DurableFolders, disk_errors, make_folder, remove_empty, write_durably
+from node_agent.disk.durable import disk_errors, make_folder, remove_empty, write_durably
 from node_agent.disk.places import Places
 
 
@@ -54,22 +54,6 @@ def test_content_is_private_to_the_agent_and_views_can_be_passed_but_not_listed(
         "views": 0o711,
         "mounts": 0o755,
     }
-
-
-def test_folders_are_synced_once_before_anything_is_put_into_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr("node_agent.disk.durable.sync_folder", lambda folder: synced.append(folder.name))
-    folders = DurableFolders()
-    (tmp_path / "files").mkdir()
-
-    for _ in range(2):
-        folders.make(tmp_path / "files/aa/bb", tmp_path / "files")
-    folders.make(tmp_path / "files/aa/cc", tmp_path / "files")
-
-    assert synced == ["files", "aa", "aa"]
-    assert (tmp_path / "files/aa/cc").is_dir()
 
 
 def test_empty_folders_are_removed_up_to_the_first_that_is_needed(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,8 +10,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.eviction_schema import Tier
 from node_agent.crew import Crew
-from node_agent.fill.flights import Flights
-from node_agent.fill.order import FileReport
+from node_agent.fill.flights import Flights, Trip
 
 FILE, SECOND, THIRD = map(digest_of, (b"the file", b"the second", b"the third"))
 
@@ -30,7 +27,8 @@ class Passenger:
     filled: list[Digest] = field(default_factory=list)
     came: dict[Digest, Counter[Tier]] = field(default_factory=dict)
 
-    async def fill(self, files: Sequence[Digest], report: FileReport, stop: threading.Event) -> None:
+    async def fill(self, trip: Trip) -> None:
+        files, report = list(trip.flights), trip.report
         self.fills += 1
         self.filled += files
         for file in files:
@@ -38,7 +36,7 @@ class Passenger:
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
-            self.was_canceled = stop.is_set()
+            self.was_canceled = trip.stop.is_set()
             raise
         if self.error:
             raise self.error

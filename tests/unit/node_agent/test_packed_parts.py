@@ -9,9 +9,9 @@ import pytest
 
 from bdn.core.errors import DiskFailedError, InternalError
 from bdn.core.layout import FileLayout, Slice
-from node_agent.disk.durable import DurableFolders
+from node_agent.disk.aside import Aside
 from node_agent.disk.group_sync import GroupSync
-from node_agent.disk.places import Places
+from node_agent.disk.places import Places, name_aside
 from node_agent.fill import packed_parts
 from node_agent.fill.packed_parts import PackedParts
 from tests.support.slabs import pack
@@ -34,7 +34,11 @@ def sync(places: Places) -> Iterator[GroupSync]:
 
 
 def parts_of(places: Places, sync: GroupSync, files: Sequence[FileLayout] = LAYOUTS) -> PackedParts:
-    return PackedParts(places, DurableFolders(), sync, files)
+    return PackedParts(places, sync, Aside(), files)
+
+
+def visible(places: Places) -> set[str]:
+    return {name for name in names(places.files) if not name.startswith(".")}
 
 
 def names(folder: Path) -> set[str]:
@@ -46,7 +50,7 @@ async def test_the_files_of_a_slab_appear_read_only_under_their_names_and_leave_
 ) -> None:
     parts = parts_of(places, sync)
     parts.write(memoryview(SLAB))
-    assert names(places.files) == set()
+    assert names(places.files) == {f".{layout.digest.hex}" for layout in LAYOUTS}
     await parts.commit()
     parts.close()
 
@@ -62,11 +66,11 @@ async def test_no_file_is_visible_before_its_bytes_and_folders_were_synced(
     places: Places, sync: GroupSync, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     files = LAYOUTS[:count]
-    steps: list[tuple[set[Path], int]] = []
+    steps: list[tuple[set[str], int]] = []
     real = sync.sync
 
-    async def note(paths: Sequence[Path], mark: int) -> None:
-        steps.append((set(paths), len(names(places.files))))
+    async def note(paths: Sequence[str], mark: int) -> None:
+        steps.append((set(paths), len(visible(places))))
         await real(paths, mark)
 
     monkeypatch.setattr(sync, "sync", note)
@@ -76,28 +80,20 @@ async def test_no_file_is_visible_before_its_bytes_and_folders_were_synced(
 
     (before, visible_before), (after, visible_after) = steps
     assert (visible_before, visible_after) == (0, count)
-    targets = [places.file(layout.digest) for layout in files]
-    assert before == {places.part(layout.digest) for layout in files} | {
-        folder for target in targets for folder in (places.files, target.parent.parent)
-    }
-    assert after == {target.parent for target in targets}
+    assert before == {f"{places.files}/{name_aside(layout.digest)}" for layout in files}
+    assert after == {str(places.file(layout.digest).parent) for layout in files}
 
 
-async def test_folders_are_made_once(places: Places, sync: GroupSync, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders, real = DurableFolders(), Path.mkdir
-    made: list[Path] = []
-
-    def note(path: Path, mode: int = 0o777, *, exist_ok: bool = False) -> None:
-        made.append(path)
-        real(path, mode, exist_ok=exist_ok)
-
-    monkeypatch.setattr(Path, "mkdir", note)
-    for _ in range(2):
-        made.clear()
-        parts = PackedParts(places, folders, sync, LAYOUTS)
+async def test_bytes_are_counted_until_their_files_are_whole_or_gone(places: Places, sync: GroupSync) -> None:
+    aside = Aside()
+    for is_committed in (True, False):
+        parts = PackedParts(places, sync, aside, LAYOUTS)
         parts.write(memoryview(SLAB))
-        await parts.commit()
-    assert made == []
+        assert aside.size == len(SLAB)
+        if is_committed:
+            await parts.commit()
+        parts.close()
+        assert aside.size == 0
 
 
 async def test_a_file_that_is_not_where_the_layout_says_is_named_and_nothing_of_the_slab_is_written(
@@ -113,7 +109,7 @@ async def test_a_file_that_is_not_where_the_layout_says_is_named_and_nothing_of_
 
 
 async def test_what_an_earlier_attempt_left_is_written_anew(places: Places, sync: GroupSync) -> None:
-    places.part(LAYOUTS[0].digest).write_bytes(b"something longer than the file ever was")
+    (places.files / name_aside(LAYOUTS[0].digest)).write_bytes(b"something longer than the file ever was")
     parts = parts_of(places, sync)
     parts.write(memoryview(SLAB))
     await parts.commit()
@@ -126,7 +122,7 @@ async def test_after_a_sync_that_failed_nothing_counts_as_whole(
 ) -> None:
     real, calls = sync.sync, [0]
 
-    async def fail(paths: Sequence[Path], mark: int) -> None:
+    async def fail(paths: Sequence[str], mark: int) -> None:
         calls[0] += 1
         if calls[0] == failing:
             raise DiskFailedError(str(places.root), "Input/output error")
@@ -139,8 +135,8 @@ async def test_after_a_sync_that_failed_nothing_counts_as_whole(
         await parts.commit()
     parts.close()
     assert not parts.is_committed
-    assert names(places.filling) == set()
-    assert len(names(places.files)) == (0 if failing == 1 else len(FILES))
+    assert names(places.files) == visible(places)
+    assert len(visible(places)) == (0 if failing == 1 else len(FILES))
 
 
 async def test_a_disk_that_is_full_says_so_and_what_was_written_is_removed(
@@ -151,7 +147,7 @@ async def test_a_disk_that_is_full_says_so_and_what_was_written_is_removed(
 
     monkeypatch.setattr(packed_parts, "write_all", full)
     parts = parts_of(places, sync)
-    with pytest.raises(DiskFailedError, match=r"\.part: No space left on device"):
+    with pytest.raises(DiskFailedError, match="files: No space left on device"):
         parts.write(memoryview(SLAB))
     parts.close()
-    assert names(places.filling) == set()
+    assert names(places.files) == set()

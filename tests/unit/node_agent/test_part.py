@@ -10,11 +10,13 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.layout import FileLayout
-from node_agent.disk.durable import DurableFolders, write_all
+from node_agent.disk.direct import DirectWrites, PlacedFile
+from node_agent.disk.durable import write_all
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
 from node_agent.fill.part import SYNC_CHUNKS, Part
 from tests.support.agent_rig import noise
+from tests.support.scripted_writes import Writes, aligned, failing, open_descriptors
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def layout_of(content: bytes) -> FileLayout:
 def write(part: Part, content: bytes, *indices: int) -> None:
     for chunk in part.layout.placed():
         if chunk.index in indices:
-            part.write(chunk, memoryview(content)[chunk.range.start : chunk.range.stop])
+            part.write(chunk, aligned(content[chunk.range.start : chunk.range.stop]))
 
 
 def held(part: Part) -> list[int]:
@@ -44,7 +46,7 @@ CONTENT = noise(2 * CHUNK_SIZE + 1000)
 
 
 def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(places: Places) -> None:
-    part = Part(places, DurableFolders(), layout_of(CONTENT))
+    part = Part(places, layout_of(CONTENT), DirectWrites())
 
     part.open()
     write(part, CONTENT, 2, 0, 1)
@@ -58,7 +60,7 @@ def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(p
 
 
 def test_an_empty_file_is_a_file(places: Places) -> None:
-    part = Part(places, DurableFolders(), layout_of(b""))
+    part = Part(places, layout_of(b""), DirectWrites())
 
     part.open()
     part.commit()
@@ -68,12 +70,12 @@ def test_an_empty_file_is_a_file(places: Places) -> None:
 
 
 def test_the_next_fill_goes_on_from_the_chunks_that_were_written(places: Places) -> None:
-    first = Part(places, DurableFolders(), layout_of(CONTENT))
+    first = Part(places, layout_of(CONTENT), DirectWrites())
     first.open()
     write(first, CONTENT, 0, 2)
     first.close()
 
-    second = Part(places, DurableFolders(), layout_of(CONTENT))
+    second = Part(places, layout_of(CONTENT), DirectWrites())
     second.open()
 
     assert held(second) == [0, 2]
@@ -81,7 +83,7 @@ def test_the_next_fill_goes_on_from_the_chunks_that_were_written(places: Places)
 
 
 def test_a_chunk_that_was_damaged_on_disk_is_not_held(places: Places) -> None:
-    first = Part(places, DurableFolders(), layout_of(CONTENT))
+    first = Part(places, layout_of(CONTENT), DirectWrites())
     first.open()
     write(first, CONTENT, 0, 1)
     first.close()
@@ -89,7 +91,7 @@ def test_a_chunk_that_was_damaged_on_disk_is_not_held(places: Places) -> None:
         file.seek(CHUNK_SIZE + 17)
         file.write(b"damage")
 
-    second = Part(places, DurableFolders(), layout_of(CONTENT))
+    second = Part(places, layout_of(CONTENT), DirectWrites())
     second.open()
 
     assert held(second) == [0]
@@ -102,7 +104,7 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
         (SYNC_CHUNKS + 1) * CHUNK_SIZE, tuple(digest_of(bytes([index])) for index in range(SYNC_CHUNKS + 1))
     )
     events: list[str] = []
-    part = Part(places, DurableFolders(), layout)
+    part = Part(places, layout, DirectWrites())
     part.open()
     real_sync = os.fdatasync
 
@@ -110,12 +112,13 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
         events.append("sync")
         real_sync(descriptor)
 
-    def note_write(descriptor: int, buffer: memoryview, offset: int) -> None:
-        events.append("chunk" if len(buffer) == len(content) else "bitmap")
+    def note_bitmap(descriptor: int, buffer: memoryview, offset: int) -> None:
+        events.append("bitmap")
         write_all(descriptor, buffer, offset)
 
     monkeypatch.setattr(os, "fdatasync", note_sync)
-    monkeypatch.setattr(module, "write_all", note_write)
+    monkeypatch.setattr(module, "write_all", note_bitmap)
+    monkeypatch.setattr(PlacedFile, "write", lambda *_: events.append("chunk"))
     for chunk in layout.placed():
         part.write(chunk, memoryview(content))
     part.close()
@@ -127,7 +130,7 @@ def test_a_part_of_another_length_is_begun_anew(places: Places) -> None:
     layout = layout_of(CONTENT)
     places.part(layout.digest).write_bytes(b"x" * (len(CONTENT) + 1))
 
-    part = Part(places, DurableFolders(), layout)
+    part = Part(places, layout, DirectWrites())
     part.open()
 
     assert held(part) == []
@@ -141,7 +144,7 @@ def test_a_disk_without_room_fails_before_the_first_byte(
 ) -> None:
     layout = layout_of(CONTENT)
     if is_resumed:
-        earlier = Part(places, DurableFolders(), layout)
+        earlier = Part(places, layout, DirectWrites())
         earlier.open()
         write(earlier, CONTENT, 1)
         earlier.close()
@@ -150,7 +153,7 @@ def test_a_disk_without_room_fails_before_the_first_byte(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "allocate", no_room)
-    part = Part(places, DurableFolders(), layout)
+    part = Part(places, layout, DirectWrites())
     with pytest.raises(DiskFailedError, match="No space left on device") as caught:
         part.open()
 
@@ -165,7 +168,7 @@ def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(module, "allocate", unsupported)
-    part = Part(places, DurableFolders(), layout_of(CONTENT))
+    part = Part(places, layout_of(CONTENT), DirectWrites())
     part.open()
     write(part, CONTENT, 0, 1, 2)
     part.commit()
@@ -176,9 +179,70 @@ def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
 
 @pytest.mark.parametrize("content", [CONTENT, b"small"])
 def test_a_part_without_a_whole_chunk_is_not_kept(places: Places, content: bytes) -> None:
-    part = Part(places, DurableFolders(), layout_of(content))
+    part = Part(places, layout_of(content), DirectWrites())
     part.open()
     assert places.part(part.layout.digest).exists()
     part.close()
 
     assert list(places.filling.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_chunk_that_could_not_be_written_is_not_held_and_the_others_are(
+    places: Places, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    before = open_descriptors()
+    part = Part(places, layout_of(CONTENT), DirectWrites())
+    part.open()
+    write(part, CONTENT, 0)
+    Writes.noted(monkeypatch).steps.append(failing(number))
+    with pytest.raises(DiskFailedError, match=os.strerror(number)) as caught:
+        write(part, CONTENT, 1)
+    part.close()
+
+    assert caught.value.path == str(places.part(part.layout.digest))
+    assert open_descriptors() == before
+    again = Part(places, part.layout, DirectWrites())
+    again.open()
+    assert held(again) == [0]
+    again.close()
+
+
+def test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_ones_go(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel told once that pages are lost. The next sync says that all is well, and the pages are still lost."""
+    monkeypatch.setattr(module, "SYNC_CHUNKS", 2)
+    content = noise(5 * CHUNK_SIZE)
+    part = Part(places, layout_of(content), DirectWrites())
+    part.open()
+    write(part, content, 0, 1)
+
+    def lost(_: int) -> None:
+        monkeypatch.undo()
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(module, "SYNC_CHUNKS", 2)
+    monkeypatch.setattr(os, "fdatasync", lost)
+    write(part, content, 2)
+    with pytest.raises(DiskFailedError, match="Input/output error"):
+        write(part, content, 3)
+    write(part, content, 4)  # by another thread, which has not heard of it
+    part.close()
+
+    again = Part(places, part.layout, DirectWrites())
+    again.open()
+    assert held(again) == [0, 1]
+    again.close()
+
+
+def test_a_part_that_cannot_be_opened_leaves_no_descriptor(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(module, "allocate", broken)
+    with pytest.raises(DiskFailedError):
+        Part(places, layout_of(CONTENT), DirectWrites()).open()
+    assert open_descriptors() == before

@@ -10,12 +10,13 @@ from node_agent.cache.records import ManifestRecords
 from node_agent.cache.removal import Found
 from node_agent.cache.scan import Scanner
 from node_agent.cache.shelf import NodeShelf
-from node_agent.disk.places import Places
+from node_agent.disk.places import Places, name_aside
 from tests.support.agent_cache import cached, put
+from tests.support.agent_tiers import a_tier
 
 
 def scan(places: Places) -> list[Found]:
-    return Scanner(places, ManifestRecords(places), NodeShelf(places, CacheIndex(), None)).run()
+    return Scanner(places, ManifestRecords(places), NodeShelf(places, CacheIndex(), a_tier(places), None)).run()
 
 
 def names(folder: Path) -> list[str]:
@@ -87,3 +88,24 @@ def test_what_is_not_ours_does_not_stop_the_start(tmp_path: Path, name: str) -> 
         (folder / name).write_bytes(b"")
 
     assert [found.manifest for found in scan(places)] == [manifest.digest]
+
+
+def test_a_cache_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"a": b"aa", "b": b"b"})
+    for digest in manifest.contents:
+        old = places.files / digest.fanout
+        old.parent.mkdir()
+        places.file(digest).rename(old)
+
+    assert all(scan(places)[0].present.values())
+    assert all(places.file(digest).is_file() for digest in manifest.contents)
+    assert list(places.files.glob("*/??")) == []
+
+
+def test_small_files_that_were_being_written_are_removed(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"a": b"aa"})
+    aside = places.files / name_aside(digest_of(b"aa"))
+    aside.write_bytes(b"a")
+
+    assert [found.manifest for found in scan(places)] == [manifest.digest]
+    assert not aside.exists()

@@ -11,11 +11,13 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest
+from bdn.wire.chunk_shelf import ChunkRequest
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.shelf import NodeShelf
 from node_agent.disk.places import Places
 from tests.support.agent_cache import cached, put
 from tests.support.agent_rig import noise
+from tests.support.agent_tiers import a_tier
 
 LARGE = noise(2 * CHUNK_SIZE + 5)
 Hold = Callable[[Manifest], None]
@@ -23,7 +25,7 @@ Hold = Callable[[Manifest], None]
 
 def shelf_of(places: Places, *manifests: Manifest, grants: dict[str, Grant] | None = None) -> NodeShelf:
     index = CacheIndex()
-    shelf = NodeShelf(places, index, grants.__getitem__ if grants else None)
+    shelf = NodeShelf(places, index, a_tier(places), grants.__getitem__ if grants else None)
     for manifest in manifests:
         present = dict.fromkeys(manifest.contents, True)
         index.restore(manifest.digest, manifest.contents, present, last_used=0)
@@ -32,7 +34,7 @@ def shelf_of(places: Places, *manifests: Manifest, grants: dict[str, Grant] | No
 
 
 def read(shelf: NodeShelf, digest: Digest) -> bytes:
-    chunk = shelf.open_chunk(digest)
+    chunk = shelf.open_chunk(ChunkRequest(digest))
     with chunk.file:
         chunk.file.seek(chunk.offset)
         return chunk.file.read(chunk.size)
@@ -54,7 +56,7 @@ def test_a_large_file_is_not_a_chunk(tmp_path: Path) -> None:
     shelf = shelf_of(places, manifest)
 
     with pytest.raises(NotFoundError):
-        shelf.open_chunk(manifest.files[0].digest)
+        shelf.open_chunk(ChunkRequest(manifest.files[0].digest))
 
 
 def test_a_chunk_stays_as_long_as_some_manifest_has_it(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_a_chunk_stays_as_long_as_some_manifest_has_it(tmp_path: Path) -> None:
     assert read(shelf, chunk) == LARGE[:CHUNK_SIZE]
     shelf.remove(two.digest)
     with pytest.raises(NotFoundError):
-        shelf.open_chunk(chunk)
+        shelf.open_chunk(ChunkRequest(chunk))
 
 
 def test_what_is_not_whole_yet_is_not_served(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_what_is_not_whole_yet_is_not_served(tmp_path: Path) -> None:
     places.file(manifest.files[0].digest).rename(places.part(manifest.files[0].digest))
 
     with pytest.raises(NotFoundError):
-        shelf_of(places, manifest).open_chunk(digest_of(LARGE[:CHUNK_SIZE]))
+        shelf_of(places, manifest).open_chunk(ChunkRequest(digest_of(LARGE[:CHUNK_SIZE])))
 
 
 @pytest.mark.parametrize("content", [b"small", LARGE[:CHUNK_SIZE]])
@@ -87,10 +89,10 @@ def test_a_chunk_is_for_those_whose_grant_names_a_manifest_with_it(tmp_path: Pat
     }
     shelf = shelf_of(places, manifest, other, grants=grants)
 
-    shelf.authorize("mine", digest_of(content))
+    shelf.authorize(ChunkRequest(digest_of(content), "mine"))
     with pytest.raises(NotFoundError):
-        shelf.authorize("not", digest_of(content))
+        shelf.authorize(ChunkRequest(digest_of(content), "not"))
     with pytest.raises(UnauthenticatedError):
-        shelf.authorize(None, digest_of(content))
+        shelf.authorize(ChunkRequest(digest_of(content)))
     with pytest.raises(NotFoundError):
-        shelf.authorize("mine", digest_of(b"nobody has this"))
+        shelf.authorize(ChunkRequest(digest_of(b"nobody has this"), "mine"))

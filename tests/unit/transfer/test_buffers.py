@@ -100,3 +100,26 @@ def test_never_more_buffers_are_out_than_there_are() -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(use, [True] * count + [False] * 50))
     assert most == count
+
+
+def test_memory_beyond_what_is_kept_goes_back_at_once_or_when_its_user_is_done() -> None:
+    pool = BufferPool(3)
+    with pool.take(1), pool.take(1):
+        with pool.take(1):
+            pass
+        assert pool.made == 3
+        pool.keep(1)
+        assert pool.made == 2, "the free one is gone, those in use are not"
+    assert pool.made == 1
+
+
+def test_a_pool_that_keeps_few_still_gives_out_as_many_as_before() -> None:
+    pool = BufferPool(2)
+    pool.keep(1)
+    with pool.take(1) as first, pool.take(1) as second:
+        assert address_of(first) != address_of(second)
+    assert pool.made == 1
+    pool.keep(2)
+    with pool.take(1), pool.take(1):
+        pass
+    assert pool.made == 2

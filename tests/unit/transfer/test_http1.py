@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bdn.core.streaming import StallPolicy
+from bdn.transfer import http1 as module
 from bdn.transfer.http1 import Answer, StalledError, ask
 from bdn.transfer.http_head import HEAD_LIMIT, ProtocolError
 from bdn.transfer.http_wire import NoAnswerError, Wire
@@ -259,3 +260,29 @@ def test_a_body_that_pauses_for_less_than_a_window_is_waited_for(line: Line) -> 
     assert answer.fill(memoryview(buffer), StallPolicy(5, 0.01), clock) == 10
     assert bytes(buffer) == b"1234567890"
     assert next(moments, None) is None
+
+
+@settings(BRIEFLY, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, len(BODY)), piece=st.integers(1, len(BODY) + 5), is_chunked=st.booleans())
+def test_a_body_is_shown_in_order_and_completely_also_when_it_breaks_off(
+    cut: int, piece: int, is_chunked: bool
+) -> None:
+    line, shown = Line(), bytearray()
+    sent = PIECES if is_chunked else WHOLE[: len(WHOLE) - len(BODY) + cut]
+    with pytest.MonkeyPatch.context() as patch, line.server:
+        patch.setattr(module, "_PIECE", piece)
+        answer = line.ask(sent, then_end=not is_chunked)
+        buffer = bytearray(len(BODY))
+        answer.fill(memoryview(buffer), on_bytes=shown.extend)
+        line.wire.close()
+    assert answer.received == len(shown)
+    assert shown == BODY[: len(shown)]
+    assert len(shown) == (len(BODY) if is_chunked else cut)
+
+
+def test_what_came_before_a_stall_was_shown(line: Line) -> None:
+    answer, shown = line.ask(WHOLE[:-10]), bytearray()
+    with pytest.raises(StalledError):
+        answer.fill(memoryview(bytearray(len(BODY))), StallPolicy(1 << 20, 0.01), on_bytes=shown.extend)
+    assert shown == BODY[:-10]
+    assert answer.received == len(shown)

@@ -13,7 +13,7 @@ from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer
-from tests.support.bytes_raw_server import RawServer, answering, message, resetting_after
+from tests.support.bytes_raw_server import RawServer, answering, message, partial, resetting_after
 from tests.support.bytes_readers import read_chunk
 from tests.support.bytes_shelves import Shelf, serving
 from tests.support.bytes_upstream import CONTENT, Upstream, upstream
@@ -156,3 +156,33 @@ def test_chunks_share_a_connection(pool: ConnectionPool) -> None:
 
 def test_a_readers_text_form_does_not_show_the_grant(pool: ConnectionPool) -> None:
     assert "eyJhbGciOi" not in repr(HttpChunkReader(pool, "http://mirror:8461", "eyJhbGciOi"))
+
+
+def rest_of(pool: ConnectionPool, answer: bytes, start: int) -> bytes:
+    buffer = bytearray(CONTENT[:start] + bytes(len(CONTENT) - start))
+    with RawServer(answering(answer)) as server:
+        HttpChunkReader(pool, server.url).read_rest(CHUNK, memoryview(buffer), start)
+    return bytes(buffer)
+
+
+def test_the_rest_of_a_chunk_is_a_range(pool: ConnectionPool) -> None:
+    assert rest_of(pool, partial(CONTENT[7:], 7, len(CONTENT)), 7) == CONTENT
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        partial(CONTENT[6:], 6, len(CONTENT)),
+        partial(CONTENT[7:], 7, len(CONTENT) + 1),
+        partial(CONTENT[7:-1], 7, len(CONTENT)),
+    ],
+    ids=["begins earlier", "of another size", "ends earlier"],
+)
+def test_another_range_than_was_asked_for_is_not_read(pool: ConnectionPool, answer: bytes) -> None:
+    with pytest.raises(StoreUnavailableError, match="another range"):
+        rest_of(pool, answer, 7)
+
+
+def test_the_whole_instead_of_a_range_is_not_read(pool: ConnectionPool) -> None:
+    with pytest.raises(InternalError, match="unexpected answer 200"):
+        rest_of(pool, message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT), 7)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.digest import EMPTY, digest_of
 from bdn.core.errors import (
     BdnError,
     GrantExpiredError,
@@ -18,7 +18,8 @@ from bdn.core.errors import (
     StoreUnavailableError,
     UnauthenticatedError,
 )
-from bdn.wire.chunk_server import ChunkServer, OpenChunk
+from bdn.wire.chunk_server import ChunkServer
+from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.paths import chunk_path, parse_chunk_path
 from tests.support.bytes_shelves import Client, Shelf, connected, serving
@@ -127,8 +128,8 @@ def test_what_is_not_one_range_is_answered_with_the_whole(client: Client, wanted
 class SlabShelf(Shelf):
     """Every chunk lies in the middle of a larger file."""
 
-    def open_chunk(self, digest: Digest) -> OpenChunk:
-        with self.store.open(digest) as file:
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        with self.store.open(request.digest) as file:
             content = file.read()
         return OpenChunk(io.BytesIO(b"<" * 1000 + content + b">" * 1000), 1000, len(content))
 

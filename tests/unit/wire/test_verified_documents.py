@@ -10,11 +10,12 @@ import pytest
 import pytest_asyncio
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.digest import digest_of
 from bdn.core.errors import ChecksumMismatchError, InternalError
 from bdn.core.layout import FileLayout
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.wire.client import MirrorClient
+from bdn.wire.layout_form import Layout
 from tests.support.names import named
 from tests.support.wire_scripted import Scripted
 from tests.support.wire_service import listening
@@ -92,16 +93,14 @@ def layout_of(*files: FileLayout) -> dict[str, Any]:
     return {"manifest": str(MANIFEST.digest), "data_port": 8461, "files": described}
 
 
-async def read_layout(service: Scripted, client: MirrorClient, content: object) -> dict[Digest, FileLayout]:
+async def read_layout(service: Scripted, client: MirrorClient, content: object) -> Layout:
     service.say(f"/manifests/{MANIFEST.digest}/layout", content)
-    body, files = await client.layout(MANIFEST.digest, "grant")
-    assert body.data_port == 8461
-    return files
+    return await client.layout(MANIFEST.digest, "grant")
 
 
 async def test_a_layout_that_adds_up_is_believed(service: Scripted, client: MirrorClient) -> None:
-    files = await read_layout(service, client, layout_of(LARGE, SMALL))
-    assert files == {LARGE.digest: LARGE, SMALL.digest: SMALL}
+    layout = await read_layout(service, client, layout_of(LARGE, SMALL))
+    assert layout == Layout(MANIFEST.digest, 8461, {LARGE.digest: LARGE, SMALL.digest: SMALL})
 
 
 WRONG: dict[str, dict[str, Any]] = {

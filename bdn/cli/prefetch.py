@@ -1,0 +1,71 @@
+"""``bdn-admin prefetch``: files come to nodes before a job asks for them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from bdn.cli.embedding import reachable_mirror
+from bdn.cli.exit_codes import DONE, FAILED
+from bdn.cli.output import Output, command_line
+from bdn.cli.progress import progress_bar
+from bdn.core.sizes import format_size
+from bdn.wire.client import LONGEST_WAIT_SECONDS
+from bdn.wire.prefetch_schema import Prefetch, PrefetchNode, PrefetchRequest
+
+_LOOK_AGAIN_SECONDS: Final = 2.0  # as often as agents tell how far they are
+
+
+@click.command()
+@click.argument("what", metavar="SOURCE|MIRROR_ID|MANIFEST")
+@click.option("--cluster", metavar="NAME", help="To the living nodes of this cluster; with --node, to those of them.")
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="To this node; may be given several times.")
+@click.option("--wait", is_flag=True, help="Until every node has it, or has failed.")
+@command_line
+async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tuple[str, ...], wait: bool) -> int:
+    """Bring what is READY on the mirror into the caches of nodes. It may be evicted there like anything else.
+
+    A source means what it was last mirrored as. The exit code is 1 when a node failed or is not reachable, and 4 when
+    the mirror does not know what, or where to.
+
+    \b
+    Example: bdn-admin prefetch hf://org/model --cluster gpu --wait
+    Example: bdn-admin prefetch mir_0123456789abcdef01234567 --node gpu-17 --node gpu-18
+    """
+    request = PrefetchRequest(**{_kind(what): what}, cluster=cluster, nodes=list(nodes))
+    request.check()
+    async with reachable_mirror(output) as client:
+        found = await client.prefetch(request)
+        if wait:
+            with progress_bar(output, "prefetching") as bar:
+                while found.status == "RUNNING":
+                    seconds = _LOOK_AGAIN_SECONDS if output.wants_bars else LONGEST_WAIT_SECONDS
+                    found = await client.prefetch_by_id(found.id, seconds)
+                    bar.update(sum(map(_bytes_done, found.nodes)), _bytes_total(found))
+    output.result(found, [*map(_node_line, found.nodes), f"{found.status} ({found.id})"])
+    return FAILED if found.status == "FAILED" else DONE
+
+
+def _kind(what: str) -> str:
+    if what.startswith("mir_"):
+        return "mirror_id"
+    return "manifest" if what.startswith("b3:") else "source"
+
+
+def _bytes_done(node: PrefetchNode) -> int:
+    return node.bytes_from.node + node.bytes_from.cluster + node.bytes_from.mirror
+
+
+def _bytes_total(found: Prefetch) -> int | None:
+    """None until every node knows its part."""
+    sizes = [node.bytes_total for node in found.nodes if node.state not in {"FAILED", "UNREACHABLE"}]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
+def _node_line(node: PrefetchNode) -> str:
+    came = node.bytes_from
+    sizes = f"{format_size(came.node)} were there, {format_size(came.cluster)} from peers, {format_size(came.mirror)} from the mirror"
+    error = f": {node.error.message} [{node.error.code}]" if node.error else ""
+    return f"{node.cluster}/{node.node}  {node.state}  {sizes}{error}"

@@ -1,0 +1,76 @@
+"""When a chunk has kept us waiting for too long, and how much may be asked for a second time because of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from math import ceil
+from typing import Final
+
+_REMEMBERED: Final = 200  # chunks
+_NEEDED: Final = 20  # fewer tell nothing about a tail
+_TAIL: Final = 0.99
+_SLACK: Final = 2.0
+_OVERHEAD_SIZE: Final = 1024 * 1024  # asking and being answered takes as long as so many bytes more
+
+
+class Deadlines:
+    """How long a chunk's bytes may take to come: twice the 99th percentile of the last 200, in proportion to their number.
+
+    The time before an answer begins is not counted: in a cold cluster an owner waits for the mirror, and says so.
+    Not safe for threads by itself. Times are in seconds, sizes in bytes.
+
+    Source: Dean and Barroso, "The Tail at Scale" (2013), with a deadline so late that under 1 % of the chunks meet it.
+    """
+
+    def __init__(self, *, first: float = 5.0, shortest: float = 1.0, longest: float = 30.0) -> None:
+        """``first`` is the answer while fewer than 20 chunks are known."""
+        self._first = first
+        self._shortest = shortest
+        self._longest = longest
+        self._paces: deque[float] = deque()  # seconds per byte, oldest first
+        self._sorted: list[float] = []  # the same
+
+    def came(self, size: int, seconds: float) -> None:
+        """``size`` bytes came, from a source that was not left, this long after its answer began."""
+        self._remember(seconds / (size + _OVERHEAD_SIZE))
+
+    def left(self) -> None:
+        """A chunk was asked for elsewhere at its deadline: it belongs to the tail, and how far out it was remains unknown.
+
+        It counts as one at the percentile. If it did not count, cutting off the tail would bring the deadline down again and
+        again; if it counted with its time, every stalled peer would bring it up.
+        """
+        if self._sorted:
+            self._remember(self._tail())
+
+    def deadline(self, size: int) -> float:
+        """Seconds that ``size`` bytes may take, from the moment when an answer begins."""
+        if len(self._paces) < _NEEDED:
+            return self._first
+        return min(self._longest, max(self._shortest, _SLACK * self._tail() * (size + _OVERHEAD_SIZE)))
+
+    def _tail(self) -> float:
+        return self._sorted[ceil(_TAIL * len(self._sorted)) - 1]
+
+    def _remember(self, pace: float) -> None:
+        if len(self._paces) == _REMEMBERED:
+            del self._sorted[bisect_left(self._sorted, self._paces.popleft())]
+        self._paces.append(pace)
+        insort(self._sorted, pace)
+
+
+class HedgeBudget:
+    """Bytes that one stage may ask for twice, because the first source let it wait. Not safe for threads by itself."""
+
+    def __init__(self, stage_size: int, *, share: float = 0.05) -> None:
+        """``share`` of the bytes of the whole stage."""
+        self.limit = int(stage_size * share)
+        self.used = 0
+
+    def take(self, size: int) -> bool:
+        """Count ``size`` bytes that are asked for again; False when they would be too many, and nothing is counted."""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True

@@ -1,0 +1,43 @@
+"""One look at the database for everybody who wants to know the same at about the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+_Seen = TypeVar("_Seen")
+
+
+class SharedLook(Generic[_Seen]):
+    """What ``look`` returned, at most ``seconds`` ago. One event loop.
+
+    What another process changes is seen after that time; whoever changes something here says ``forget``.
+    """
+
+    def __init__(
+        self, look: Callable[[], Awaitable[_Seen]], seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._look = look
+        self._seconds = seconds
+        self._clock = clock
+        self._kept: tuple[float, _Seen] | None = None
+        self._forgotten = 0
+        self._lock = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Something changed: who asks from now on sees it, also when somebody is looking at this moment."""
+        self._forgotten += 1
+        self._kept = None
+
+    async def get(self) -> _Seen:
+        """One looks, the others wait for it. What ``look`` raises is raised to the one who looked."""
+        async with self._lock:
+            if self._kept is not None and self._clock() - self._kept[0] < self._seconds:
+                return self._kept[1]
+            began, forgotten = self._clock(), self._forgotten
+            seen = await self._look()
+            if forgotten == self._forgotten:
+                self._kept = (began, seen)
+            return seen

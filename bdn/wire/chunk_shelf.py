@@ -1,0 +1,47 @@
+"""What the data plane's server asks of whoever holds chunks."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol
+
+from bdn.core.digest import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """Who asks for which chunk.
+
+    ``manifest`` says more than a wish: the chunk belongs to it, the bearer's grant allows it, and the one who is asked owns
+    the chunk and shall obtain it if it is not held.
+    """
+
+    digest: Digest
+    bearer: str | None = field(default=None, repr=False)
+    manifest: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChunk:
+    """A chunk inside an open file, which the server closes."""
+
+    file: BinaryIO
+    offset: int
+    size: int
+
+
+class ChunkShelf(Protocol):
+    """Where a server finds chunks, and who may have them. Both methods may block: they run in the server's workers."""
+
+    def authorize(self, request: ChunkRequest) -> None:
+        """Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (not yours and not there look alike)."""
+        ...
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
+        """The chunk; ``NotFoundError`` when it is not held; or a Future, which holds no thread, when it is on its way.
+
+        When the Future is done this is asked again, and may answer with another one; its exception is the answer if it has
+        one. The same Future may be given to many requests. The server never cancels it.
+        """
+        ...

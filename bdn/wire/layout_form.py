@@ -1,0 +1,96 @@
+"""A layout as an agent has it in its hands: read from the wire's document once, with no model in between.
+
+A layout has as many entries as its manifest has contents, which may be a million; as pydantic's models they would cost five
+times the memory, and be checked twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from bdn.core.digest import Digest
+from bdn.core.layout import FileLayout, Slice
+from bdn.core.manifest import MalformedDocumentError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where every distinct content of one manifest lies; each entry was checked against its file's name.
+
+    ``data_port`` is that of the mirror's data plane when the document was written; see ``LayoutBody``, whose form this is.
+    """
+
+    manifest: Digest
+    data_port: int | None
+    files: Mapping[Digest, FileLayout]
+
+    @classmethod
+    def parse(cls, document: bytes) -> Self:
+        """Read it. About 10 µs per file.
+
+        Raises:
+            MalformedDocumentError: not a layout, or one that is wrong about a file.
+        """
+        try:
+            body = json.loads(document, object_hook=_Reader().read)
+            files = {file.digest: file for file in body["files"]}
+            return cls(Digest.parse(body["manifest"]), _port(body["data_port"]), files)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            msg = f"not a layout: {error}"
+            raise MalformedDocumentError(msg) from error
+
+    def encode(self) -> bytes:
+        """The document again. Nothing in it needs escaping: there are hexadecimal digits and numbers only."""
+        head = f'{{"manifest":"{self.manifest}","data_port":{json.dumps(self.data_port)},"files":['
+        return b"".join((head.encode(), ",".join(map(_entry, self.files.values())).encode(), b"]}"))
+
+
+class _Reader:
+    """Makes a value of each object as soon as it is read. Thousands of slices name the same slab: it is read once."""
+
+    def __init__(self) -> None:
+        self._slabs: dict[str, Digest] = {}
+
+    def read(self, record: dict[str, object]) -> object:
+        if "chunks" in record:
+            return self._file(record)
+        return self._slice(record) if "offset" in record else record
+
+    def _slice(self, record: dict[str, object]) -> Slice:
+        name, size, offset = record["digest"], record["size"], record["offset"]
+        if not (isinstance(name, str) and type(size) is int and type(offset) is int):
+            msg = f"not a slice: {record!r:.200}"
+            raise TypeError(msg)
+        slab = self._slabs.get(name) or self._slabs.setdefault(name, Digest.parse(name))
+        return Slice(slab, size, offset)
+
+    @staticmethod
+    def _file(record: dict[str, object]) -> FileLayout:
+        name, size, chunks, lies = record["digest"], record["size"], record["chunks"], record.get("slab")
+        if not (
+            isinstance(lies, Slice | None) and isinstance(name, str) and type(size) is int and isinstance(chunks, list)
+        ):
+            msg = f"not the layout of a file: {record!r:.200}"
+            raise TypeError(msg)
+        digest = Digest.parse(name)
+        named = (digest,) if chunks == [name] else tuple(map(Digest.parse, chunks))
+        return FileLayout(digest, size, named, lies)
+
+
+def _port(value: object) -> int | None:
+    if value is not None and type(value) is not int:
+        msg = f"expected a port, not {value!r:.80}"
+        raise TypeError(msg)
+    return value
+
+
+def _entry(file: FileLayout) -> str:
+    chunks = ",".join(f'"{chunk}"' for chunk in file.chunks)
+    head = f'{{"digest":"{file.digest}","size":{file.size},"chunks":[{chunks}]'
+    if file.slice is None:
+        return f"{head}}}"
+    lies = file.slice
+    return f'{head},"slab":{{"digest":"{lies.slab}","size":{lies.slab_size},"offset":{lies.offset}}}}}'

@@ -1,0 +1,60 @@
+"""members and prefetches: a cluster's members stand with the agents; manifests are placed on nodes"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("agents", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("joined_at", sa.Float(precision=53), nullable=True))
+        batch_op.add_column(sa.Column("replaced", sa.String(), nullable=True))
+        batch_op.add_column(sa.Column("replaced_at", sa.Float(precision=53), nullable=True))
+        batch_op.add_column(sa.Column("disputed_at", sa.Float(precision=53), nullable=True))
+    with op.batch_alter_table("clusters", schema=None) as batch_op:
+        batch_op.drop_column("members")
+
+    op.create_table(
+        "prefetches",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("organisation", sa.String(length=256), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("created_at", sa.Float(precision=53), nullable=False),
+        sa.Column("completed_at", sa.Float(precision=53), nullable=True),
+        sa.Column("request", sa.JSON(), nullable=False),
+        sa.Column("mounts", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "prefetch_nodes",
+        sa.Column("prefetch", sa.String(length=64), nullable=False),
+        sa.Column("cluster", sa.String(length=256), nullable=False),
+        sa.Column("node", sa.String(length=256), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("bytes_total", sa.BigInteger(), nullable=True),
+        sa.Column("bytes_from", sa.JSON(), nullable=False),
+        sa.Column("error", sa.JSON(), nullable=True),
+        sa.ForeignKeyConstraint(["prefetch"], ["prefetches.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("prefetch", "cluster", "node"),
+    )
+    with op.batch_alter_table("prefetch_nodes", schema=None) as batch_op:
+        batch_op.create_index("ix_prefetch_nodes_state", ["state"], unique=False)
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("prefetch_nodes", schema=None) as batch_op:
+        batch_op.drop_index("ix_prefetch_nodes_state")
+
+    op.drop_table("prefetch_nodes")
+    op.drop_table("prefetches")
+    with op.batch_alter_table("clusters", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("members", sa.JSON(), nullable=False, server_default="[]"))
+    with op.batch_alter_table("agents", schema=None) as batch_op:
+        batch_op.drop_column("disputed_at")
+        batch_op.drop_column("replaced_at")
+        batch_op.drop_column("replaced")
+        batch_op.drop_column("joined_at")

@@ -1,0 +1,96 @@
+"""Whose bytes come next over this node's network: stages first, and background work with what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.rate_limit import RateLimit, TrafficClass
+
+_BURST_SECONDS: Final = 0.25
+Sleep = Callable[[float], Awaitable[object]]
+
+
+class Bandwidth:
+    """Turns to read a chunk over the network. Waited for on the loop: a byte thread that waited would keep others from it.
+
+    Rates are in bytes per second; None is no limit. Retries of a chunk are not counted again.
+    """
+
+    def __init__(
+        self,
+        download_rate: int | None,
+        prefetch_rate: int | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self._precedence = _Precedence()
+        self._download = _Limit(download_rate, clock, sleep)
+        self._prefetch = _Limit(prefetch_rate, clock, sleep)
+
+    @asynccontextmanager
+    async def turn(self, traffic: TrafficClass, size: int) -> AsyncIterator[None]:
+        """Hold it while ``size`` bytes, at most a chunk, are being read."""
+        async with self._precedence.held(traffic):
+            if traffic is TrafficClass.PREFETCH:
+                await self._prefetch.wait(traffic, size)
+            await self._download.wait(traffic, size)
+            yield
+
+
+class _Precedence:
+    """While stages read, the rest reads one chunk at a time: whatever the network's rate is, which nobody told us."""
+
+    def __init__(self) -> None:
+        self._stages = 0
+        self._others = 0
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def held(self, traffic: TrafficClass) -> AsyncIterator[None]:
+        if traffic is TrafficClass.STAGE:
+            self._stages += 1
+            try:
+                yield
+            finally:
+                self._stages -= 1
+                self._wake()
+            return
+        while self._stages and self._others:
+            await self._changed.wait()
+        self._others += 1
+        try:
+            yield
+        finally:
+            self._others -= 1
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class _Limit:
+    """A rate limit on the loop. Everybody who waits wakes up for the next turn, and grants it to whomever it belongs."""
+
+    def __init__(self, rate: int | None, clock: Callable[[], float], sleep: Sleep) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._limit = rate and RateLimit(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), clock())
+
+    async def wait(self, traffic: TrafficClass, size: int) -> None:
+        if not self._limit:
+            return
+        turn = self._limit.ask(traffic, size)
+        try:
+            self._limit.grant(self._clock())
+            while not turn.is_granted:
+                await self._sleep(self._limit.seconds_until_next(self._clock()) or 0.0)
+                self._limit.grant(self._clock())
+        finally:
+            self._limit.withdraw(turn)

@@ -1,0 +1,111 @@
+"""The ways of the bytes: from mirror and peers into the cache, and from the cache to peers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.retry import RetryPolicy
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.pacing import pacer
+from bdn.wire.chunk_server import ChunkServer
+from bdn.wire.client import MirrorClient
+from node_agent.bandwidth import Bandwidth
+from node_agent.cache.catalogue import Catalogue
+from node_agent.cluster.chunk_lists import ChunkLists, LayoutSource
+from node_agent.cluster.obtaining import Obtaining, OwnersShelf
+from node_agent.cluster.origin_reads import OriginReads
+from node_agent.crew import Crew, in_thread
+from node_agent.disk.group_sync import GroupSync
+from node_agent.fill.filler import Filler
+from node_agent.fill.flights import Flights
+from node_agent.fill.lanes import Pools
+from node_agent.ground import Ground
+from node_agent.metrics import Metrics
+from node_agent.ring.peers import Peers
+from node_agent.ring.supplier import Supplier
+from node_agent.settings import AgentSettings
+from node_agent.stage.provision import Provision
+
+_READ_TIMEOUT_SECONDS: Final = 20.0
+_PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; how long an answer may take is for the ring to judge
+_LEAST_THREADS: Final = 4  # that move bytes, whatever they achieve: two may both be waiting for the disk
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What fills this node, and what serves others from it. ``server`` is to be started once stages have been resumed."""
+
+    provision: Provision
+    server: ChunkServer
+    to_mirror: ConnectionPool
+    to_peers: ConnectionPool
+
+    def let_go(self) -> None:
+        """Before tasks are canceled: threads that wait for the network shall notice, so that nobody waits for them."""
+        self.provision.flights.stop_trying()
+        self.to_mirror.close()
+        self.to_peers.close()
+
+
+async def open_delivery(
+    stack: AsyncExitStack,
+    settings: AgentSettings,
+    ground: Ground,
+    *,
+    client: MirrorClient,
+    metrics: Metrics,
+    policy: RetryPolicy,
+) -> Delivery:
+    """Threads, connections and a server, until the stack ends. Raises ``InUseError`` when another has the data port."""
+    to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
+    to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(ground.members)
+    pools = Pools(
+        ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
+        ByteThreads(settings.byte_threads, "agent-peers"),
+    )
+    for threads in (pools.own, pools.peers):
+        stack.push_async_callback(in_thread, threads.close)
+    metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
+    reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
+    supplier = Supplier(to_mirror, to_peers, ground.shelf, reads, peers, policy, metrics.mismatched)
+    sync = stack.enter_context(GroupSync(ground.places.root))
+    filler = Filler(ground.places, sync, ground.writes, ground.aside, bandwidth, ground.shelf, ground.cache.commit)
+    provision = Provision(
+        catalogue=Catalogue(ground.manifests, client, policy),
+        cache=ground.cache,
+        flights=Flights(await stack.enter_async_context(Crew())),
+        filler=filler,
+        supplier=supplier,
+        pools=pools,
+        members=ground.members,
+        peers=peers,
+        keep_slab=ground.tier.keep,
+        mirror_url=settings.url,
+        on_bytes=metrics.filled,
+    )
+
+    # For peers: what is here, and what an owner obtains for them.
+    serving = ByteThreads(settings.byte_threads, "agent-serving")
+    stack.push_async_callback(in_thread, serving.close)
+    obtaining = Obtaining(
+        loop=asyncio.get_running_loop(),
+        crew=await stack.enter_async_context(Crew()),
+        threads=serving,
+        lists=ChunkLists(LayoutSource(client, ground.manifests)),
+        reads=reads,
+        bandwidth=bandwidth,
+        shelf=ground.shelf,
+        tier=ground.tier,
+        opener=supplier,
+        mirror_url=settings.url,
+        on_obtained=metrics.obtained,
+    )
+    face = OwnersShelf(ground.shelf, obtaining) if "cluster" in settings.roles else ground.shelf
+    pace = pacer(settings.upload_rate)
+    server = ChunkServer(face, settings.host, settings.data_port, on_sent=metrics.served, pace=pace)
+    stack.push_async_callback(in_thread, server.close)
+    return Delivery(provision, server, to_mirror, to_peers)

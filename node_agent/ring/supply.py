@@ -1,0 +1,170 @@
+"""The chunks of one fill: from this node, from the owner, from the next owner, from the mirror. Read ``_once`` first."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError
+from bdn.core.peer_standing import Fault
+from bdn.core.retry import RetryPolicy
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.wire.eviction_schema import Tier
+from node_agent.cluster.origin_reads import OriginReads
+from node_agent.fill.supply import Came
+from node_agent.ring.effort import Effort
+from node_agent.ring.gathering import Gathering
+from node_agent.ring.patience import LateError, SourcePatience
+from node_agent.ring.peers import Peers
+from node_agent.ring.routing import Routing
+
+_MIRROR: Final = ""  # among the names of sources; no node is called so
+_WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
+
+
+class Local(Protocol):
+    """What this node holds."""
+
+    def read_into(self, digest: Digest, buffer: memoryview) -> Tier | None:
+        """Fill ``buffer`` with the chunk, verified, and say which tier holds it; None when it is not here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bearings:
+    """What the supplies of one stage share: whose its chunks are, whose right it has, and what it may still spend."""
+
+    manifest: Digest
+    bearer: str
+    routing: Routing
+    effort: Effort
+
+
+@dataclass(frozen=True)
+class RingSupply:
+    """A ``Supply`` that asks the ring before the mirror. One chunk is read from the mirror by one thread of this node.
+
+    ``connections`` are those to peers. ``on_mismatch`` counts chunks that arrived with the wrong content.
+    """
+
+    mirror: HttpChunkReader
+    local: Local
+    reads: OriginReads
+    peers: Peers
+    connections: ConnectionPool
+    bearings: Bearings
+    stop: threading.Event
+    policy: RetryPolicy
+    on_mismatch: Callable[[], None]
+    draw: Callable[[], float] = random.random
+
+    def fetch(self, digest: Digest, buffer: memoryview, keep: Callable[[], None]) -> Came:
+        """The chunk, from wherever it can be had; again after failures that may pass, as far as the stage's effort goes."""
+        failures = 0
+        while True:
+            if self.stop.is_set():
+                raise CanceledError("the transfer")
+            try:
+                return self._once(Gathering(digest, buffer), keep)
+            except BdnError as error:
+                failures += 1
+                delay = self.policy.delay(failures, error, self.draw())
+                if delay is None or not self.bearings.effort.retry():
+                    raise
+                self.stop.wait(delay)
+
+    def _once(self, chunk: Gathering, keep: Callable[[], None]) -> Came:
+        if tier := self.local.read_into(chunk.digest, chunk.buffer):
+            keep()
+            return {tier: len(chunk.buffer)}
+        for peer in self.bearings.routing.peers(chunk.digest, self.peers.is_avoided):
+            if self._ask(peer, chunk):
+                keep()
+                return chunk.came
+        return self._lead_or_wait(chunk, keep)
+
+    # --- peers ---
+
+    def _ask(self, peer: str, chunk: Gathering) -> bool:
+        """What is missing of the chunk from this peer. False when the next source is to go on, with what is there by then."""
+        address = self.peers.address(peer)
+        if address is None or not self.peers.claim(peer):
+            return False
+        missing = chunk.missing
+        patience = SourcePatience.with_peer(
+            missing, self.stop, self.peers.limits(missing), self.bearings.effort.hedge, self.peers.clock
+        )
+        reader = HttpChunkReader(
+            self.connections, address, self.bearings.bearer, self.bearings.manifest, lambda _: patience
+        )
+        try:
+            reader.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("cluster", peer))
+            chunk.check()
+        except LateError:
+            self.peers.late(peer, has_begun=patience.has_begun)
+        except ChecksumMismatchError:
+            self._suspect(chunk)
+        except CanceledError:
+            raise
+        except BdnError:
+            self.peers.blame(peer, Fault.FAILED)
+            if not self.bearings.effort.retry():
+                raise
+        else:
+            self.peers.served(peer, missing, patience.taken)
+            return True
+        return False
+
+    def _suspect(self, chunk: Gathering) -> None:
+        """The whole is wrong. Who sent all of it lied; of several, nobody knows which one did. Nothing of it is used."""
+        self.on_mismatch()
+        fault = Fault.WRONG if len(chunk.sources) == 1 else Fault.FAILED
+        for source in chunk.sources:
+            if source != _MIRROR:
+                self.peers.blame(source, fault)
+        chunk.begin()
+
+    # --- the mirror ---
+
+    def _lead_or_wait(self, chunk: Gathering, keep: Callable[[], None]) -> Came:
+        """From the mirror, unless somebody on this node reads it right now: then from this node, once that one has it."""
+        while not self.reads.lead(chunk.digest):
+            self.reads.wait(chunk.digest, _WAIT_SECONDS, self.stop)
+            if self.stop.is_set():
+                raise CanceledError("the transfer")
+            if tier := self.local.read_into(chunk.digest, chunk.buffer):
+                keep()
+                return {tier: len(chunk.buffer)}
+        try:
+            came = self._from_mirror(chunk)
+            keep()
+        except BaseException as error:
+            self.reads.failed(chunk.digest, error)
+            raise
+        self.reads.landed(chunk.digest)  # only now: who waited for it looks for it at once
+        return came
+
+    def _from_mirror(self, chunk: Gathering) -> Came:
+        """We lead. It may have landed between our last look and the lead, so that we look once more."""
+        if tier := self.local.read_into(chunk.digest, chunk.buffer):
+            return {tier: len(chunk.buffer)}
+        try:
+            self._read_mirror(chunk)
+        except ChecksumMismatchError:
+            self._suspect(chunk)  # a peer's part may have been wrong, or a wire flipped a bit
+            try:
+                self._read_mirror(chunk)
+            except ChecksumMismatchError:
+                self._suspect(chunk)
+                raise
+        return chunk.came
+
+    def _read_mirror(self, chunk: Gathering) -> None:
+        if chunk.missing or not chunk.buffer:
+            self.mirror.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("mirror", _MIRROR))
+        chunk.check()

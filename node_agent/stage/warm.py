@@ -1,0 +1,128 @@
+"""After a stage is READY, its files are read once in the background, so that the job's first read comes from memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from bdn.core.sizes import format_size
+from bdn.core.token_bucket import TokenBucket
+from node_agent.crew import Crew, in_thread
+from node_agent.disk.memory import memory_left
+from node_agent.stage.book import StageBook
+from node_agent.stage.stage import Stage
+from node_agent.stage.warming import Warming
+from node_agent.view.views import Views
+
+logger = logging.getLogger(__name__)
+STEP: Final = 16 * 1024 * 1024  # bytes between two looks at the memory, at other stages and at the clock
+_STEP_FILES: Final = 512
+_BUFFER: Final = 512 * 1024  # stays in the processor's cache
+
+Sleep = Callable[[float], Awaitable[object]]
+
+
+class Warmer:
+    """Warms one stage after the other, all together at ``rate`` bytes per second. Only the event loop touches it.
+
+    Stages that bring files go first: while one does, nothing is read.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        book: StageBook,
+        views: Views,
+        rate: int,
+        *,
+        memory: Callable[[], int] = memory_left,
+        sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``memory`` says how many bytes may lie in the page cache without taking memory from anybody. Blocking."""
+        self._crew = crew
+        self._book = book
+        self._views = views
+        self._memory = memory
+        self._sleep = sleep
+        self._clock = clock
+        self._bucket = TokenBucket(rate, STEP, clock())
+        self._turn = asyncio.Lock()
+
+    def begin(self, stage: Stage) -> None:
+        """Warm a READY stage that wants it; not twice at the same time. One that is warm is read again: that is cheap."""
+        record = stage.record
+        if not record.warm or record.state != "READY" or (stage.warming and stage.warming.is_going_on):
+            return
+        stage.warming = warming = Warming(sum(mount.bytes_total or 0 for mount in record.mounts))
+        warming.task = self._crew.start(self._warm(stage, warming), f"warm {record.id}")
+
+    async def _warm(self, stage: Stage, warming: Warming) -> None:
+        places = [self._views.place(stage.record.id, mount.mount_location) for mount in stage.record.mounts]
+        async with self._turn:
+            with closing(_read_through(places)) as steps:
+                try:
+                    await self._read(steps, warming)
+                except Exception as error:
+                    logger.exception("stage %s is not warmed any further", stage.record.id)
+                    warming.end("STOPPED", f"{type(error).__name__}: {error}")
+
+    async def _read(self, steps: Generator[int, None, None], warming: Warming) -> None:
+        while True:
+            await self._let_stages_go_first()
+            left = await in_thread(self._memory)
+            if left < min(warming.bytes_read + STEP, warming.bytes_total):
+                reason = f"no more than {format_size(max(0, left))} of memory may be used"
+                warming.end("STOPPED" if warming.bytes_read else "SKIPPED", reason)
+                return
+            count = await in_thread(next, steps, None)
+            if count is None:
+                warming.end("WARM")
+                return
+            warming.bytes_read += count
+            await self._sleep(self._bucket.reserve(count, self._clock()))
+
+    async def _let_stages_go_first(self) -> None:
+        while busy := [stage for stage in self._book.all() if not stage.is_terminal]:
+            await busy[0].wait(None)
+
+
+def _read_through(places: Iterable[Path]) -> Generator[int, None, None]:
+    """Read every file below these folders, in the order of their names; each step yields how many bytes it read, at most ``STEP``.
+
+    Plain reads: the kernel cuts ``POSIX_FADV_WILLNEED`` down to one read-ahead window, and does not say when it is done.
+    """
+    buffer, size, files = memoryview(bytearray(_BUFFER)), 0, 0
+    for path in _files(places):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            while count := os.readv(descriptor, [buffer[: STEP - size]]):
+                size += count
+                if size == STEP:
+                    yield size
+                    size, files = 0, 0
+        finally:
+            os.close(descriptor)
+        files += 1
+        if files >= _STEP_FILES:
+            yield size
+            size, files = 0, 0
+    if size:
+        yield size
+
+
+def _files(places: Iterable[Path]) -> Generator[Path, None, None]:
+    for place in places:
+        for folder, folders, names in os.walk(place, onerror=_give_up):
+            folders.sort()
+            yield from (Path(folder, name) for name in sorted(names))
+
+
+def _give_up(error: OSError) -> None:
+    raise error

@@ -1,0 +1,112 @@
+"""What a cluster costs the mirror, and how long its last member waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks import s3_origin
+from tests.benchmarks.report import Figure, Missing, Row
+from tests.benchmarks.scale import scaled_size
+from tests.support import network, ring
+
+INTRODUCTION = """
+Agents on one machine, each in a network namespace of its own (`BDN_AUTH=token`, addresses that are not loopback), all asked
+for the same 1 GiB at once: 8 at 400 Mbit/s, then 20 at 200 Mbit/s. `tc tbf` shapes both directions of every link, the
+mirror's too; at these rates the CPU is not the limit. *alone* is one agent in the same network. *bytes from the mirror* is
+what its link has carried, with headers and control, over the unique bytes; *of its data plane* is its own metric. *hurt*: one
+member gets SIGKILL at half the time that the unhurt run took, and another's link is slowed to 1/20; the figure is the last of
+the others. *far*: a round trip between agents and the mirror takes 50 ms more, by a relay of ours. In the end every file of
+every stage is compared with the source's BLAKE3.
+"""
+FILES, SIZE = 4, 256 * 1024**2
+SIZES = {8: 400_000_000, 20: 200_000_000}  # members, and the links' bits per second
+PREFIX = "model"
+DELAY_SECONDS = 0.025  # each way
+
+
+@dataclass(frozen=True)
+class _Run:
+    seconds: float
+    link_share: float
+    plane_share: float
+
+
+def measure() -> list[Row]:
+    """Each size alone, together and hurt; the smaller one also far from its mirror."""
+    if reason := network.unavailable():
+        return [Missing(f"{count} agents", reason, "<= 1.05 x unique, <= 2.0 x alone") for count in SIZES]
+    with _content() as content:
+        rows: list[Row] = []
+        for count, rate in SIZES.items():
+            rows += _size(content, count, rate)
+        count, rate = next(iter(SIZES.items()))
+        far = _run(content, count, rate, delay_seconds=DELAY_SECONDS)
+        return [
+            *rows,
+            Figure(f"{count} agents, far: last agent", "s", (far.seconds,)),
+            Figure(f"{count} agents, far: bytes from the mirror", "x unique", (far.link_share,)),
+        ]
+
+
+def _size(content: ring.Content, count: int, rate: int) -> list[Row]:
+    alone = _run(content, 1, rate)
+    together = _run(content, count, rate)
+    hurt = _run(content, count, rate, hurt_after=together.seconds / 2)
+    title = f"{count} agents at {rate // 1_000_000} Mbit/s"
+    return [
+        Figure(f"{title}: one agent alone", "s", (alone.seconds,)),
+        Figure(f"{title}: last agent", "s", (together.seconds,)),
+        Figure(f"{title}: last agent to one alone", "x", (together.seconds / alone.seconds,), "<= 2.0"),
+        Figure(f"{title}: bytes from the mirror", "x unique", (together.link_share,), "<= 1.05"),
+        Figure(f"{title}: of its data plane", "x unique", (together.plane_share,), "<= 1.05"),
+        Figure(f"{title}, hurt: last agent", "s", (hurt.seconds,)),
+        Figure(f"{title}, hurt: last agent to one alone", "x", (hurt.seconds / alone.seconds,), "<= 2.5"),
+        Figure(f"{title}, hurt: bytes from the mirror", "x unique", (hurt.link_share,)),
+    ]
+
+
+@contextlib.contextmanager
+def _content() -> Iterator[ring.Content]:
+    with tempfile.TemporaryDirectory() as folder, s3_origin.serving({PREFIX: (FILES, scaled_size(SIZE))}) as origin:
+        source = f"s3://{s3_origin.BUCKET}/{PREFIX}/"
+        yield ring.planted(
+            origin.folder(PREFIX), Path(folder) / "mirror", source, AWS_ENDPOINT_URL_S3=origin.url
+        )
+
+
+def _run(
+    content: ring.Content, count: int, rate: int, *, hurt_after: float | None = None, delay_seconds: float = 0
+) -> _Run:
+    with tempfile.TemporaryDirectory(dir=content.data.parents[1]) as folder, network.network() as net:
+        with ring.ring(net, Path(folder), content, count, rate, delay_seconds) as built:
+            sent, served = built.host.sent_bytes, built.mirror.served_bytes
+            stages = built.begin()
+            spared = list(zip(built.members, stages, strict=True))
+            if hurt_after is not None:
+                time.sleep(hurt_after)
+                spared = _hurt(spared, rate)
+            done = [member.agent.finished(stage) for member, stage in spared]
+            run = _Run(
+                ring.span(done),
+                (built.host.sent_bytes - sent) / content.size,
+                (built.mirror.served_bytes - served) / content.size,
+            )
+            for stage in done:
+                content.check(stage)
+    os.sync()
+    return run
+
+
+def _hurt(members: list[tuple[ring.Member, str]], rate: int) -> list[tuple[ring.Member, str]]:
+    """The first is killed, the second is slow from now on; the others."""
+    (killed, _), (slowed, _), *others = members
+    killed.agent.process.kill()
+    slowed.host.shape(rate // 20)
+    return others
+

@@ -1,0 +1,309 @@
+"""An agent that owns chunks: it obtains them for its peers, holds them within a budget of their own, and lets them go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
+from bdn.core.manifest import Manifest
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.wire.eviction_schema import EvictCommand
+from node_agent.agent import Agent
+from tests.support.agent_mirror import AgentMirror, failing, flipped, held_by
+from tests.support.agent_process import Program
+from tests.support.agent_rig import MIB, Clock, Rig, metrics, noise, staged
+from tests.support.cluster import free_port
+
+LARGE = noise(9 * MIB, 1)
+FILES = {"large": LARGE, "small": b"small", "other": b"other"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed(is_packed=True)
+
+
+@pytest.fixture
+def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
+    return Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 20 * MIB})
+
+
+@pytest.fixture
+def peer() -> Iterator[ConnectionPool]:
+    pool = ConnectionPool(timeout_seconds=20)
+    yield pool
+    pool.close()
+
+
+async def ask(
+    pool: ConnectionPool, port: int, chunk: bytes | Digest, grant: str, manifest: Manifest | None, size: int = 0
+) -> bytes:
+    """What a peer gets."""
+    digest = chunk if isinstance(chunk, Digest) else digest_of(chunk)
+    buffer = memoryview(bytearray(size or (len(chunk) if isinstance(chunk, bytes) else 0)))
+    reader = HttpChunkReader(pool, f"http://127.0.0.1:{port}", grant, manifest.digest if manifest else None)
+    # Not the loop's own threads: the agent in this process needs them to answer.
+    with ThreadPoolExecutor(1) as thread:
+        await asyncio.get_running_loop().run_in_executor(thread, reader.read_into, digest, buffer)
+    return bytes(buffer)
+
+
+FIRST = LARGE[:CHUNK_SIZE]
+LAST = LARGE[CHUNK_SIZE:]
+
+
+def figures(agent: Agent, use: Any) -> dict[str, float]:
+    return metrics(agent.metrics.render(use).decode())
+
+
+async def test_many_peers_who_ask_for_one_chunk_cost_one_read_of_the_mirror(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        grants = [mirror.grant(manifest, organisation=f"org-{number}") for number in range(8)]
+        got = await asyncio.gather(*(ask(peer, agent.data_port, FIRST, grant, manifest) for grant in grants))
+
+        assert got == [FIRST] * 8
+        assert mirror.chunk_requests == {digest_of(FIRST): 1}
+        assert len([path for path in mirror.documents if path.endswith("/layout")]) == 1
+        assert sum(mirror.documents.values()) == 1
+        assert (await agent.holdings.tiers())["cluster"].committed == CHUNK_SIZE
+        text = figures(agent, await agent.cache.use())
+        assert (text["bdn_agent_obtained_chunks_total"], text["bdn_agent_obtained_bytes_total"]) == (1, CHUNK_SIZE)
+
+
+async def test_a_slab_is_obtained_as_a_chunk(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
+    manifest = mirror.publish(FILES)
+    (slab,) = mirror.chunks(manifest, "small")
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        assert sorted(await ask(peer, agent.data_port, slab, mirror.grant(manifest), manifest, 10)) == sorted(
+            b"smallother"
+        )
+
+
+async def test_what_is_held_is_served_after_a_restart_without_the_mirror_and_nothing_else(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest = mirror.publish(FILES)
+    grant = mirror.grant(manifest)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        await ask(peer, agent.data_port, FIRST, grant, manifest)
+    async with rig.agent(url="http://127.0.0.1:1") as agent:
+        assert await ask(peer, agent.data_port, FIRST, grant, manifest) == FIRST
+        assert await ask(peer, agent.data_port, FIRST, grant, None) == FIRST
+        with pytest.raises(BdnError) as refused:
+            await ask(peer, agent.data_port, LAST, grant, manifest)
+        assert refused.value.transient
+
+
+async def test_without_the_manifest_nothing_is_obtained(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        with pytest.raises(NotFoundError):
+            await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), None)
+    assert mirror.requests == 0
+
+
+async def test_who_owns_nothing_obtains_nothing(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(roles="node") as agent:
+        await agent.heartbeats.beat()
+        with pytest.raises(NotFoundError):
+            await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest)
+        await staged(agent, mirror, manifest)
+        assert await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest) == FIRST
+        assert (await agent.holdings.tiers()).keys() == {"node"}
+
+
+async def test_a_grant_is_good_for_the_chunks_of_its_own_manifests_alone(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    mine, theirs = mirror.publish(FILES), mirror.publish({"theirs": noise(MIB, 3)})
+    secret = digest_of(noise(MIB, 3))
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        await ask(peer, agent.data_port, secret, mirror.grant(theirs), theirs, MIB)
+        for named in (mine, theirs, None):  # held here, and still not for this bearer
+            with pytest.raises(NotFoundError):
+                await ask(peer, agent.data_port, secret, mirror.grant(mine), named, MIB)
+        with pytest.raises(BdnError) as expired:
+            await ask(peer, agent.data_port, secret, mirror.grant(theirs, expires_in=-1), theirs, MIB)
+        assert expired.value.code == "GRANT_EXPIRED"
+
+
+async def test_a_chunk_of_two_manifests_is_read_once_and_stays_with_either(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    one, two = mirror.publish({"a": LARGE}), mirror.publish({"b": LARGE, "c": b"more"})
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        for manifest in (one, two):
+            assert await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest) == FIRST
+        assert mirror.chunk_requests[digest_of(FIRST)] == 1
+        await agent.evictions.evict(EvictCommand(id="e", manifests=[str(one.digest)], tier="cluster"))
+        assert await ask(peer, agent.data_port, FIRST, mirror.grant(two), two) == FIRST
+
+
+async def test_a_failing_mirror_is_an_error_for_all_who_wait_and_the_next_one_asks_again(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest = mirror.publish(FILES)
+    grant = mirror.grant(manifest)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        mirror.every = failing(StoreUnavailableError("it is down"))
+        got = await asyncio.gather(
+            *(ask(peer, agent.data_port, FIRST, grant, manifest) for _ in range(4)), return_exceptions=True
+        )
+        assert [isinstance(error, BdnError) and error.transient for error in got] == [True] * 4
+        use = (await agent.holdings.tiers())["cluster"]
+        assert (use.committed, use.reserved) == (0, 0)
+        mirror.every = None
+        assert await ask(peer, agent.data_port, FIRST, grant, manifest) == FIRST
+
+
+async def test_wrong_bytes_from_the_mirror_are_not_kept(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        mirror.faults[digest_of(FIRST)] = [flipped, flipped]
+        with pytest.raises(BdnError):
+            await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest)
+        assert await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest) == FIRST
+
+
+async def test_the_tiers_have_budgets_of_their_own_and_a_full_one_sends_peers_on(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest, other = mirror.publish(FILES), mirror.publish({"theirs": noise(3 * MIB, 3)})
+    clock = Clock(time.time())
+    async with rig.agent(clock, cache_bytes=10 * MIB, cluster_cache_bytes=10 * MIB) as agent:
+        await agent.heartbeats.beat()
+        await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest)
+        with pytest.raises(BdnError) as full:  # what was just asked for is in use
+            await ask(peer, agent.data_port, noise(3 * MIB, 3), mirror.grant(other), other)
+        assert full.value.code == "CACHE_FULL"
+        clock.now += 61
+        await ask(peer, agent.data_port, noise(3 * MIB, 3), mirror.grant(other), other)
+        await staged(agent, mirror, manifest)
+        use = await agent.holdings.tiers()
+        assert (use["node"].budget, use["node"].committed) == (10 * MIB, manifest.bytes_total)
+        assert (use["cluster"].budget, use["cluster"].committed) == (10 * MIB, 3 * MIB)
+        text = figures(agent, await agent.cache.use())
+        assert text['bdn_agent_cluster_evictions_total{reason="lru"}'] == 1
+
+
+async def test_an_eviction_reaches_the_tier_that_it_names(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
+    manifest, other = mirror.publish(FILES), mirror.publish({"theirs": noise(3 * MIB, 3)})
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        await staged(agent, mirror, other)
+        await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest)
+
+        for dry_run in (True, False):
+            items = await agent.evictions.evict(EvictCommand(id="e", all=True, tier="cluster", dry_run=dry_run))
+            assert [(item.tier, item.manifest, item.bytes, item.refused) for item in items] == [
+                ("cluster", str(manifest.digest), CHUNK_SIZE, False)
+            ]
+        assert (await agent.holdings.tiers())["cluster"].committed == 0
+        assert [holding.manifest for holding in await agent.holdings.all()] == [str(other.digest)]
+        assert not list((rig.cache / "cluster" / "chunks").iterdir())
+        refused = await agent.evictions.evict(EvictCommand(id="f", all=True))
+        assert [(item.tier, item.refused) for item in refused] == [("node", True)]
+
+
+async def test_a_chunk_that_a_whole_file_has_is_not_kept_twice(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest)
+        await staged(agent, mirror, manifest)
+        assert mirror.chunk_requests[digest_of(FIRST)] == 1  # the stage took it from the cluster tier
+        await agent.housekeeping.reap()
+
+        assert (await agent.holdings.tiers())["cluster"].committed == 0
+        assert await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest) == FIRST
+
+
+async def test_who_asks_while_a_fill_reads_the_chunk_waits_for_it(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest, gate, reading = mirror.publish(FILES), threading.Event(), asyncio.Event()
+    mirror.faults[digest_of(FIRST)] = [held_by(gate)]
+    loop = asyncio.get_running_loop()
+    mirror.on_request = lambda chunk: chunk == digest_of(FIRST) and loop.call_soon_threadsafe(reading.set)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        stage = await agent.stages.start("job", mirror.grant(manifest))
+        await reading.wait()
+        asked = asyncio.ensure_future(ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest))
+        await ask(peer, agent.data_port, LAST, mirror.grant(manifest), manifest)
+        gate.set()
+        assert await asked == FIRST
+        await agent.stages.finish(stage.record.id)
+        assert mirror.chunk_requests[digest_of(FIRST)] == 1
+
+
+async def test_a_dedicated_cluster_cache_serves_and_stages_nothing(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(roles="cluster", cache_bytes=30 * MIB, cluster_cache_bytes=None) as agent:
+        await agent.heartbeats.beat()
+        with pytest.raises(InvalidRequestError, match="BDN_AGENT_ROLES"):
+            await agent.stages.start("job", mirror.grant(manifest))
+        assert await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest) == FIRST
+        tiers = await agent.holdings.tiers()
+        assert tiers.keys() == {"cluster"}
+        assert tiers["cluster"].budget == 30 * MIB
+        assert mirror.heartbeats[-1].tiers.keys() == {"cluster"}
+
+
+async def test_an_owner_that_is_killed_while_it_obtains_leaves_nothing_half(
+    mirror: AgentMirror, tmp_path: Path, peer: ConnectionPool
+) -> None:
+    port = free_port()
+    program = Program(tmp_path, mirror.url, {"BDN_AGENT_DATA_PORT": str(port)})
+    manifest, gate, reading = mirror.publish(FILES), threading.Event(), asyncio.Event()
+    mirror.faults[digest_of(LAST)] = [held_by(gate)]
+    loop = asyncio.get_running_loop()
+    mirror.on_request = lambda chunk: chunk == digest_of(LAST) and loop.call_soon_threadsafe(reading.set)
+    async with program.daemon() as daemon:
+        assert await ask(peer, port, FIRST, mirror.grant(manifest), manifest) == FIRST
+        asked = asyncio.ensure_future(ask(peer, port, LAST, mirror.grant(manifest), manifest))
+        await reading.wait()
+        await daemon.kill()
+        with pytest.raises(StoreUnavailableError):
+            await asked
+    gate.set()
+    incoming = tmp_path / "cache" / "cluster" / "incoming"
+    (incoming / "7").write_bytes(b"half")
+    async with program.daemon():
+        assert not list(incoming.iterdir())
+        for piece in (FIRST, LAST):
+            assert await ask(peer, port, piece, mirror.grant(manifest), manifest) == piece
+    assert (mirror.chunk_requests[digest_of(FIRST)], mirror.chunk_requests[digest_of(LAST)]) == (1, 2)

@@ -1,0 +1,140 @@
+"""Prefetches on a node: what they bring stays in the cache, and is leased only while it is being brought."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.digest import Digest
+from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
+from node_agent.agent import Agent
+from tests.support.agent_mirror import AgentMirror, held_by
+from tests.support.agent_rig import MIB, Rig, noise, staged
+
+FILES = {"a.bin": noise(20 * MIB, 1), "b.bin": noise(3 * MIB, 2)}
+SIZE = sum(map(len, FILES.values()))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Holds chunks back; opened at the end, so that no thread of the server waits for it any longer."""
+    opened = threading.Event()
+    yield opened
+    opened.set()
+
+
+async def ended(agent: Agent, mirror: AgentMirror) -> PrefetchReport:
+    """What the agent says last of its only prefetch."""
+    async with asyncio.timeout(30):
+        while True:
+            await agent.heartbeats.beat()
+            for heartbeat in mirror.heartbeats:
+                for report in heartbeat.prefetches:
+                    if report.state != "RUNNING":
+                        return report
+            await asyncio.sleep(0.01)
+
+
+async def arrived(requested: asyncio.Event) -> None:
+    async with asyncio.timeout(30):
+        await requested.wait()
+
+
+def told_of(mirror: AgentMirror, chunk: Digest) -> asyncio.Event:
+    """Set once the chunk is asked for."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_request(digest: Digest) -> None:
+        if digest == chunk:
+            loop.call_soon_threadsafe(event.set)
+
+    mirror.on_request = on_request
+    return event
+
+
+async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest = mirror.publish(FILES)
+    async with Rig(mirror, tmp_path).agent() as agent:
+        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        report = await ended(agent, mirror)
+
+        assert (report.state, report.bytes_total, report.bytes_from.mirror, report.error) == ("READY", SIZE, SIZE, None)
+        assert agent.cache.index.is_complete(manifest.digest)
+        (victim,) = agent.cache.index.plan([manifest.digest]).victims
+        assert victim.holders == ()
+        mirror.forget()
+        stage = await staged(agent, mirror, manifest)
+        assert (stage.mounts[0].bytes_from.node, mirror.requests) == (SIZE, 0)
+
+
+async def test_a_grant_that_is_not_the_mirror_s_fails_the_prefetch(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest = mirror.publish(FILES)
+    async with Rig(mirror, tmp_path).agent() as agent:
+        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=AgentMirror().grant(manifest))]
+        report = await ended(agent, mirror)
+
+    assert report.state == "FAILED"
+    assert report.error is not None
+    assert report.error.code == "GRANT_INVALID"
+    assert mirror.requests == 0
+
+
+async def test_a_prefetch_goes_on_where_a_restart_broke_it_off(
+    mirror: AgentMirror, tmp_path: Path, gate: threading.Event
+) -> None:
+    manifest = mirror.publish(FILES)
+    last = mirror.chunks(manifest, "a.bin")[-1]
+    mirror.faults[last].append(held_by(gate))
+    rig = Rig(mirror, tmp_path, {"byte_threads": 1})
+    async with rig.agent() as agent:
+        requested = told_of(mirror, last)
+        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        await agent.heartbeats.beat()
+        await arrived(requested)
+    mirror.forget()
+    mirror.heartbeats.clear()
+    async with rig.agent() as agent:
+        report = await ended(agent, mirror)
+
+    assert report.state == "READY"
+    assert last in mirror.chunk_requests
+    assert not {*mirror.chunks(manifest, "a.bin")[:-1]} & mirror.chunk_requests.keys()
+
+
+async def test_what_is_being_prefetched_is_evicted_only_by_force_and_the_prefetch_then_fails(
+    mirror: AgentMirror, tmp_path: Path, gate: threading.Event
+) -> None:
+    manifest = mirror.publish(FILES)
+    last = mirror.chunks(manifest, "a.bin")[-1]
+    mirror.faults[last].append(held_by(gate))
+    async with Rig(mirror, tmp_path).agent() as agent:
+        requested = told_of(mirror, last)
+        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        await agent.heartbeats.beat()
+        await arrived(requested)
+
+        refused = await agent.evictions.evict(EvictCommand(id="evi_1", all=True, tier="node"))
+        assert [(item.refused, item.holders) for item in refused] == [(True, ["job prefetch (stage pre_1)"])]
+        async with asyncio.timeout(30):
+            forced = await agent.evictions.evict(EvictCommand(id="evi_2", all=True, tier="node", force=True))
+        assert [item.refused for item in forced] == [False]
+        report = await ended(agent, mirror)
+        assert report.error is not None
+        assert (report.state, report.error.code) == ("FAILED", "CANCELED")
+        assert agent.cache.index.manifests() == ()

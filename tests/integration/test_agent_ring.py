@@ -1,0 +1,141 @@
+"""Agents of one cluster fill from one another, and read the mirror once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.errors import StoreUnavailableError
+from bdn.wire.agent_schema import Member
+from tests.support.agent_mirror import FORMS, AgentMirror, failing, held_by
+from tests.support.agent_rig import MIB, noise, staged
+from tests.support.agent_ring import Ring, came_from
+from tests.support.trees import tree
+
+FILES = {
+    "large.safetensors": noise(41 * MIB + 5, 1),
+    "other.safetensors": noise(17 * MIB, 2),
+    "one.bin": noise(2 * MIB, 3),
+    **{f"small/{number}": noise(30_000 + number, 100 + number) for number in range(20)},
+}
+SIZE = sum(map(len, FILES.values()))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture(params=FORMS)
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
+
+
+@pytest.fixture
+def ring(mirror: AgentMirror, tmp_path: Path) -> Ring:
+    return Ring(mirror, tmp_path)
+
+
+async def test_a_cold_cluster_reads_each_chunk_from_the_mirror_once(ring: Ring, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with ring.nodes(3):
+        stages = await ring.staged_by_all(manifest)
+
+        assert [tree(Path(stage.mounts[0].path)) for stage in stages] == [FILES] * 3
+        assert set(mirror.chunk_requests.values()) == {1}
+        assert (
+            came_from(stages, "mirror") <= SIZE
+        )  # an owner may have read it for a peer before its own fill came to it
+        assert [stage.mounts[0].bytes_done for stage in stages] == [SIZE] * 3
+
+
+async def test_a_node_finds_in_the_cluster_what_others_staged_before(ring: Ring, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with ring.nodes(3) as agents:
+        await staged(agents[0], mirror, manifest)
+        mirror.forget()
+
+        stages = await ring.staged_by_all(manifest, agents[1:])
+
+        assert [tree(Path(stage.mounts[0].path)) for stage in stages] == [FILES] * 2
+        assert mirror.requests == 0
+
+
+async def test_a_cluster_of_eight_reads_the_mirror_once(ring: Ring, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with ring.nodes(8, byte_threads=2):
+        stages = await ring.staged_by_all(manifest)
+
+        assert [tree(Path(stage.mounts[0].path)) for stage in stages] == [FILES] * 8
+        assert set(mirror.chunk_requests.values()) == {1}
+
+
+async def test_a_node_that_owns_nothing_asks_the_owners(ring: Ring, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with ring.nodes(2), ring.agent("guest", roles="node") as guest:
+        stage = await staged(guest, mirror, manifest)
+
+        assert stage.mounts[0].bytes_from.model_dump() == {"node": 0, "cluster": SIZE, "mirror": 0}
+        assert set(mirror.chunk_requests.values()) == {1}
+
+
+async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring, mirror: AgentMirror) -> None:
+    manifest = mirror.publish(FILES)
+    async with ring.nodes(2) as agents:
+        async with ring.agent("gone"):
+            pass  # it left without a word, and is still a member
+        assert mirror.ring is not None
+        mirror.ring["gone"] = Member(node="gone", advertise="http://127.0.0.1:1", roles=["node", "cluster"])
+        mirror.epoch += 1
+        await ring.know()
+
+        stages = await ring.staged_by_all(manifest)
+
+        assert [tree(Path(stage.mounts[0].path)) for stage in stages] == [FILES] * 2
+        assert all(stage.transfer and stage.transfer.retries for stage in stages)
+        assert all(stage.transfer and stage.transfer.bytes_hedged == 0 for stage in stages)
+        documents = [
+            agent.stages.document(agent.stages.book.find(stage.id)) for agent, stage in zip(agents, stages, strict=True)
+        ]
+        assert documents == stages  # what was spent is still there when the peer is well again
+
+
+async def test_a_member_that_joins_in_the_middle_is_asked_for_what_is_not_begun(
+    ring: Ring, mirror: AgentMirror
+) -> None:
+    manifest = mirror.publish(FILES)
+    first = mirror.chunks(manifest, "large.safetensors")[0]
+    gate = threading.Event()
+    mirror.faults[first] = [held_by(gate)]
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
+    async with ring.nodes(1, byte_threads=1) as agents:
+        stage = await agents[0].stages.start("job", mirror.grant(manifest))
+        async with asyncio.timeout(20):
+            await asked.wait()
+        async with ring.agent("late"):
+            gate.set()
+            async with asyncio.timeout(60):
+                document = await agents[0].stages.finish(stage.record.id)
+
+            assert tree(Path(document.mounts[0].path)) == FILES
+            assert document.mounts[0].bytes_from.cluster > 0
+            assert set(mirror.chunk_requests.values()) == {1}
+
+
+async def test_what_the_cluster_holds_comes_while_the_mirrors_chunks_are_out_of_reach(
+    ring: Ring, mirror: AgentMirror
+) -> None:
+    manifest = mirror.publish(FILES)
+    async with ring.nodes(3) as agents:
+        await ring.staged_by_all(manifest, agents[:2])
+        mirror.every = failing(StoreUnavailableError("it restarts"))
+
+        stage = await staged(agents[2], mirror, manifest)
+
+        assert tree(Path(stage.mounts[0].path)) == FILES

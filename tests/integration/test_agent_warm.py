@@ -1,0 +1,230 @@
+"""A stage that is to be warm: its files come into the page cache behind the job's back, and never at others' cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_agent.agent import Agent
+from node_agent.crew import Crew
+from node_agent.stage.stage import Stage
+from node_agent.stage.warm import STEP, Warmer
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_mounts import unmounting
+from tests.support.agent_rig import MIB, Rig, noise, staged
+from tests.support.resident import drop_from_memory, resident_bytes
+
+FILES = {"weights/model.bin": noise(17 * MIB + 3), "config.json": b"{}", "empty": b""}
+TOTAL = sum(map(len, FILES.values()))
+
+
+@pytest.fixture(scope="module")
+def mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def rig(mirror: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
+    with unmounting(tmp_path):
+        yield Rig(mirror.renewed(is_packed=False), tmp_path)
+
+
+def place_of(agent: Agent, stage: Stage) -> Path:
+    return Path(agent.stages.document(stage).mounts[0].path)
+
+
+async def warmed(stage: Stage) -> tuple[str, int, str | None]:
+    """Wait for the end of the warming: its state, its bytes, and why."""
+    assert stage.warming is not None
+    assert stage.warming.task is not None
+    async with asyncio.timeout(30):
+        await asyncio.wait([stage.warming.task])
+    return stage.warming.state, stage.warming.bytes_read, stage.warming.reason
+
+
+async def is_cold(agent: Agent, rig: Rig, job: str = "job") -> Stage:
+    """A READY stage none of whose bytes is in memory."""
+    manifest = rig.mirror.publish(FILES)
+    document = await staged(agent, rig.mirror, manifest, job=job)
+    stage = agent.stages.book.find(document.id)
+    for path in FILES:
+        drop_from_memory(place_of(agent, stage) / path)
+    return stage
+
+
+def resident(place: Path) -> int:
+    return sum(resident_bytes(place / path) for path in FILES)
+
+
+async def test_a_ready_stage_that_is_asked_for_again_with_warm_comes_into_memory(rig: Rig) -> None:
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        assert (resident(place_of(agent, stage)), agent.stages.document(stage).warm) == (0, None)
+
+        again = await agent.stages.start("job", stage.record.grant, warm=True)
+
+        assert again is stage
+        assert await warmed(stage) == ("WARM", TOTAL, None)
+        assert resident(place_of(agent, stage)) == TOTAL
+        shown = agent.stages.document(stage).warm
+        assert shown is not None
+        assert (shown.state, shown.bytes, shown.bytes_total, shown.reason) == ("WARM", TOTAL, TOTAL, None)
+
+
+@pytest.mark.parametrize("exposure", ["none", "symlink"])
+async def test_a_new_stage_is_warmed_once_it_is_ready(rig: Rig, exposure: str) -> None:
+    async with rig.agent(exposure=exposure) as agent:
+        stage = await agent.stages.start("job", rig.mirror.grant(rig.mirror.publish(FILES)), warm=True)
+        assert stage.warming is None
+        await agent.stages.finish(stage.record.id)
+        assert stage.task is not None
+        await asyncio.wait([stage.task])
+
+        assert await warmed(stage) == ("WARM", TOTAL, None)
+        assert resident(place_of(agent, stage)) == TOTAL
+
+
+async def test_nobody_is_warmed_who_did_not_ask(rig: Rig) -> None:
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        await agent.stages.start("job", stage.record.grant)
+        assert stage.warming is None
+
+
+async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) -> None:
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        await agent.stages.start("job", stage.record.grant, warm=True)
+        await warmed(stage)
+        place = place_of(agent, stage)
+    for path in FILES:
+        drop_from_memory(place / path)
+
+    async with rig.agent() as agent:
+        stage = agent.stages.book.find(stage.record.id)
+        assert stage.task is not None
+        await asyncio.wait([stage.task])  # the look at whether the view is intact
+
+        assert await warmed(stage) == ("WARM", TOTAL, None)
+        assert resident(place) == TOTAL
+
+
+# --- with a memory, a clock and other stages of the test's own ---
+
+
+@asynccontextmanager
+async def warmer(agent: Agent, **given: Any) -> Any:
+    async with Crew() as crew:
+        yield Warmer(crew, agent.stages.book, agent.stages.views, given.pop("rate", 10**12), **given)
+
+
+async def instantly(_: float) -> None:
+    """No time passes."""
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (TOTAL, ("WARM", TOTAL)),
+        (TOTAL - 1, ("STOPPED", STEP)),
+        (STEP, ("STOPPED", STEP)),
+        (STEP - 1, ("SKIPPED", 0)),
+        (-1, ("SKIPPED", 0)),
+    ],
+)
+async def test_no_more_is_read_than_memory_allows(rig: Rig, memory: int, expected: tuple[str, int]) -> None:
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        stage.record.warm = True
+        async with warmer(agent, memory=lambda: memory, sleep=instantly) as warm:
+            warm.begin(stage)
+            state, count, reason = await warmed(stage)
+
+        assert state == expected[0]
+        assert expected[1] <= count <= max(0, memory)
+        assert (reason is None) is (state == "WARM")
+        assert resident(place_of(agent, stage)) >= count
+
+
+async def test_what_was_read_waits_for_its_rate(rig: Rig) -> None:
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        stage.record.warm = True
+        async with warmer(agent, rate=MIB, memory=lambda: TOTAL, sleep=note, clock=lambda: 0.0) as warm:
+            warm.begin(stage)
+            await warmed(stage)
+
+    assert waits[-1] == pytest.approx((TOTAL - STEP) / MIB)  # all but the burst, at a clock that stands
+
+
+async def test_a_stage_that_brings_files_goes_first(rig: Rig) -> None:
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        stage.record.warm = True
+        other = await is_cold(agent, rig, "other")
+        other.record.state = "STAGING"
+        asked = asyncio.Event()
+
+        async with warmer(agent, memory=lambda: TOTAL, sleep=instantly) as warm:
+            wait = other.wait
+
+            async def wait_for(timeout_seconds: float | None) -> bool:
+                asked.set()
+                return await wait(timeout_seconds)
+
+            other.wait = wait_for  # type: ignore[method-assign]
+            warm.begin(stage)
+            await asyncio.wait_for(asked.wait(), 30)
+            assert stage.warming is not None
+            assert (stage.warming.state, stage.warming.bytes_read) == ("WARMING", 0)
+            other.record.state = "READY"
+            other.notify()
+            assert (await warmed(stage))[0] == "WARM"
+
+
+async def test_a_release_ends_it_before_the_view_goes(rig: Rig) -> None:
+    asleep = asyncio.Event()
+
+    async def forever(_: float) -> None:
+        asleep.set()
+        await asyncio.Event().wait()
+
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        stage.record.warm = True
+        async with warmer(agent, memory=lambda: TOTAL, sleep=forever) as warm:
+            warm.begin(stage)
+            begun = stage.warming
+            warm.begin(stage)
+            assert stage.warming is begun  # not twice at the same time
+            await asyncio.wait_for(asleep.wait(), 30)
+            await agent.stages.release(stage.record.id)
+            state, count, reason = await warmed(stage)
+
+        assert (state, reason) == ("STOPPED", "the stage was released")
+        assert STEP <= count < TOTAL
+        assert not place_of(agent, stage).exists()
+
+
+async def test_a_file_that_cannot_be_read_ends_it_and_nothing_else(rig: Rig) -> None:
+    async with rig.agent() as agent:
+        stage = await is_cold(agent, rig)
+        place = place_of(agent, stage)
+        (place / "config.json").unlink()
+        (place / "config.json").symlink_to("nowhere")
+        await agent.stages.start("job", stage.record.grant, warm=True)
+
+        state, _, reason = await warmed(stage)
+        assert (state, stage.record.state) == ("STOPPED", "READY")
+        assert "config.json" in (reason or "")

@@ -1,0 +1,132 @@
+"""Prefetches as the mirror records them: told to agents until they report the end, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.mirror.database import Database
+from tests.doubles.hub import Hub
+from tests.support.fake_agent import FakeAgent
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+MODEL = source("hf://org/model")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def either(
+    request: pytest.FixtureRequest, hub: Hub, upstreams: None, postgres_url: str, tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror that holds a model, on either database."""
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    options: dict[str, Any] = {}
+    if request.param == "postgres":
+        options["database_url"] = postgres_url
+        database = Database(postgres_url)
+        await database.migrate()
+        await database.close()
+    async with mirror_under_test(tmp_path / "mirror", **options) as mirror:
+        await mirror.ready(MODEL)
+        yield mirror
+
+
+async def begun(mirror: MirrorUnderTest, **request: Any) -> Json:
+    answer = await mirror.http.post("/prefetches", json={"source": "hf://org/model"} | request)
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+async def now(mirror: MirrorUnderTest, prefetch: Json, wait_seconds: float = 0) -> Json:
+    return dict((await mirror.http.get(f"/prefetches/{prefetch['id']}", params={"wait": wait_seconds})).json())
+
+
+def report(prefetch: Json, state: str, **facts: Any) -> Json:
+    return {"prefetches": [{"id": prefetch["id"], "state": state, **facts}]}
+
+
+async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_part(either: MirrorUnderTest) -> None:
+    one, two = FakeAgent(either, "n1"), FakeAgent(either, "n2")
+    await one.beat()
+    await two.beat()
+    waiting = asyncio.create_task(one.beat(wait_seconds=30))
+    await asyncio.sleep(0)
+    prefetch = await begun(either, cluster="c")
+    told = (await asyncio.wait_for(waiting, 10))["prefetches"]
+
+    assert [command["id"] for command in told] == [prefetch["id"]]
+    assert [command["id"] for command in (await one.beat())["prefetches"]] == [prefetch["id"]]  # it may have restarted
+    assert (await one.beat(**report(prefetch, "RUNNING", bytes_total=5)))["prefetches"] == []
+    came = {"node": 0, "cluster": 2, "mirror": 3}
+    assert (await one.beat(**report(prefetch, "READY", bytes_total=5, bytes_from=came)))["prefetches"] == []
+    await one.beat(**report(prefetch, "RUNNING"))  # late; what has ended stays as it is
+    half = await now(either, prefetch)
+    assert half["status"] == "RUNNING"
+    assert [(node["node"], node["state"], node["bytes_from"]) for node in half["nodes"]] == [
+        ("n1", "READY", came),
+        ("n2", "PENDING", {"node": 0, "cluster": 0, "mirror": 0}),
+    ]
+
+    ending = asyncio.create_task(now(either, prefetch, 30))
+    await asyncio.sleep(0)
+    error = {"code": "CACHE_FULL", "message": "the cache is full", "retryable": True}
+    await two.beat(**report(prefetch, "FAILED", error=error))
+    done = await asyncio.wait_for(ending, 10)
+    assert (done["status"], done["nodes"][1]["error"]["code"]) == ("FAILED", "CACHE_FULL")
+    assert done["completed_at"]
+
+
+async def test_a_prefetch_is_ready_when_all_its_nodes_are(either: MirrorUnderTest) -> None:
+    one = FakeAgent(either, "n1")
+    await one.beat()
+    prefetch = await begun(either, nodes=["n1"])
+    await one.beat(**report(prefetch, "READY"))
+    assert (await now(either, prefetch))["status"] == "READY"
+
+
+async def test_a_named_node_that_does_not_live_is_unreachable_at_once(
+    either: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await FakeAgent(either, "n1").beat()
+    monkeypatch.setattr("bdn.mirror.cluster.liveness.ALIVE_SECONDS", -1.0)
+    prefetch = await begun(either, nodes=["n1"])
+    assert (prefetch["status"], [node["state"] for node in prefetch["nodes"]]) == ("FAILED", ["UNREACHABLE"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"cluster": "nowhere"}, 404),
+        ({"nodes": ["nobody"]}, 404),
+        ({"source": "hf://org/other", "nodes": ["n1"]}, 404),
+        ({"manifest": f"b3:{'0' * 64}", "source": None, "nodes": ["n1"]}, 404),
+        ({"mirror_id": "mir_1", "nodes": ["n1"]}, 422),
+        ({}, 422),
+    ],
+)
+async def test_what_cannot_be_prefetched_is_refused(
+    hub: Hub, mirror: MirrorUnderTest, changes: Json, status: int
+) -> None:
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    await mirror.ready(MODEL)
+    await FakeAgent(mirror, "n1").beat()
+    answer = await mirror.http.post("/prefetches", json={"source": "hf://org/model"} | changes)
+    assert answer.status_code == status, answer.text
+
+
+async def test_a_prefetch_outlives_a_restart_of_the_mirror(hub: Hub, upstreams: None, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        await mirror.ready(MODEL)
+        await FakeAgent(mirror, "n1").beat()
+        prefetch = await begun(mirror, nodes=["n1"])
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        agent = FakeAgent(mirror, "n1")
+        assert [command["id"] for command in (await agent.beat())["prefetches"]] == [prefetch["id"]]
+        await agent.beat(**report(prefetch, "READY"))
+        assert (await now(mirror, prefetch))["status"] == "READY"

@@ -1,0 +1,93 @@
+"""A file of any size, written in any order and killed at any point, is gone on with from what was durable, and is right."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
+from bdn.core.layout import FileLayout, PlacedChunk
+from node_agent.disk.direct import DirectWrites
+from node_agent.disk.places import Places
+from node_agent.fill import part as module
+from node_agent.fill.part import Part
+from tests.support.agent_rig import noise
+from tests.support.scripted_writes import aligned
+
+SYNC_CHUNKS = 2
+NOISE = noise(4 * CHUNK_SIZE)
+TAILS = [0, 1, 511, 512, 4095, 4096, 4097, 256 * 1024 - 1, 256 * 1024 + 5, CHUNK_SIZE - 1]
+
+
+def layout_of(content: bytes) -> FileLayout:
+    pieces = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+    return FileLayout.of(len(content), tuple(digest_of(piece) for piece in pieces))
+
+
+def begin(root: Path, layout: FileLayout, *, is_direct: bool) -> tuple[Places, Part]:
+    places, writes = Places(root), DirectWrites()
+    if not is_direct:
+        writes.reason = "so that the page cache is used"
+    places.make()
+    part = Part(places, layout, writes)
+    part.open()
+    return places, part
+
+
+def copy_of(places: Places, root: Path, lost: list[PlacedChunk]) -> None:
+    """The disk as it is now, without chunks that were not synced: their blocks hold what was there before."""
+    shutil.copytree(places.filling, root / "filling")
+    for path in (root / "filling").glob("*.part"):
+        with path.open("r+b") as file:
+            for chunk in lost:
+                file.seek(chunk.range.start)
+                file.write(bytes(chunk.range.size))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    chunks=st.integers(0, 3),
+    tail=st.sampled_from(TAILS),
+    seed=st.integers(0, 1000),
+    kill=st.integers(0, 4),
+    was_direct=st.booleans(),
+    is_direct=st.booleans(),
+)
+def test_a_fill_that_is_killed_anywhere_loses_less_than_a_batch_and_its_file_is_right(
+    chunks: int, tail: int, seed: int, kill: int, was_direct: bool, is_direct: bool
+) -> None:
+    content = NOISE[: chunks * CHUNK_SIZE + tail]
+    layout = layout_of(content)
+    order = list(layout.placed())
+    Random(seed).shuffle(order)
+    written, buffer = order[:kill], memoryview(bytearray(CHUNK_SIZE))
+
+    def write(part: Part, chunk: PlacedChunk) -> None:
+        part.write(chunk, aligned(content[chunk.range.start : chunk.range.stop]))
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(module, "SYNC_CHUNKS", SYNC_CHUNKS)
+        places, part = begin(Path(folder) / "first", layout, is_direct=was_direct)
+        for chunk in written:
+            write(part, chunk)
+        synced = len(written) // SYNC_CHUNKS * SYNC_CHUNKS if len(order) > 1 else 0
+        copy_of(places, Path(folder) / "second", [chunk for chunk in order if chunk not in written[:synced]])
+        part.close()
+
+        places, part = begin(Path(folder) / "second", layout, is_direct=is_direct)
+        held = [chunk for chunk in order if part.holds(chunk, buffer[: chunk.range.size])]
+        assert held == written[:synced]
+        for chunk in order:
+            if chunk not in held:
+                write(part, chunk)
+        part.commit()
+        part.close()
+        assert places.file(layout.digest).read_bytes() == content
+        assert list(places.filling.iterdir()) == []

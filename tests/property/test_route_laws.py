@@ -1,0 +1,35 @@
+"""A chunk is asked of at most two peers, never of ourselves, and never in a circle."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bdn.core.routes import route
+
+names = st.sampled_from(["a", "b", "c", "d", "me"])
+walks = st.permutations(["a", "b", "c", "d", "me"]).flatmap(
+    lambda walk: st.integers(0, 5).map(lambda stop: walk[:stop])
+)
+
+
+@given(owners=walks, avoided=st.sets(names))
+def test_the_peers_are_the_first_two_before_us_that_are_not_avoided(owners: list[str], avoided: set[str]) -> None:
+    before_us = takewhile(lambda owner: owner != "me", owners)
+    expected = [owner for owner in before_us if owner not in avoided][:2]
+    assert route(owners, "me", avoided.__contains__) == tuple(expected)
+
+
+@given(owners=walks, avoided=st.sets(names))
+def test_whoever_is_asked_asks_nobody_who_asks_it(owners: list[str], avoided: set[str]) -> None:
+    # All agree on the walk, and everybody asks only those who stand before it: there is no way back.
+    for position, owner in enumerate(owners):
+        asked = route(owners, owner, avoided.__contains__)
+        assert all(owners.index(peer) < position for peer in asked)
+
+
+@given(owners=walks)
+def test_that_we_are_avoided_ourselves_changes_nothing(owners: list[str]) -> None:
+    assert route(owners, "me", lambda peer: peer == "me") == route(owners, "me", lambda _: False)

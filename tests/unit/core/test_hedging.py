@@ -1,0 +1,75 @@
+"""Deadlines of chunks, and what may be asked for twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from bdn.core.hedging import Deadlines, HedgeBudget
+
+MIB = 1024 * 1024
+
+
+def after(*seconds: float, size: int = 7 * MIB) -> Deadlines:
+    deadlines = Deadlines(first=5.0, shortest=0.01, longest=30.0)
+    for one in seconds:
+        deadlines.came(size, one)
+    return deadlines
+
+
+def test_the_first_chunks_have_a_deadline_of_their_own() -> None:
+    assert after(*[0.1] * 19).deadline(7 * MIB) == 5.0
+    assert after(*[0.1] * 20).deadline(7 * MIB) != 5.0
+
+
+def test_a_chunk_may_take_twice_as_long_as_all_but_one_of_a_hundred() -> None:
+    assert after(*[0.1] * 198, 0.4, 9.0).deadline(7 * MIB) == pytest.approx(0.2)
+    assert after(*[0.1] * 197, 0.4, 8.0, 9.0).deadline(7 * MIB) == pytest.approx(0.8)
+
+
+def test_only_the_last_two_hundred_count() -> None:
+    assert after(*[3.0] * 50, *[0.1] * 197).deadline(7 * MIB) == pytest.approx(6.0)
+    assert after(*[3.0] * 50, *[0.1] * 198).deadline(7 * MIB) == pytest.approx(0.2)
+
+
+def test_a_smaller_chunk_has_less_time_and_yet_time_to_be_asked_for() -> None:
+    deadlines = after(*[0.8] * 20)
+    assert deadlines.deadline(3 * MIB) == pytest.approx(0.8)
+    assert deadlines.deadline(0) == pytest.approx(0.2)
+
+
+def test_there_is_a_shortest_and_a_longest_deadline() -> None:
+    assert after(*[0.0001] * 20).deadline(7 * MIB) == 0.01
+    assert after(*[100.0] * 20).deadline(7 * MIB) == 30.0
+
+
+def test_the_deadline_follows_when_everything_becomes_slower() -> None:
+    deadlines = after(*[0.1] * 200, *[1.0] * 3)
+    assert deadlines.deadline(7 * MIB) == pytest.approx(2.0)
+
+
+def test_chunks_that_were_left_move_the_deadline_neither_up_nor_down() -> None:
+    deadlines = after(*[0.001 * number for number in range(1, 101)])
+    before = deadlines.deadline(7 * MIB)
+    for _ in range(1000):
+        deadlines.left()
+    assert deadlines.deadline(7 * MIB) == before
+
+
+def test_a_chunk_left_before_anything_is_known_counts_for_nothing() -> None:
+    deadlines = Deadlines(first=5.0)
+    deadlines.left()
+    assert deadlines.deadline(MIB) == 5.0
+    for _ in range(19):
+        deadlines.came(7 * MIB, 1.0)
+    assert deadlines.deadline(7 * MIB) == 5.0
+    deadlines.came(7 * MIB, 1.0)
+    assert deadlines.deadline(7 * MIB) == pytest.approx(2.0)
+
+
+def test_a_twentieth_of_a_stage_may_be_asked_for_twice() -> None:
+    budget = HedgeBudget(1000)
+    assert budget.take(30)
+    assert not budget.take(21)
+    assert budget.take(20)
+    assert not budget.take(1)
+    assert (budget.used, budget.limit) == (50, 50)

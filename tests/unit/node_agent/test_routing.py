@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bdn.core.layout import FileLayout, Slab
+from bdn.wire.layout_form import Layout
+from node_agent.ring.members import Members
+from node_agent.ring.routing import Routing, Turn, chunks_in_order
+from tests.support.names import named
+from tests.support.ring_supply import join
+
+MIB = 1024 * 1024
+SLAB = Slab(named("slab"), MIB, "s")
+FILES = (
+    FileLayout.of(20 * MIB, tuple(named(f"large-{number}") for number in range(3))),
+    FileLayout.of(30 * MIB, (named("first"), named("large-0"), named("x"), named("y"))),
+    FileLayout.packed(named("small-1"), 10, SLAB, 0),
+    FileLayout.packed(named("small-2"), 10, SLAB, 10),
+)
+LAYOUT = Layout(named("manifest"), None, {file.digest: file for file in FILES})
+CHUNKS = chunks_in_order(LAYOUT)
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Members:
+    return Members("me", tmp_path / "members.json")
+
+
+def everyone(*names: str) -> dict[str, str]:
+    return {name: f"http://{name}" for name in names}
+
+
+def test_the_order_is_the_largest_first_each_chunk_once_and_slabs_whole() -> None:
+    assert [*FILES[1].chunks, *FILES[0].chunks[1:], SLAB.digest] == CHUNKS
+
+
+def test_the_order_is_the_same_however_the_layout_is_written() -> None:
+    backwards = Layout(LAYOUT.manifest, None, dict(reversed([*LAYOUT.files.items()])))
+    assert chunks_in_order(backwards) == CHUNKS
+
+
+@pytest.mark.parametrize("known", [(), ("me",)], ids=["nobody", "itself"])
+def test_a_node_that_is_alone_reads_everything_from_the_mirror(members: Members, known: tuple[str, ...]) -> None:
+    join(members, everyone(*known))
+    routing = Routing(LAYOUT, members)
+    routing.prepare()
+    assert routing.count == 1
+    assert not any(routing.peers(chunk, lambda _: False) or routing.is_mine(chunk) for chunk in CHUNKS)
+    assert {routing.turn(chunk) for chunk in CHUNKS} == {Turn(is_own=True, position=0)}
+
+
+def test_each_chunk_is_mine_or_a_peers_and_the_turns_say_the_same(members: Members) -> None:
+    join(members, everyone("me", "a", "b"))
+    routing = Routing(LAYOUT, members)
+    routing.prepare()
+    assert routing.count == 3
+    for chunk in CHUNKS:
+        assert routing.is_mine(chunk) == (not routing.peers(chunk, lambda _: False)) == routing.turn(chunk).is_own
+    for is_own in (True, False):
+        turns = [routing.turn(chunk) for chunk in CHUNKS]
+        assert sorted(turn.position for turn in turns if turn.is_own == is_own) == list(
+            range(sum(turn.is_own == is_own for turn in turns))
+        )
+
+
+def test_who_comes_and_goes_changes_the_owners_of_what_is_not_begun(members: Members) -> None:
+    join(members, everyone("me"))
+    routing = Routing(LAYOUT, members)
+    routing.prepare()
+    join(members, everyone("a"))
+    assert [routing.peers(chunk, lambda _: False) for chunk in CHUNKS] == [("a",)] * len(CHUNKS)
+    join(members, everyone("b"))
+    assert [routing.peers(chunk, lambda _: False) for chunk in CHUNKS] == [("b",)] * len(CHUNKS)
+    join(members, everyone())
+    assert [routing.peers(chunk, lambda _: False) for chunk in CHUNKS] == [()] * len(CHUNKS)
+
+
+def test_a_chunk_of_another_manifest_is_read_from_the_mirror(members: Members) -> None:
+    join(members, everyone("a"))
+    routing = Routing(LAYOUT, members)
+    assert routing.peers(named("stranger"), lambda _: False) == ()
+    assert routing.turn(named("stranger")) == Turn(is_own=True, position=0)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node_agent.fill.turns import Turns
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_the_lowest_position_is_next_whoever_came_first() -> None:
+    turns, served, gate = Turns(1), list[int](), asyncio.Event()
+
+    async def work(position: int) -> None:
+        async with turns.take((position,)):
+            await gate.wait()
+            served.append(position)
+
+    async with asyncio.TaskGroup() as group:
+        for position in (5, 9, 1, 7):
+            group.create_task(work(position))
+            await settle()
+        gate.set()
+    assert served == [5, 1, 7, 9]
+
+
+async def test_one_who_is_canceled_when_it_is_its_turn_passes_it_on() -> None:
+    turns = Turns(1)
+    first = turns.take((0,))
+    await first.__aenter__()
+
+    async def wait(position: int) -> None:
+        async with turns.take((position,)):
+            pass
+
+    second, third = asyncio.create_task(wait(1)), asyncio.create_task(wait(2))
+    await settle()
+    await first.__aexit__(None, None, None)  # the second one's turn, of which it has not heard
+    second.cancel()
+    async with asyncio.timeout(10):
+        await third
+    assert second.cancelled()
+
+
+@given(limit=st.integers(1, 4), canceled=st.lists(st.booleans(), min_size=1, max_size=12))
+def test_never_more_than_the_limit_and_nobody_is_forgotten(limit: int, canceled: list[bool]) -> None:
+    async def run() -> None:
+        turns, at_once, most, done = Turns(limit), 0, 0, 0
+
+        async def work(position: int) -> None:
+            nonlocal at_once, most, done
+            async with turns.take((position,)):
+                at_once += 1
+                most = max(most, at_once)
+                try:
+                    await asyncio.sleep(0)
+                    done += 1
+                finally:
+                    at_once -= 1
+
+        tasks = [asyncio.create_task(work(len(canceled) - number)) for number in range(len(canceled))]
+        await asyncio.sleep(0)
+        for task, is_canceled in zip(tasks, canceled, strict=True):
+            if is_canceled:
+                task.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert most <= limit
+        assert done == sum(not task.cancelled() for task in tasks)
+        for _ in range(limit):
+            async with asyncio.timeout(10):
+                await turns._acquire((0,))
+
+    asyncio.run(run())

@@ -1,0 +1,125 @@
+"""A layout's document, read without models, is the one that the models write and read."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bdn.core.chunk import CHUNK_SIZE, chunk_count
+from bdn.core.digest import digest_of
+from bdn.core.layout import FileLayout, Slab
+from bdn.core.manifest import MalformedDocumentError
+from bdn.wire.layout_form import Layout
+from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
+from tests.support.names import named
+
+SLAB = Slab(named("slab"), 4096, "public")
+MANIFEST = named("manifest")
+LARGE = FileLayout.of(CHUNK_SIZE + 1, (named("first"), named("second")))
+PACKED = FileLayout.packed(digest_of(b"small"), 5, SLAB, 100)
+LAYOUT = Layout(MANIFEST, 8461, {LARGE.digest: LARGE, PACKED.digest: PACKED})
+
+KEYS = st.sampled_from(["manifest", "data_port", "files", "digest", "size", "chunks", "slab", "offset"])
+VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.just(str(MANIFEST))
+JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
+
+digests = st.binary(min_size=32, max_size=32).map(digest_of)
+
+
+@st.composite
+def file_layouts(draw: st.DrawFn) -> FileLayout:
+    if draw(st.booleans()):
+        size = draw(st.integers(1, SLAB.size))
+        return FileLayout.packed(draw(digests), size, SLAB, draw(st.integers(0, SLAB.size - size)))
+    size = draw(st.integers(0, 4 * CHUNK_SIZE))
+    count = chunk_count(size)
+    return FileLayout.of(size, tuple(draw(st.lists(digests, min_size=count, max_size=count))))
+
+
+def body_of(layout: Layout) -> LayoutBody:
+    files = [FileLayoutBody.of(file) for file in layout.files.values()]
+    return LayoutBody(manifest=str(layout.manifest), data_port=layout.data_port, files=files)
+
+
+@given(st.lists(file_layouts(), max_size=6), st.none() | st.integers(1, 65535))
+def test_both_forms_read_what_either_wrote(files: list[FileLayout], port: int | None) -> None:
+    layout = Layout(MANIFEST, port, {file.digest: file for file in files})
+
+    assert Layout.parse(body_of(layout).to_json().encode()) == layout
+    assert Layout.parse(layout.encode()) == layout
+    assert LayoutBody.model_validate_json(layout.encode()) == body_of(layout)
+
+
+def test_absent_slabs_may_be_written_as_null() -> None:
+    assert Layout.parse(body_of(LAYOUT).model_dump_json().encode()) == LAYOUT
+
+
+def test_files_of_one_slab_share_its_name_in_memory() -> None:
+    files = [FileLayout.packed(named(word), 5, SLAB, 0) for word in ("one", "other")]
+    layout = Layout.parse(Layout(MANIFEST, None, {file.digest: file for file in files}).encode())
+
+    one, other = (file.slice for file in layout.files.values())
+    assert one is not None
+    assert other is not None
+    assert one.slab is other.slab
+
+
+@given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_layout_or_refused_with_our_error(document: bytes) -> None:
+    with suppress(MalformedDocumentError):
+        layout = Layout.parse(document)
+        assert Layout.parse(layout.encode()) == layout
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a port that is text": {"data_port": "8461"},
+    "a port that is true": {"data_port": True},
+    "no port": {"data_port": ...},
+    "a manifest that is no digest": {"manifest": "b3:0"},
+    "a manifest that is a number": {"manifest": 3},
+    "files that are a number": {"files": 3},
+    "a file that is text": {"files": ["file"]},
+    "a slice among the files": {"files": [{"digest": str(SLAB.digest), "size": 1, "offset": 0}]},
+}
+WRONG_FILE: dict[str, dict[str, Any]] = {
+    "a size that is text": {"size": "5"},
+    "a size that is true": {"size": True},
+    "a chunk that is a number": {"chunks": [3]},
+    "chunks that are text": {"chunks": str(PACKED.digest)},
+    "a slab that is text": {"slab": "slab"},
+    "a slab without an offset": {"slab": {"digest": str(SLAB.digest), "size": SLAB.size}},
+    "an offset that is text": {"slab": {"digest": str(SLAB.digest), "size": SLAB.size, "offset": "0"}},
+    "an offset that is true": {"slab": {"digest": str(SLAB.digest), "size": SLAB.size, "offset": True}},
+    "an offset beyond the slab": {"slab": {"digest": str(SLAB.digest), "size": SLAB.size, "offset": SLAB.size}},
+    "an offset before the slab": {"slab": {"digest": str(SLAB.digest), "size": SLAB.size, "offset": -1}},
+    "a slab larger than a chunk": {"slab": {"digest": str(SLAB.digest), "size": CHUNK_SIZE + 1, "offset": 0}},
+}
+
+
+def changed(record: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (record | change).items() if value is not ...}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_document_that_is_no_layout_is_refused(change: dict[str, Any]) -> None:
+    document = changed(json.loads(LAYOUT.encode()), change)
+    with pytest.raises(MalformedDocumentError, match="not a layout"):
+        Layout.parse(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("change", WRONG_FILE.values(), ids=WRONG_FILE)
+def test_a_document_with_a_wrong_file_is_refused(change: dict[str, Any]) -> None:
+    document = json.loads(LAYOUT.encode())
+    document["files"][1] = changed(document["files"][1], change)
+    with pytest.raises(MalformedDocumentError, match="not a layout"):
+        Layout.parse(json.dumps(document).encode())
+
+
+def test_a_document_that_nests_without_end_is_refused() -> None:
+    with pytest.raises(MalformedDocumentError):
+        Layout.parse(b"[" * 100_000)
