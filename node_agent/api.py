@@ -107,6 +107,6 @@ def _service_router(agent: Agent) -> APIRouter:
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(agent.metrics.render(await agent.cache.use()), media_type=CONTENT_TYPE_LATEST)
+        return Response(agent.metrics.render(await agent.holdings.tiers()), media_type=CONTENT_TYPE_LATEST)
 
     return router

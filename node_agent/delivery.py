@@ -103,6 +103,7 @@ async def open_delivery(
         opener=supplier,
         mirror_url=settings.url,
         on_obtained=metrics.obtained,
+        members=ground.members,
     )
     face = OwnersShelf(ground.shelf, obtaining) if "cluster" in settings.roles else ground.shelf
     pace = pacer(settings.upload_rate)

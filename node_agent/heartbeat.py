@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 10.0  # a mirror that comes back shall hear of its members before it misses any
 _LEAVE_SECONDS: Final = 2.0
+_NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, and would be told of each one twice
 _REMEMBERED: Final = 1000
 
 
@@ -40,7 +41,7 @@ class Identity:
 
 
 class Heartbeats:
-    """Two loops on one state: one listens with long requests, one tells at once what has changed.
+    """Two loops on one state: one listens with long requests, one tells soon what has changed.
 
     The mirror repeats a command until it has the report; a command that is known is not carried out again.
     """
@@ -169,6 +170,7 @@ class Heartbeats:
                 await self.beat()
             except Exception as error:  # noqa: BLE001 - likewise; the listening loop brings the news later
                 self._note_failure(error)
+            await asyncio.sleep(_NEWS_PAUSE_SECONDS)  # what happens meanwhile is told together
 
     async def _work(self, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
         while True:

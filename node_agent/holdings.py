@@ -48,7 +48,7 @@ class Holdings:
         held = [
             Holding(
                 manifest=str(manifest),
-                bytes=sum(index.ledger.size_of(content) or 0 for content in index.contents_of(manifest)),
+                bytes=index.size_of(manifest),
                 complete=index.is_complete(manifest),
                 last_used=index.recency.last_used(manifest),
                 sources=list(sources.get(str(manifest), ())),

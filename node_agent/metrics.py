@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -85,10 +85,10 @@ class Metrics:
         """A figure that is read whenever somebody asks for it."""
         Gauge(name, what, registry=self.registry).set_function(read)
 
-    def render(self, use: TierUse) -> bytes:
-        """The text that Prometheus reads; the cache's figures are those of now."""
+    def render(self, tiers: Mapping[str, TierUse]) -> bytes:
+        """The text that Prometheus reads; the tiers' figures are those of now."""
         registry = CollectorRegistry()
-        registry.register(_UseCollector(use))
+        registry.register(_UseCollector(tiers))
         return generate_latest(self.registry) + generate_latest(registry)
 
 
@@ -105,14 +105,17 @@ class _StageCollector:
 
 
 class _UseCollector:
-    def __init__(self, use: TierUse) -> None:
-        self._use = use
+    def __init__(self, tiers: Mapping[str, TierUse]) -> None:
+        self._tiers = tiers
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, what in (
-            ("budget", "Bytes that the cache may hold"),
-            ("committed", "Bytes of whole files"),
-            ("reserved", "Bytes promised to fills"),
+            ("budget", "Bytes that the tier may hold"),
+            ("committed", "Bytes of what is whole"),
+            ("reserved", "Bytes promised to what is on its way"),
             ("leased", "Bytes that stages need"),
         ):
-            yield GaugeMetricFamily(f"bdn_agent_cache_{name}_bytes", what, value=getattr(self._use, name))
+            family = GaugeMetricFamily(f"bdn_agent_cache_{name}_bytes", what, labels=["tier"])
+            for tier, use in self._tiers.items():
+                family.add_metric([tier], getattr(use, name))
+            yield family

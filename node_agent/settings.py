@@ -8,8 +8,9 @@ import tomllib
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -26,6 +27,14 @@ _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TO
 
 def _roles(value: object) -> object:
     return tuple(filter(None, (role.strip() for role in value.split(",")))) if isinstance(value, str) else value
+
+
+def _address(text: str) -> str:
+    """Checked here because it is the peers that would stumble over it: ``host:port`` alone looks right and is no address."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("must be where peers reach the data plane, such as http://10.0.0.5:8471")
+    return text.rstrip("/")
 
 
 class AgentSettings(BaseSettings):
@@ -48,7 +57,7 @@ class AgentSettings(BaseSettings):
     port: Port | None = None  # None means no TCP
     host: str = "127.0.0.1"  # of the data plane; the control API on TCP is always on loopback
     data_port: Port = 8471
-    advertise: str | None = None
+    advertise: Annotated[str, AfterValidator(_address)] | None = None  # None means host and data port
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"
     byte_threads: Annotated[int, Field(ge=1, le=256)] = 16  # at most, each with a buffer of 8 MiB

@@ -131,7 +131,8 @@ def _held_lines(item: HeldManifest) -> list[str]:
     for node, holding in item.nodes.items():
         state = "whole" if holding.complete else "incomplete"
         holders = f", in use by {', '.join(holding.held_by)}" if holding.held_by else ""
-        lines.append(f"  {node}: {state}, {format_size(holding.bytes)}{holders}")
+        chunks = f", {format_size(holding.cluster_bytes)} for its cluster" if holding.cluster_bytes else ""
+        lines.append(f"  {node}: {state}, {format_size(holding.bytes)}{chunks}{holders}")
     return lines
 
 

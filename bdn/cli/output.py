@@ -79,7 +79,7 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
         except BdnError as error:
             code = output.fail(error)
         except (ValidationError, SettingsError) as error:
-            problem = describe_settings(error) if isinstance(error, ValidationError) else error
+            problem = _describe(error) if isinstance(error, ValidationError) else error
             click.echo(f"error: {problem}", err=True)
             code = USAGE
         except KeyboardInterrupt:
@@ -90,8 +90,9 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
     return callback
 
 
-def describe_settings(error: ValidationError) -> str:
-    """Which environment variables are wrong, and how, without their values."""
-    return "; ".join(
-        f"BDN_{'_'.join(str(part) for part in problem['loc']).upper()}: {problem['msg']}" for problem in error.errors()
-    )
+def _describe(error: ValidationError) -> str:
+    """Which environment variables, or which fields of a request, are wrong, and how, without their values."""
+    names = ("_".join(map(str, problem["loc"])) for problem in error.errors())
+    if error.title.endswith("Settings"):
+        names = (f"BDN_{name.upper()}" for name in names)
+    return "; ".join(f"{name}: {problem['msg']}" for name, problem in zip(names, error.errors(), strict=True))

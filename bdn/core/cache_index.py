@@ -7,6 +7,7 @@ the I/O that the caller must now do; a caller that fails half-way can be killed,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,8 +59,19 @@ class EvictionPlan:
         return sum(victim.size for victim in self.victims)
 
 
+@dataclass(slots=True)
+class _Totals:
+    """A manifest's contents in sums: a manifest may have a million, and every heartbeat asks."""
+
+    counted: int = 0  # bytes, whole and on their way
+    whole: int = 0  # contents
+
+
 class CacheIndex:
-    """The state of one cache. Times are seconds since the epoch; sizes and budgets are bytes."""
+    """The state of one cache. Times are seconds since the epoch; sizes and budgets are bytes.
+
+    The ledger is for reading: it is changed here, so that the sums by manifest follow.
+    """
 
     def __init__(self) -> None:
         self.ledger = SpaceLedger()
@@ -67,6 +79,8 @@ class CacheIndex:
         self.recency = RecencyOrder()
         self._contents: dict[Digest, Mapping[Digest, int]] = {}  # manifest -> size by content
         self._named_by: dict[Digest, set[Digest]] = {}  # content -> manifests
+        self._shared: set[Digest] = set()  # contents with several names
+        self._totals: dict[Digest, _Totals] = {}  # by manifest
 
     # --- letting in ---
 
@@ -89,7 +103,7 @@ class CacheIndex:
         for victim in victims:
             self._forget(victim.manifest)
         for digest, size in absent.items():
-            self.ledger.reserve(digest, size)
+            self._reserve(digest, size)
         self.leases.take(manifest, holder)
         return Admission(victims, tuple(digest for digest in contents if not self.ledger.is_committed(digest)))
 
@@ -101,17 +115,25 @@ class CacheIndex:
         Args:
             present: for each of its contents that is on disk, whether it is whole (True) or a fill in progress (False).
         """
+        self._remember(manifest, contents, last_used)
         for digest, size in contents.items():
             if digest in present and self.ledger.size_of(digest) is None:
-                self.ledger.reserve(digest, size)
+                self._reserve(digest, size)
                 if present[digest]:
-                    self.ledger.commit(digest)
-        self._remember(manifest, contents, last_used)
+                    self.commit(digest)
+
+    def commit(self, content: Digest) -> None:
+        """A fill finished: the content is whole. Committing twice changes nothing; ``KeyError`` for what is not counted."""
+        if self.ledger.is_committed(content):
+            return
+        self.ledger.commit(content)
+        for manifest in self._named_by.get(content, ()):
+            self._totals[manifest].whole += 1
 
     def is_complete(self, manifest: Digest) -> bool:
         """Whether every content of the manifest is committed; False for a manifest that is not held."""
         contents = self._contents.get(manifest)
-        return contents is not None and self._is_held_whole(contents)
+        return contents is not None and self._totals[manifest].whole == len(contents)
 
     # --- taking out ---
 
@@ -149,7 +171,12 @@ class CacheIndex:
 
     def lose(self, content: Digest) -> int:
         """Content is no longer on disk (found missing or damaged); its manifests stay and are incomplete."""
-        return self.ledger.release(content)
+        whole = self.ledger.is_committed(content)
+        size = self.ledger.release(content)
+        for manifest in self._named_by.get(content, ()):
+            self._totals[manifest].counted -= size
+            self._totals[manifest].whole -= whole
+        return size
 
     # --- looking ---
 
@@ -161,16 +188,32 @@ class CacheIndex:
         """Size by content; ``KeyError`` when the manifest is not held."""
         return self._contents[manifest]
 
+    def size_of(self, manifest: Digest) -> int:
+        """Bytes counted for a manifest's contents; ``KeyError`` when it is not held."""
+        return self._totals[manifest].counted
+
     def named_by(self, content: Digest) -> frozenset[Digest]:
         """The held manifests that name this content."""
         return frozenset(self._named_by.get(content, ()))
 
     def leased_bytes(self) -> int:
-        """Bytes counted for contents that some lease protects, each once."""
-        leased = {content for manifest in self.leases.leased() for content in self._contents.get(manifest, ())}
-        return sum(self.ledger.size_of(content) or 0 for content in leased)
+        """Bytes counted for contents that some lease protects, each once. Costs a look at what several manifests share."""
+        leased = self._contents.keys() & self.leases.leased()
+        total = sum(self._totals[manifest].counted for manifest in leased)
+        if len(leased) > 1:
+            total -= sum(self._counted_again(content, leased) for content in self._shared)
+        return total
 
     # --- inside ---
+
+    def _reserve(self, content: Digest, size: int) -> None:
+        self.ledger.reserve(content, size)
+        for manifest in self._named_by[content]:
+            self._totals[manifest].counted += size
+
+    def _counted_again(self, content: Digest, among: AbstractSet[Digest]) -> int:
+        names = len(self._named_by[content] & among)
+        return max(0, names - 1) * (self.ledger.size_of(content) or 0)
 
     def _is_held_whole(self, contents: Iterable[Digest]) -> bool:
         return all(self.ledger.is_committed(content) for content in contents)
@@ -214,18 +257,29 @@ class CacheIndex:
         return Victim(manifest, contents, sum(self.ledger.size_of(content) or 0 for content in contents), holders)
 
     def _remember(self, manifest: Digest, contents: Mapping[Digest, int], now: float) -> None:
-        self._contents[manifest] = contents
-        for content in contents:
-            self._named_by.setdefault(content, set()).add(manifest)
         self.recency.touch(manifest, now)
+        if manifest in self._contents:
+            return
+        self._contents[manifest] = contents
+        totals = self._totals[manifest] = _Totals()
+        for content in contents:
+            names = self._named_by.setdefault(content, set())
+            names.add(manifest)
+            if len(names) > 1:
+                self._shared.add(content)
+            totals.counted += self.ledger.size_of(content) or 0
+            totals.whole += self.ledger.is_committed(content)
 
     def _forget(self, manifest: Digest) -> None:
         for content in self._contents.pop(manifest):
             names = self._named_by[content]
             names.discard(manifest)
+            if len(names) == 1:
+                self._shared.discard(content)
             if not names:
                 del self._named_by[content]
                 self.ledger.release(content)
+        del self._totals[manifest]
         self.recency.forget(manifest)
         for holder in self.leases.holders(manifest):
             self.leases.end(holder.stage_id)

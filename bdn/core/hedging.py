@@ -8,24 +8,26 @@ from math import ceil
 from typing import Final
 
 _REMEMBERED: Final = 200  # chunks
-_NEEDED: Final = 20  # fewer tell nothing about a tail
+_NEEDED: Final = 8  # fewer tell nothing about what is usual
 _TAIL: Final = 0.99
 _SLACK: Final = 2.0
 _OVERHEAD_SIZE: Final = 1024 * 1024  # asking and being answered takes as long as so many bytes more
 
 
 class Deadlines:
-    """How long a chunk's bytes may take to come: twice the 99th percentile of the last 200, in proportion to their number.
+    """How long a chunk may keep us waiting: twice the 99th percentile of the last 200, in proportion to their bytes.
 
-    The time before an answer begins is not counted: in a cold cluster an owner waits for the mirror, and says so.
+    One for the wait until answers begin, and one for the bytes from there on. The chunks that come from the mirror count as
+    well: nobody can say that a peer is slow, who knows nothing else; and a node whose own link is slow finds everybody slow, and
+    is to blame nobody. A deadline is asked for when it is to be judged, and not when the request begins, so that what others
+    achieve in the meantime counts.
     Not safe for threads by itself. Times are in seconds, sizes in bytes.
 
     Source: Dean and Barroso, "The Tail at Scale" (2013), with a deadline so late that under 1 % of the chunks meet it.
     """
 
-    def __init__(self, *, first: float = 5.0, shortest: float = 1.0, longest: float = 30.0) -> None:
-        """``first`` is the answer while fewer than 20 chunks are known."""
-        self._first = first
+    def __init__(self, *, shortest: float = 1.0, longest: float = 300.0) -> None:
+        """``longest`` is the answer while fewer than 8 chunks are known."""
         self._shortest = shortest
         self._longest = longest
         self._paces: deque[float] = deque()  # seconds per byte, oldest first
@@ -47,7 +49,7 @@ class Deadlines:
     def deadline(self, size: int) -> float:
         """Seconds that ``size`` bytes may take, from the moment when an answer begins."""
         if len(self._paces) < _NEEDED:
-            return self._first
+            return self._longest
         return min(self._longest, max(self._shortest, _SLACK * self._tail() * (size + _OVERHEAD_SIZE)))
 
     def _tail(self) -> float:

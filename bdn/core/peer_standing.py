@@ -15,7 +15,7 @@ _FORGOTTEN_SECONDS: Final = 1.0
 class Fault(Enum):
     """What a peer did, with the seconds that it is avoided for the first time, and at most."""
 
-    SLOW = (1.0, 60.0)  # it was left at a deadline
+    SLOW = (30.0, 600.0)  # it met a deadline, which costs more than a failure: a chunk on the way for long, and asked for twice
     FAILED = (2.0, 60.0)  # refused, reset, said that it has not what it owns, or closed too early
     WRONG = (30.0, 600.0)  # its bytes were not those of the chunk: a broken disk or memory does not heal by itself
 
@@ -55,6 +55,11 @@ class PeerStanding:
         """Whether a request that began now should go elsewhere."""
         record = self._records.get(peer)
         return record is not None and (now < record.until or (record.is_on_trial and now < record.trial_until))
+
+    def is_at_fault(self, peer: str, now: float) -> bool:
+        """Whether nobody is to ask it yet; unlike ``is_avoided`` not because somebody's request is its trial."""
+        record = self._records.get(peer)
+        return record is not None and now < record.until
 
     def claim(self, peer: str, now: float) -> bool:
         """Begin a request; False when the peer is avoided. The first one after a time of avoidance is its trial.

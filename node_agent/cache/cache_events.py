@@ -10,7 +10,7 @@ from bdn.core.cache_index import EvictionReason
 
 @dataclass(frozen=True)
 class CacheEvents:
-    """Who wants to know: ``changed`` when manifests come, go or become whole, ``evicted`` how many and why."""
+    """Who wants to know: ``changed`` when manifests come, go, become whole or are let go of, ``evicted`` how many and why."""
 
     changed: Callable[[], object]
     evicted: Callable[[EvictionReason, int], None]

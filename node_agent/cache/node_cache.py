@@ -105,7 +105,7 @@ class NodeCache:
 
     def commit(self, content: Digest) -> None:
         """A fill finished: the file is whole and durable. Constant time: there may be a million of them."""
-        self.index.ledger.commit(content)
+        self.index.commit(content)
 
     async def leave(self, stage_id: str) -> None:
         """End a stage's leases. Its fills have ended. Space that was promised to files never begun is free again."""
@@ -122,9 +122,12 @@ class NodeCache:
             for content in await in_thread(self.removal.unbegun, self._unleased_reservations(manifest)):
                 self.index.lose(content)
         await self._forget([digest for digest in left if not self._counted(digest)])
+        self.events.changed()
 
     def _unleased_reservations(self, manifest: Digest) -> list[Digest]:
         ledger, leases = self.index.ledger, self.index.leases
+        if self.index.is_complete(manifest):
+            return []
         return [
             content
             for content in self.index.contents_of(manifest)

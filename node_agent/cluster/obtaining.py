@@ -11,6 +11,7 @@ from typing import Protocol
 
 from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError, NotFoundError
+from bdn.core.lanes import own_in_flight
 from bdn.core.ports import ChunkReader
 from bdn.core.rate_limit import TrafficClass
 from bdn.transfer.byte_threads import ByteThreads
@@ -22,6 +23,8 @@ from node_agent.cluster.origin_reads import OriginReads
 from node_agent.cluster.tier import ClusterTier
 from node_agent.crew import Crew
 from node_agent.fill.supply import chunk_base
+from node_agent.fill.turns import Turns
+from node_agent.ring.members import Members
 
 
 class MirrorOpener(Protocol):
@@ -36,8 +39,9 @@ class MirrorOpener(Protocol):
 class Obtaining:
     """Brings chunks into the cluster tier, from the mirror and never from another peer, so that no request goes in circles.
 
-    ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. ``on_obtained`` is told the
-    bytes of each chunk.
+    ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. All ``members`` together read
+    from the mirror as much at once as one node does, for the reason that ``own_in_flight`` gives. ``on_obtained`` is told
+    the bytes of each chunk.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -51,6 +55,8 @@ class Obtaining:
     opener: MirrorOpener
     mirror_url: str
     on_obtained: Callable[[int], None]
+    members: Members
+    _turns: Turns = field(default_factory=lambda: Turns(1))
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def begin(self, request: ChunkRequest) -> Future[object]:
@@ -93,7 +99,9 @@ class Obtaining:
             if (landing := self.reads.landing(request.digest)) is not None:
                 await others(landing)
             else:
-                async with self.bandwidth.turn(TrafficClass.STAGE, size):  # a peer's stage waits for it
+                self._turns.limit = own_in_flight(len(self.members.current().members), self.threads.count)
+                # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
+                async with self._turns.take(()), self.bandwidth.turn(TrafficClass.STAGE, size):
                     # Canceled it is when the agent ends, and then no thread shall go through its retries.
                     await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
 

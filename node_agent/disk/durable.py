@@ -22,12 +22,23 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace a small file: written aside, synced, renamed, and the folder synced. Old or new, never half."""
+    _replace(path, content, mode, is_synced=True)
+    sync_folder(path.parent)
+
+
+def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace a small file, old or new for whoever kills us. A power cut may undo it or leave the file empty."""
+    _replace(path, content, mode, is_synced=False)
+
+
+def _replace(path: Path, content: bytes, mode: int, *, is_synced: bool) -> None:
     aside = path.with_name(f"{path.name}.tmp")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         try:
             write_all(descriptor, memoryview(content), 0)
-            os.fsync(descriptor)
+            if is_synced:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         aside.replace(path)
@@ -35,7 +46,6 @@ def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
         with suppress(OSError):
             aside.unlink()
         raise
-    sync_folder(path.parent)
 
 
 def write_all(descriptor: int, content: memoryview, offset: int) -> None:

@@ -12,11 +12,14 @@ Position = tuple[int, ...]
 
 
 class Turns:
-    """``limit`` at once, on one loop. An ``asyncio.Semaphore`` would serve whoever came first."""
+    """``limit`` at once, on one loop. An ``asyncio.Semaphore`` would serve whoever came first.
+
+    The limit may be changed; a higher one counts from the next end of a turn.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._free = limit
+        self._held = 0
         self._waiting: list[tuple[Position, int, asyncio.Future[None]]] = []
         self._number = count()
 
@@ -30,8 +33,8 @@ class Turns:
             self._release()
 
     async def _acquire(self, position: Position) -> None:
-        if self._free:
-            self._free -= 1
+        if self._held < self.limit:
+            self._held += 1
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (position, next(self._number), mine))
@@ -43,9 +46,9 @@ class Turns:
             raise
 
     def _release(self) -> None:
-        while self._waiting:
+        self._held -= 1
+        while self._waiting and self._held < self.limit:
             _, _, next_one = heapq.heappop(self._waiting)
             if not next_one.done():
+                self._held += 1
                 next_one.set_result(None)
-                return
-        self._free += 1

@@ -18,7 +18,7 @@ class Peers:
         self.clock = clock
         self._members = members
         self._standing = PeerStanding()
-        self._heads = Deadlines(first=20.0, shortest=3.0, longest=60.0)  # in a cold cluster owners wait for the mirror
+        self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
         self._bodies = Deadlines()
         self._lock = threading.Lock()
 
@@ -31,6 +31,11 @@ class Peers:
         with self._lock:
             return self._standing.is_avoided(node, self.clock())
 
+    def is_at_fault(self, node: str) -> bool:
+        """Whether a request to it that is under way had better end: one was left, and its time is not over."""
+        with self._lock:
+            return self._standing.is_at_fault(node, self.clock())
+
     def claim(self, node: str) -> bool:
         """Whether it may be asked now. The end is to be reported, by ``served`` or ``blame``."""
         with self._lock:
@@ -41,6 +46,12 @@ class Peers:
         with self._lock:
             self._standing.succeeded(node, self.clock())
             self._heads.came(0, taken.head_seconds)
+            self._bodies.came(size, taken.body_seconds)
+
+    def read(self, size: int, taken: Limits) -> None:
+        """The mirror sent so many bytes in so long. An owner's answer begins when it has read as much."""
+        with self._lock:
+            self._heads.came(0, taken.head_seconds + taken.body_seconds)
             self._bodies.came(size, taken.body_seconds)
 
     def blame(self, node: str, fault: Fault) -> None:
@@ -55,7 +66,7 @@ class Peers:
             (self._bodies if has_begun else self._heads).left()
 
     def limits(self, size: int) -> Limits:
-        """How long ``size`` bytes from a peer may take."""
+        """How long ``size`` bytes from a peer may take, by what is known now."""
         with self._lock:
             return Limits(self._heads.deadline(0), self._bodies.deadline(size))
 

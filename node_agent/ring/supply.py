@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError
+from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, StoreUnavailableError
 from bdn.core.peer_standing import Fault
 from bdn.core.retry import RetryPolicy
 from bdn.transfer.connections import ConnectionPool
@@ -95,9 +96,14 @@ class RingSupply:
         address = self.peers.address(peer)
         if address is None or not self.peers.claim(peer):
             return False
-        missing = chunk.missing
+        missing, effort = chunk.missing, self.bearings.effort
         patience = SourcePatience.with_peer(
-            missing, self.stop, self.peers.limits(missing), self.bearings.effort.hedge, self.peers.clock
+            missing,
+            self.stop,
+            partial(self.peers.limits, missing),
+            effort.hedge,
+            partial(self.peers.is_at_fault, peer),
+            self.peers.clock,
         )
         reader = HttpChunkReader(
             self.connections, address, self.bearings.bearer, self.bearings.manifest, lambda _: patience
@@ -105,15 +111,17 @@ class RingSupply:
         try:
             reader.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("cluster", peer))
             chunk.check()
-        except LateError:
+        except LateError as late:
             self.peers.late(peer, has_begun=patience.has_begun)
+            if late.failure and not effort.retry():
+                raise StoreUnavailableError(late.failure) from None
         except ChecksumMismatchError:
             self._suspect(chunk)
         except CanceledError:
             raise
         except BdnError:
             self.peers.blame(peer, Fault.FAILED)
-            if not self.bearings.effort.retry():
+            if not effort.retry():
                 raise
         else:
             self.peers.served(peer, missing, patience.taken)
@@ -165,6 +173,9 @@ class RingSupply:
         return chunk.came
 
     def _read_mirror(self, chunk: Gathering) -> None:
-        if chunk.missing or not chunk.buffer:
-            self.mirror.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("mirror", _MIRROR))
+        if (missing := chunk.missing) or not chunk.buffer:
+            patience = SourcePatience.with_mirror(missing, self.stop)
+            mirror = replace(self.mirror, patience=lambda _: patience)
+            mirror.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("mirror", _MIRROR))
+            self.peers.read(missing, patience.taken)
         chunk.check()

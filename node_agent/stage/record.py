@@ -12,7 +12,7 @@ from bdn.core.digest import Digest
 from bdn.core.leases import Holder
 from bdn.wire.errors import ErrorBody
 from bdn.wire.stage_schema import BytesFrom, ExposureKind, StageState, Transfer, ViewKind
-from node_agent.disk.durable import disk_errors, write_durably
+from node_agent.disk.durable import disk_errors, write_at_once, write_durably
 from node_agent.disk.places import Places
 
 
@@ -80,6 +80,15 @@ class StageRecords:
         path = self.places.stage(record.id)
         with disk_errors(path):
             write_durably(path, record.model_dump_json().encode())
+
+    def note(self, record: StageRecord) -> None:
+        """Let it outlive this process, for a stage that is only begun; a warm one would wait longest for the disk.
+
+        A power cut may take it back: whoever waits for the stage hears of that, and asks again. Raises ``DiskFailedError``.
+        """
+        path = self.places.stage(record.id)
+        with disk_errors(path):
+            write_at_once(path, record.model_dump_json().encode())
 
     def forget(self, stage_id: str) -> None:
         """Remove it."""

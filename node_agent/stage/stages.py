@@ -144,7 +144,7 @@ class Stages:
                     self.lifecycle.warmer.begin(stage)
                 return stage
             try:
-                await in_thread(self.records.save, record)
+                await in_thread(self.records.note, record)
             except BdnError:
                 if stage.record is record:
                     self.book.strike(stage)

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -29,12 +30,7 @@ same files, by the same client: `http.client` in 4 threads, each with 8 MiB of m
 chunks are dropped from the page cache before each run, 8 threads of the client read them, and fio reads the same files with
 direct I/O, 8 blocks of 8 MiB at any time. Content comes as it lies there; nobody verifies.
 """
-SINK_INTRODUCTION = """
-The agent's engine (its byte threads, its reader of chunks, BLAKE3 of every chunk) takes 2 GiB from the data plane of
-`bdn serve` and discards them, in turn with the plainest fast client (`http.client`, 4 threads, each reading into 8 MiB of
-memory that it uses again, nothing verified) that takes the same files from nginx. Both servers have them in the page cache.
-"""
-SIZE, PREFIX, THREADS, COLD_THREADS = 2 * 1024**3, "model", 4, 8
+SIZE, THREADS, COLD_THREADS = 2 * 1024**3, 4, 8
 
 
 @dataclass(frozen=True)
@@ -92,49 +88,8 @@ def measure() -> list[Row]:
     ]
 
 
-def measure_sink() -> list[Row]:
-    """The engine without a disk, beside the prototype."""
-    ours, theirs = [], []
-    with _served() as served:
-        for _ in range(RUNS):
-            page_cache.keep(served.chunks)
-            ours.append(served.gigabytes / asyncio.run(_sink(served)))
-            theirs.append(served.from_theirs(THREADS))
-    return [
-        Figure("engine, verified", "GB/s", tuple(ours)),
-        Figure("prototype from nginx", "GB/s", tuple(theirs)),
-        Figure("ratio, pair by pair", "x", ratios(ours, theirs), ">= 0.7"),
-    ]
-
-
-async def _sink(served: _Served) -> float:
-    connections, threads = ConnectionPool(timeout_seconds=20), ByteThreads(8, "bench")
-    reader = VerifyingReader(HttpChunkReader(connections, served.ours))
-    todo = iter(served.digests)
-
-    async def take() -> None:
-        for digest in todo:
-            await threads.run(CHUNK_SIZE, lambda buffer, digest=digest: reader.read_into(digest, buffer))
-
-    began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(2 * threads.count):
-            group.create_task(take())
-    seconds = time.perf_counter() - began
-    threads.close()
-    connections.close()
-    return seconds
-
-
 @contextlib.contextmanager
 def _served() -> Iterator[_Served]:
-    with (
-        tempfile.TemporaryDirectory() as name,
-        s3_origin.serving({PREFIX: (1, scaled_size(SIZE))}) as origin,
-        services.mirror(Path(name) / "mirror", AWS_ENDPOINT_URL_S3=origin.url) as mirror,
-        nginx.serving(f"root {mirror.store};") as theirs,
-    ):
-        mirror.ready(f"s3://{s3_origin.BUCKET}/{PREFIX}/")
-        shutil.rmtree(origin.bucket)
-        chunks = [path for path in page_cache.files_below(mirror.store) if path.stat().st_size == CHUNK_SIZE]
-        yield _Served(mirror.data_url, theirs, mirror.store, tuple(chunks))
+    with mirrored(1, scaled_size(SIZE)) as content, nginx.serving(f"root {content.mirror.store};") as theirs:
+        chunks = page_cache.files_below(content.mirror.store)
+        yield _Served(content.mirror.data_url, theirs, content.mirror.store, tuple(chunks))

@@ -15,6 +15,7 @@ from tests.benchmarks.s3_origin import BUCKET, Origin
 
 VENV = Path(__file__).parents[2] / ".venv-peers"
 _TRUSS_MANIFEST = Path("/static-bptr/static-bptr-manifest.json")  # the only place where it looks and nobody else does
+LONGEST_SECONDS = 300
 _KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
 _TRUSS = "import sys, truss_transfer; truss_transfer.lazy_data_resolve(sys.argv[1])"
 # As huggingface_hub calls it, for all files at once.
@@ -54,9 +55,9 @@ class Peer:
         return time.perf_counter() - began
 
 
-def check(origin: Origin, prefix: str, target: Path, *, content: bool) -> None:
+def check(source: Path, target: Path, *, content: bool) -> None:
     """That everything came: the sizes, and on demand every byte."""
-    for path in origin.folder(prefix).iterdir():
+    for path in source.iterdir():
         copy = target / path.name
         assert copy.stat().st_size == path.stat().st_size, copy
         if content:
@@ -77,6 +78,7 @@ def _call(command: Sequence[str | Path], **environment: str) -> None:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
+        timeout=LONGEST_SECONDS,
         check=False,
     )
     assert done.returncode == 0, f"{command[0]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -86,7 +88,9 @@ def _python(script: str, *arguments: str | Path, check: bool = True) -> int:
     python = VENV / "bin/python"
     if not python.exists():
         return 1
-    done = subprocess.run([python, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-c", script, *arguments], capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
+    )
     assert not check or done.returncode == 0, done.stderr[-2000:]
     return done.returncode
 

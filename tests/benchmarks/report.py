@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import platform
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,36 +15,46 @@ from pathlib import Path
 from tests.benchmarks.scale import SCALE
 
 PAGE = Path(__file__).parents[2] / "docs/benchmarks.md"
+_BOUND = re.compile(r"(<=|>=|<) ([\d.]+)")
+_COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured thing: several values of one unit, and what was asked of it (empty where nothing was)."""
+    """One measured thing: several values of one unit, and what was asked of their median, such as ``>= 0.9`` (or nothing)."""
 
     what: str
     unit: str
     values: tuple[float, ...]
     asked: str = ""
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether the median is not what was asked for."""
+        if bound := _BOUND.match(self.asked):
+            return not _COMPARE[bound[1]](statistics.median(self.values), float(bound[2]))
+        return False
+
     def row(self) -> str:
         """Minimum, median and maximum, as a row of a table."""
         low, middle, high = min(self.values), statistics.median(self.values), max(self.values)
-        return (
-            f"| {self.what} | {middle:.3g} | {low:.3g} - {high:.3g} | {len(self.values)} | {self.unit} | {self.asked} |"
-        )
+        asked = f"{self.asked} (**missed**)" if self.is_missed else self.asked
+        return f"| {self.what} | {middle:.3g} | {low:.3g} - {high:.3g} | {len(self.values)} | {self.unit} | {asked} |"
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that could not be measured here, and why."""
+    """Something that could not be measured here, and why. It may be absent, or it may have failed."""
 
     what: str
     reason: str
     asked: str = ""
+    has_failed: bool = False
 
     def row(self) -> str:
         """The reason stands where the figures would."""
-        return f"| {self.what} | not measured: {self.reason} | | 0 | | {self.asked} |"
+        word = "failed" if self.has_failed else "not measured"
+        return f"| {self.what} | {word}: {_in_a_cell(self.reason)} | | 0 | | {self.asked} |"
 
 
 Row = Figure | Missing
@@ -53,9 +65,9 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> tuple[float, ...]:
     return tuple(a / b for a, b in zip(over, under, strict=True))
 
 
-def write(name: str, introduction: str, figures: Sequence[Row]) -> str:
-    """Replace the section ``name`` of the page, or add it; returns the section."""
-    section = "\n".join([f"## {name}", "", introduction.strip(), "", _measured(name), "", *_table(figures), ""])
+def write(name: str, introduction: str, rows: Sequence[Row], seconds: float) -> str:
+    """Replace the section ``name`` of the page, or add it; returns the section, which took so many seconds to measure."""
+    section = "\n".join([f"## {name}", "", introduction.strip(), "", _measured(name, seconds), "", *_table(rows), ""])
     page = PAGE.read_text() if PAGE.exists() else HEAD
     before, found, rest = page.partition(f"## {name}\n")
     _, next_heading, after = rest.partition("\n## ")
@@ -64,22 +76,40 @@ def write(name: str, introduction: str, figures: Sequence[Row]) -> str:
         if found
         else f"{page.rstrip()}\n\n{section}"
     )
-    PAGE.write_text(page)
+    if SCALE == 1:  # smaller ones are for trying
+        PAGE.write_text(page)
     return section
 
 
-def _measured(name: str) -> str:
+def summary(sections: dict[str, Sequence[Row]]) -> str:
+    """One table of all that something was asked of, or that could not be measured."""
+    told = [
+        f"| {name} {row.row()}"
+        for name, rows in sections.items()
+        for row in rows
+        if row.asked or isinstance(row, Missing)
+    ]
+    return "\n".join(
+        ["| section | what | median | range | runs | unit | asked for |", "|---|---|---|---|---|---|---|", *told]
+    )
+
+
+def _in_a_cell(words: str) -> str:
+    return " ".join(words.replace("|", "/").split())[:300]
+
+
+def _measured(name: str, seconds: float) -> str:
     machine = f"{os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
     scale = "" if SCALE == 1 else f" at the scale {SCALE:g}"
     command = f"`make bench` or `python -m tests.benchmarks {name}`"
-    return f"Measured {datetime.now(UTC):%Y-%m-%d} on {machine}{scale}: {command}."
+    return f"Measured {datetime.now(UTC):%Y-%m-%d} on {machine}{scale}, in {seconds:.0f} s: {command}."
 
 
-def _table(figures: Sequence[Row]) -> list[str]:
+def _table(rows: Sequence[Row]) -> list[str]:
     return [
         "| what | median | range | runs | unit | asked for |",
         "|---|---|---|---|---|---|",
-        *(figure.row() for figure in figures),
+        *(row.row() for row in rows),
     ]
 
 

@@ -145,7 +145,7 @@ async def test_an_eviction_that_stops_half_way_is_finished_by_the_next_start(
     real = Path.unlink
 
     def failing(path: Path, missing_ok: bool = False) -> None:
-        if path.parent.parent.parent.name == "files":
+        if path.parent.parent.name == "files":
             raise OSError(errno.EIO, "Input/output error", str(path))
         real(path, missing_ok=missing_ok)
 

@@ -69,7 +69,7 @@ async def test_a_fault_that_stays_fails_the_stage_and_shows_nothing(
         assert mirror.chunk_requests[chunk] == requests
         assert not any((rig.cache / "mounts").iterdir())
         assert agent.cache.index.leases.leased() == ()
-        figures = metrics(agent.metrics.render(await agent.cache.use()).decode())
+        figures = metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
         assert figures["bdn_agent_verification_failures_total"] == (2 if fault is flipped else 0)
         assert figures['bdn_agent_stages{state="FAILED"}'] == 1
 

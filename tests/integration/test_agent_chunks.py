@@ -57,7 +57,7 @@ async def test_every_chunk_of_a_staged_manifest_is_served_also_after_a_restart(
         await staged(agent, mirror, manifest)
         for piece in PIECES:
             assert await in_thread(fetch, connections, agent, digest_of(piece), len(piece)) == piece
-        figures = metrics(agent.metrics.render(await agent.cache.use()).decode())
+        figures = metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
         assert figures["bdn_agent_served_bytes_total"] >= 9 * MIB  # the last piece is counted after it has arrived
     async with rig.agent() as agent:
         for piece in PIECES:

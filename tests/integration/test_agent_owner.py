@@ -87,7 +87,7 @@ async def test_many_peers_who_ask_for_one_chunk_cost_one_read_of_the_mirror(
         assert len([path for path in mirror.documents if path.endswith("/layout")]) == 1
         assert sum(mirror.documents.values()) == 1
         assert (await agent.holdings.tiers())["cluster"].committed == CHUNK_SIZE
-        text = figures(agent, await agent.cache.use())
+        text = figures(agent, await agent.holdings.tiers())
         assert (text["bdn_agent_obtained_chunks_total"], text["bdn_agent_obtained_bytes_total"]) == (1, CHUNK_SIZE)
 
 
@@ -211,7 +211,7 @@ async def test_the_tiers_have_budgets_of_their_own_and_a_full_one_sends_peers_on
         use = await agent.holdings.tiers()
         assert (use["node"].budget, use["node"].committed) == (10 * MIB, manifest.bytes_total)
         assert (use["cluster"].budget, use["cluster"].committed) == (10 * MIB, 3 * MIB)
-        text = figures(agent, await agent.cache.use())
+        text = figures(agent, await agent.holdings.tiers())
         assert text['bdn_agent_cluster_evictions_total{reason="lru"}'] == 1
 
 

@@ -83,6 +83,19 @@ async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror
         assert (stage.mounts[0].bytes_from.node, mirror.requests) == (SIZE, 0)
 
 
+async def test_the_mirror_hears_that_what_was_prefetched_is_whole_and_in_use_by_nobody(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest = mirror.publish(FILES)
+    mirror.heartbeats.clear()
+    async with Rig(mirror, tmp_path).agent() as agent:
+        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        await ended(agent, mirror)
+
+        told = [heartbeat.holdings for heartbeat in mirror.heartbeats if heartbeat.holdings is not None]
+        assert [(one.complete, one.held_by) for one in told[-1]] == [(True, [])]
+
+
 async def test_a_grant_that_is_not_the_mirror_s_fails_the_prefetch(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)
     async with Rig(mirror, tmp_path).agent() as agent:

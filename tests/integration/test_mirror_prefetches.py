@@ -119,6 +119,19 @@ async def test_what_cannot_be_prefetched_is_refused(
     assert answer.status_code == status, answer.text
 
 
+async def test_a_source_without_a_revision_means_its_default_or_else_the_newest_of_its_revisions(
+    either: MirrorUnderTest, hub: Hub
+) -> None:
+    await FakeAgent(either, "n1").beat()
+    for repo in ("org/model", "org/pinned"):
+        hub.repo(repo).commit({"a.txt": b"of a branch"}, branch="v1")
+        await either.ready(source(f"hf://{repo}@v1"))
+
+    default, pinned = [await begun(either, source=f"hf://{repo}", nodes=["n1"]) for repo in ("org/model", "org/pinned")]
+
+    assert (default["sources"], pinned["sources"]) == (["hf://org/model"], ["hf://org/pinned@v1"])
+
+
 async def test_a_prefetch_outlives_a_restart_of_the_mirror(hub: Hub, upstreams: None, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"a.txt": b"12345"})
     async with mirror_under_test(tmp_path / "mirror") as mirror:

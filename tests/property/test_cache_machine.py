@@ -92,7 +92,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.a_stage_ends("passing")
 
     def finish(self, content: Digest) -> None:
-        self.index.ledger.commit(content)
+        self.index.commit(content)
         self.oracle.partial.remove(content)
         self.oracle.whole.add(content)
 
@@ -207,6 +207,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.index.is_complete(manifest) == complete
         for manifest in held:
             assert self.index.contents_of(manifest) == self.contents_of(manifest)
+            counted = self.oracle.trees[manifest] & (self.oracle.whole | self.oracle.partial)
+            assert self.index.size_of(manifest) == self.oracle.total(counted)
             assert self.index.recency.last_used(manifest) == self.oracle.used_at[manifest]
         for content in CONTENTS:
             assert self.index.named_by(content) == {m for m in held if content in self.oracle.trees[m]}

@@ -30,7 +30,7 @@ def test_it_is_twice_the_percentile_of_the_last_two_hundred(came: list[tuple[int
         elif paces:
             deadlines.left()
             paces.append(tail())
-    expected = 5.0 if len(paces) < 20 else min(30.0, max(1.0, 2 * tail() * (size + MIB)))
+    expected = 300.0 if len(paces) < 8 else min(300.0, max(1.0, 2 * tail() * (size + MIB)))
     assert deadlines.deadline(size) == expected
 
 

@@ -20,11 +20,14 @@ from tests.support.mutants_of_limits import LIMITS
 from tests.support.mutants_of_names import NAMES
 from tests.support.mutants_of_pace import PACE
 from tests.support.mutants_of_requests import REQUESTS
+from tests.support.mutants_of_tiers import TIERS
 
-MUTANTS = [*CACHE, *NAMES, *PACE, *REQUESTS, *EGRESS, *LIMITS]
+MUTANTS = [*CACHE, *NAMES, *PACE, *REQUESTS, *EGRESS, *LIMITS, *TIERS]
 EXAMPLES = "tests/unit/core"
 LAWS = {
     "cache_index.py": "tests/property/test_cache_machine.py",
+    "chunk_index.py": "tests/property/test_chunk_index_machine.py",
+    "tier_budgets.py": "tests/property/test_tier_budget_laws.py",
     "ledger.py": "tests/property/test_ledger_machine.py",
     "leases.py": "tests/property/test_lease_machine.py",
     "recency.py": "tests/property/test_recency_machine.py",

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+_Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _PIECE = 256 * 1024
 _WINDOW = 64  # pieces under way in one direction of one connection
 
@@ -33,7 +34,7 @@ class Relay:
                 task.cancel()
             await asyncio.gather(*carrying, return_exceptions=True)
 
-    def _accepting(self, port: int):  # noqa: ANN202 - what asyncio calls a client_connected_cb
+    def _accepting(self, port: int) -> _Accept:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             there, back = await asyncio.open_connection(self.host, port)
             try:

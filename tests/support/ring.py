@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ class Content:
 
 def planted(folder: Path, root: Path, source: str, **environment: str) -> Content:
     """Mirror ``source``, whose files lie in ``folder``, into a data directory below ``root``, on loopback."""
-    with services.mirror(root, **environment) as mirror:
+    with services.mirror(root, None, **environment) as mirror:
         ready = mirror.ready(source)
     digests = {path.name: file_digest(path) for path in folder.iterdir()}
     return Content(root / "data", ready["id"], ready["bytes_total"], digests)
@@ -90,7 +91,7 @@ def ring(
             for number, host in enumerate(hosts, 1)
         ]
         wait_until(lambda: all(map(_is_up, agents)), seconds=120, what="the start of all agents")
-        wait_until(lambda: len(mirror.http.get("/agents").json()["items"]) == count, what="all heartbeats")
+        wait_until(lambda: all(len(_known_to(agent)) == count for agent in agents), what="word of all members")
         for host in (place, *hosts):
             host.shape(rate)
         grant = mirror.http.get(f"/mirror/{content.mirror_id}").raise_for_status().json()["grant"]
@@ -107,6 +108,12 @@ def span(stages: Sequence[Any]) -> float:
 def _is_up(agent: Agent) -> bool:
     assert agent.process.poll() is None, "an agent did not start"
     return (agent.shell.data / "agent.sock").exists() and services.answers(agent.http)
+
+
+def _known_to(agent: Agent) -> Sequence[Any]:
+    """The members it has heard of. Who has not heard of all would read from the mirror what others own."""
+    path = agent.shell.data / "cache" / "members.json"
+    return json.loads(path.read_bytes())["members"] if path.exists() else []  # type: ignore[no-any-return]
 
 
 def _link(source: str, target: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +20,7 @@ from tests.support.commands import Shell, wait_until
 from tests.support.network import Host
 from tests.support.processes import cpu_seconds, peak_megabytes
 
+AGENT = ("bdn-node-agent",)
 TOKEN = "a-token-of-the-tests"  # of services in a network; on loopback nobody asks for it
 _LONGEST_SECONDS = 600
 _LONGEST_START_SECONDS = 120
@@ -132,9 +133,11 @@ def mirror(root: Path, host: Host | None = None, **environment: str) -> Iterator
 
 
 @contextmanager
-def agent(root: Path, mirror_url: str, host: Host | None = None, **environment: str) -> Iterator[Agent]:
+def agent(
+    root: Path, mirror_url: str, host: Host | None = None, command: Sequence[str] = AGENT, **environment: str
+) -> Iterator[Agent]:
     """An agent that the mirror knows, named after ``root``, where its content and its socket are."""
-    with starting_agent(root, mirror_url, host, **environment) as started:
+    with starting_agent(root, mirror_url, host, command, **environment) as started:
         wait_until(lambda: answers(started.http), seconds=_LONGEST_START_SECONDS, what="the agent")
         with _client(mirror_url) as asking:
             wait_until(lambda: root.name in asking.get("/agents").text, what="the agent's heartbeat")
@@ -142,7 +145,9 @@ def agent(root: Path, mirror_url: str, host: Host | None = None, **environment: 
 
 
 @contextmanager
-def starting_agent(root: Path, mirror_url: str, host: Host | None = None, **environment: str) -> Iterator[Agent]:
+def starting_agent(
+    root: Path, mirror_url: str, host: Host | None = None, command: Sequence[str] = AGENT, **environment: str
+) -> Iterator[Agent]:
     """The same before it answers, for whoever starts many at once."""
     own = {"BDN_URL": mirror_url, "BDN_AGENT_EXPOSURE": "none", "BDN_AGENT_NODE": root.name}
     place = _place(host, "BDN_AGENT_HOST") if host else {"BDN_AGENT_DATA_PORT": "0"}
@@ -150,7 +155,7 @@ def starting_agent(root: Path, mirror_url: str, host: Host | None = None, **envi
     root.mkdir(exist_ok=True)
     transport = httpx2.HTTPTransport(uds=str(shell.data / "agent.sock"))
     with (
-        shell.running("bdn-node-agent") as process,
+        shell.running(*command) as process,
         httpx2.Client(base_url="http://agent", transport=transport, timeout=_LONGEST_SECONDS) as http,
     ):
         yield Agent(http, process, shell)

@@ -6,76 +6,24 @@ Nothing here decides: it carries out what ``bdn.core`` says, as the agent does, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.core.hedging import Deadlines, HedgeBudget
 from bdn.core.lanes import lanes, own_in_flight
-from bdn.core.peer_standing import Fault, PeerStanding
+from bdn.core.peer_standing import Fault
 from bdn.core.placement import Placement
 from bdn.core.routes import OWNERS_LOOKED_AT, route
 from tests.support.names import named
 from tests.support.simulated_links import MIRROR, Links, QueuedLinks
+from tests.support.simulated_node import OWN, PEERS, Asked, Case, Node
 
 LATENCY_SECONDS: Final = 0.0005
-PATIENCE_SECONDS: Final = 30.0  # with a source that is late when no more may be asked for twice
+HELD_SECONDS: Final = 30.0  # with a source that is late when no more may be asked for twice
 DEAD_SECONDS: Final = 2.0  # until a request to a machine that is gone has failed
-OWN, PEERS, FOR_OTHERS = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Case:
-    """A cluster and what happens to it. Times are in seconds, rates in bytes per second; ``kills`` and the like name nodes."""
-
-    nodes: int
-    chunks: int
-    rate: float = 1.25e9
-    mirror_rate: float = 1.25e9
-    in_flight: int = 8
-    starts: dict[int, float] = field(default_factory=dict)
-    kills: dict[int, float] = field(default_factory=dict)
-    slow: dict[int, float] = field(default_factory=dict)  # how many times slower
-    joins: dict[int, float] = field(default_factory=dict)  # members from then on only; they stage at once
-
-    @property
-    def alone_seconds(self) -> float:
-        return self.chunks * CHUNK_SIZE / min(self.rate, self.mirror_rate)
-
-
-@dataclass
-class Asked:
-    """A chunk on its way to a node."""
-
-    lane: int
-    source: int
-    asked: float
-    size: int = CHUNK_SIZE
-    began: float | None = None  # its answer
-    arrives: float = 0.0
-
-
-class Node:
-    def __init__(self, number: int, case: Case) -> None:
-        self.number = number
-        self.name = f"node-{number:04}"
-        self.held = bytearray(case.chunks)
-        self.left = case.chunks
-        self.orders: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        self.positions = [0, 0]
-        self.idle = [0, 0]
-        self.slots = (1, 1)
-        self.asked: dict[int, Asked] = {}
-        self.parked: dict[int, list[int]] = {}  # by chunk, who waits for it here
-        self.waits = Deadlines(first=20.0, shortest=3.0, longest=60.0)  # until an answer begins
-        self.deadlines = Deadlines()  # and from there to its end
-        self.standing = PeerStanding()
-        self.hedges = HedgeBudget(case.chunks * CHUNK_SIZE)
-        self.is_alive = True
-        self.finished_at: float | None = None
+LOOK_SECONDS: Final = 1.0  # between two looks at the deadline: as often as an owner says that it is at work
 
 
 class Ring:
@@ -90,12 +38,10 @@ class Ring:
         )
         self.chunks: list[Digest] = [named(f"chunk {number}") for number in range(case.chunks)]
         self.origin_bytes = 0
-        self.origin_at: list[tuple[float, int]] = []
-        self.done_in: dict[int, int] = {}  # chunks that nodes got, by whole second per cent of the time of a node alone
-        self._tick_seconds = case.alone_seconds / 100
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._number = count()
         self._ticks = 0
+        self._expected_at = -1.0
         self._place(0.0)
         for node in self.nodes:
             self._at(case.joins.get(node.number, case.starts.get(node.number, 0.0)), self._start, node)
@@ -117,6 +63,12 @@ class Ring:
     @property
     def origin_ratio(self) -> float:
         return self.origin_bytes / (self.case.chunks * CHUNK_SIZE)
+
+    @property
+    def last_ratio(self) -> float:
+        """When the last one is through that is neither dead nor slow itself, in times that a node alone needs."""
+        ends = [node.finished_at for node in self.survivors if node.number not in self.case.slow]
+        return max(float("inf") if end is None else end for end in ends) / self.case.alone_seconds
 
     def _at(self, when: float, act: Callable[..., None], *facts: object) -> None:
         heappush(self._agenda, (when, next(self._number), act, facts))
@@ -145,30 +97,41 @@ class Ring:
 
     def _next(self, now: float, node: Node, lane: int) -> None:
         """A slot of the lane is free."""
-        order, position = node.orders[lane], node.positions[lane]
+        order, position, asked = node.orders[lane], node.positions[lane], node.asked
         while position < len(order):
             index = order[position]
             position += 1
-            if not node.held[index] and index not in node.asked:
-                node.positions[lane] = position
-                self._ask(now, node, index, lane, CHUNK_SIZE)
-                return
+            if node.filled[index] or index in asked:
+                continue
+            if node.held[index]:
+                self._fill(now, node, index)
+                continue
+            node.positions[lane] = position
+            self._ask(now, node, index, lane, CHUNK_SIZE)
+            return
         node.positions[lane] = position
 
-    # One chunk.
+    # One chunk of a fill.
 
     def _ask(self, now: float, node: Node, index: int, lane: int, size: int) -> None:
+        """Here, from a peer, from the mirror: ``size`` bytes of it are missing."""
         standing = node.standing
+        if node.held[index]:
+            self._filled(now, node, index, lane)
+            return
         for name in route(self._owners[index], node.name, lambda peer: standing.is_avoided(peer, now)):
             if standing.claim(name, now):
                 self._ask_peer(now, node, index, self.by_name[name], Asked(lane, self.by_name[name].number, now, size))
                 return
         node.asked[index] = Asked(lane, MIRROR, now, size)
-        self._read_origin(now, node, index, size)
+        self._read_mirror(now, node, index, size)
 
-    def _read_origin(self, now: float, node: Node, index: int, size: int) -> None:
+    def _read_mirror(self, now: float, node: Node, index: int, size: int) -> None:
+        """Unless it is being read: one read of a chunk at a time on one node."""
+        if index in node.reading:
+            return
+        node.reading[index] = now
         self.origin_bytes += size
-        self.origin_at.append((now, size))
         self.links.send(now, (node.number, index, MIRROR), size)
         self._expect(now)
 
@@ -177,65 +140,72 @@ class Ring:
         if not peer.is_alive:
             self._at(now + DEAD_SECONDS, self._failed, node, index, asked)
         elif peer.held[index]:
-            self._serve(now + LATENCY_SECONDS, node, index, asked)
+            self._serve(now, node, index, asked)
+            if asked.arrives > now + LOOK_SECONDS:
+                self._at(now + LOOK_SECONDS, self._look, node, index, asked)
         else:
-            self._at(now + node.waits.deadline(0), self._late, node, index, asked, node.waits)
-            peer.parked.setdefault(index, []).append(node.number)
-            here = peer.asked.get(index)
-            if here is None:
-                peer.asked[index] = Asked(FOR_OTHERS, MIRROR, now)
-                self._read_origin(now, peer, index, CHUNK_SIZE)
-            elif here.source != MIRROR:  # it asks a peer itself, and requests of peers are not forwarded
-                self._leave(now, peer, index, here)
-                peer.asked[index] = Asked(FOR_OTHERS, MIRROR, now)
-                self._read_origin(now, peer, index, CHUNK_SIZE)
-
-    def _leave(self, now: float, node: Node, index: int, asked: Asked) -> None:
-        """The chunk will come another way: its slot is free."""
-        source = self.nodes[asked.source]
-        if node.number in source.parked.get(index, ()):
-            source.parked[index].remove(node.number)
-        if asked.lane != FOR_OTHERS:
-            self._at(now, self._next, node, asked.lane)
+            self._at(now + LOOK_SECONDS, self._look, node, index, asked)
+            peer.parked.setdefault(index, []).append((node, asked))
+            self._read_mirror(now, peer, index, CHUNK_SIZE)  # what peers ask for is never asked of another peer
 
     def _serve(self, now: float, node: Node, index: int, asked: Asked) -> None:
         asked.began = now
         arrives = self.links.send(now, (node.number, index, asked.source), asked.size)
         if arrives is None:
             self._expect(now)
-            return
-        asked.arrives = arrives
-        deadline = now + node.deadlines.deadline(asked.size)
-        if arrives > deadline:
-            self._at(deadline, self._late, node, index, asked, node.deadlines)
         else:
-            self._at(arrives, self._arrived, node, index, asked)
+            asked.arrives = arrives + LATENCY_SECONDS
+            self._at(asked.arrives, self._arrived, node, index, asked)
 
-    def _late(self, now: float, node: Node, index: int, asked: Asked, deadlines: Deadlines) -> None:
-        """A deadline, of the wait or of the bytes: the rest is asked for elsewhere, if the budget allows."""
-        is_of_the_wait = deadlines is node.waits
-        if node.asked.get(index) is not asked or not node.is_alive or (is_of_the_wait and asked.began is not None):
+    def _look(self, now: float, node: Node, index: int, asked: Asked) -> None:
+        """Whether a source is late: then the rest is asked for elsewhere, if the budget allows."""
+        if node.asked.get(index) is not asked or not node.is_alive:
             return
-        rate = self.case.rate / self.case.slow.get(asked.source, 1.0)
-        rest = asked.size if is_of_the_wait else min(asked.size, int((asked.arrives - now) * rate) + 1)
-        if not node.hedges.take(rest):
-            self._at(now + PATIENCE_SECONDS, self._failed, node, index, asked)
-            if not is_of_the_wait:
-                self._at(asked.arrives, self._arrived, node, index, asked)
+        has_begun = asked.began is not None and asked.began <= now
+        due = asked.began + node.bodies.deadline(asked.size) if has_begun else asked.asked + node.heads.deadline(0)
+        if now < due:
+            self._at(min(due, now + LOOK_SECONDS), self._look, node, index, asked)
             return
-        deadlines.left()
+        (node.bodies if has_begun else node.heads).left()
         node.standing.blame(self.nodes[asked.source].name, Fault.SLOW, now)
-        if not is_of_the_wait:
-            self.links.cancel(now, asked.source, rest)
-        self._ask(now, node, index, asked.lane, rest)
+        missing = self._missing(now, node, index, asked)
+        if node.hedges.take(missing):
+            self._move(now, node, index, asked, missing)
+        else:
+            self._at(now + HELD_SECONDS, self._failed, node, index, asked)
 
     def _failed(self, now: float, node: Node, index: int, asked: Asked) -> None:
         if node.asked.get(index) is not asked or not node.is_alive:
             return
         node.standing.blame(self.nodes[asked.source].name, Fault.FAILED, now)
-        self._ask(now, node, index, asked.lane, CHUNK_SIZE)
+        self._move(now, node, index, asked, self._missing(now, node, index, asked))
+
+    def _missing(self, now: float, node: Node, index: int, asked: Asked) -> int:
+        if asked.began is None:
+            return asked.size
+        return min(asked.size, self.links.missing(now, (node.number, index, asked.source), asked.arrives))
+
+    def _move(self, now: float, node: Node, index: int, asked: Asked, missing: int) -> None:
+        """The rest of it comes another way."""
+        del node.asked[index]
+        if asked.began is None:
+            waiting = self.nodes[asked.source].parked.get(index, [])
+            waiting[:] = [one for one in waiting if one[1] is not asked]
+        else:
+            self.links.cancel(now, (node.number, index, asked.source), missing)
+            self._expect(now)
+        self._ask(now, node, index, asked.lane, missing)
+
+    # What comes.
 
     def _expect(self, now: float) -> None:
+        """Something began or ended: look again when something arrives, once for all that happens at this moment."""
+        if self._expected_at != now:
+            self._expected_at = now
+            self._at(now, self._schedule)
+
+    def _schedule(self, now: float) -> None:
+        self._expected_at = -1.0
         when = self.links.next_tick(now)
         self._ticks += 1
         if when is not None:
@@ -245,36 +215,67 @@ class Ring:
         if number != self._ticks:
             return
         for at, (target, index, source) in self.links.arrived(now):
-            asked = self.nodes[target].asked.get(index)
-            if asked is not None and asked.source == source:
-                self._at(at, self._arrived, self.nodes[target], index, asked)
+            node = self.nodes[target]
+            if source == MIRROR:
+                self._at(at, self._read, node, index)
+            elif index in node.asked:
+                self._at(at + LATENCY_SECONDS, self._arrived, node, index, node.asked[index])
         self._expect(now)
 
+    def _read(self, now: float, node: Node, index: int) -> None:
+        """It came from the mirror, for whoever waits for it here."""
+        since = node.reading.pop(index)
+        if not node.is_alive:
+            return
+        asked = node.asked.get(index)
+        if asked is None or asked.size == CHUNK_SIZE:
+            node.heads.came(0, now - since)
+            node.bodies.came(CHUNK_SIZE, now - since)
+        node.held[index] = 1
+        if asked is None:
+            self._fill(now, node, index)
+        elif asked.source == MIRROR:
+            self._filled(now, node, index, asked.lane)
+        self._serve_waiting(now, node, index)
+
     def _arrived(self, now: float, node: Node, index: int, asked: Asked) -> None:
+        """It came from a peer."""
         if node.asked.get(index) is not asked or not node.is_alive:
             return
-        if asked.source != MIRROR:
-            if not self.nodes[asked.source].is_alive:
-                return  # the failure is on its way
-            node.standing.succeeded(self.nodes[asked.source].name, now)
-            node.deadlines.came(asked.size, now - (asked.began or now))
-        del node.asked[index]
+        node.standing.succeeded(self.nodes[asked.source].name, now)
+        node.bodies.came(asked.size, now - (asked.began or now))
         node.held[index] = 1
+        self._filled(now, node, index, asked.lane)
+        self._serve_waiting(now, node, index)
+
+    def _filled(self, now: float, node: Node, index: int, lane: int) -> None:
+        node.asked.pop(index, None)
+        self._fill(now, node, index)
+        self._next(now, node, lane)
+
+    def _fill(self, now: float, node: Node, index: int) -> None:
+        if node.filled[index]:
+            return
+        node.filled[index] = 1
         node.left -= 1
-        bucket = int(now / self._tick_seconds)
-        self.done_in[bucket] = self.done_in.get(bucket, 0) + 1
         if not node.left:
             node.finished_at = now
-        for waiting in node.parked.pop(index, ()):
-            asks = self.nodes[waiting].asked.get(index)
-            if asks is not None and asks.source == node.number:
-                self.nodes[waiting].waits.came(0, now - asks.asked)
-                self._serve(now + LATENCY_SECONDS, self.nodes[waiting], index, asks)
-        if asked.lane != FOR_OTHERS:
-            self._next(now, node, asked.lane)
+
+    def _serve_waiting(self, now: float, node: Node, index: int) -> None:
+        for waiting, asks in node.parked.pop(index, ()):
+            if waiting.asked.get(index) is asks:
+                waiting.heads.came(0, now - asks.asked)
+                self._serve(now, waiting, index, asks)
 
     def _kill(self, now: float, node: Node) -> None:
+        """Its connections are reset."""
         node.is_alive = False
+        for index, asked in list(node.asked.items()):
+            if asked.began is not None:
+                self.links.cancel(now, (node.number, index, asked.source), asked.size)
+        for index in node.reading:
+            self.links.cancel(now, (node.number, index, MIRROR), CHUNK_SIZE)
+        self._expect(now)
         for other in self.survivors:
             for index, asked in list(other.asked.items()):
                 if asked.source == node.number:

@@ -24,11 +24,11 @@ def hold_sparse(cache: Path, sizes: dict[str, int]) -> Manifest:
     places.make()
     zeros = digest_of(bytes(CHUNK_SIZE))
     layouts = {path: FileLayout.of(size, (zeros,) * (size // CHUNK_SIZE)) for path, size in sizes.items()}
-    for layout in layouts.values():
-        file = places.file(layout.digest)
+    for content in layouts.values():
+        file = places.file(content.digest)
         file.touch(0o444)
-        os.truncate(file, layout.size)
-    manifest = Manifest.of(FileEntry(path, layout.size, layout.digest) for path, layout in layouts.items())
-    layout = Layout(manifest.digest, None, {layout.digest: layout for layout in layouts.values()})
+        os.truncate(file, content.size)
+    manifest = Manifest.of(FileEntry(path, content.size, content.digest) for path, content in layouts.items())
+    layout = Layout(manifest.digest, None, {content.digest: content for content in layouts.values()})
     ManifestRecords(places).save(Held(manifest, layout), time.time())
     return manifest

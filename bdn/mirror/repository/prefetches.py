@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from sqlalchemy import CursorResult, select, update
+from sqlalchemy import CursorResult, or_, select, update
 
 from bdn.mirror.database import ReadSession, WriteSession
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow, PrefetchNodeRow, PrefetchRow
@@ -22,16 +22,18 @@ async def insert(session: WriteSession, row: PrefetchRow, nodes: Sequence[Prefet
 
 
 async def newest_ready(session: ReadSession, organisation: str, source: str) -> MirrorSourceRow | None:
-    """What a source was last mirrored as."""
+    """What a source was last mirrored as. One that names no revision means its default, or else the newest of any."""
+    name = source.rstrip("/")
+    is_revision = MirrorSourceRow.source.startswith(f"{name}@", autoescape=True)
     query = (
         select(MirrorSourceRow)
         .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
         .where(
             MirrorRow.organisation == organisation,
-            MirrorSourceRow.source.in_([source, source.rstrip("/")]),
+            or_(MirrorSourceRow.source.in_([source, name]), is_revision),
             MirrorSourceRow.status == "READY",
         )
-        .order_by(MirrorRow.created_at.desc(), MirrorSourceRow.position)
+        .order_by(is_revision, MirrorRow.created_at.desc(), MirrorSourceRow.position)
         .limit(1)
     )
     return (await session.execute(query)).scalar()

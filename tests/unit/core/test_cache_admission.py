@@ -19,7 +19,7 @@ def held(index: CacheIndex, manifest: Digest, contents: Mapping[Digest, int], *,
     """Admit, fill and unlease."""
     index.admit(manifest, contents, stage(f"s-{manifest.hex}"), now=at, budget=10**6)
     for content in contents:
-        index.ledger.commit(content)
+        index.commit(content)
     index.leases.end(f"s-{manifest.hex}")
 
 
@@ -35,9 +35,9 @@ def test_a_new_manifest_is_reserved_leased_and_missing() -> None:
 def test_a_manifest_is_complete_when_its_last_content_is_committed() -> None:
     index = CacheIndex()
     index.admit(M, sizes(a=3, b=4), stage("s"), now=1, budget=7)
-    index.ledger.commit(A)
+    index.commit(A)
     assert not index.is_complete(M)
-    index.ledger.commit(B)
+    index.commit(B)
     assert index.is_complete(M)
 
 
@@ -48,7 +48,7 @@ def test_a_manifest_that_is_not_held_is_not_complete() -> None:
 def test_a_second_stage_waits_for_the_first_ones_fill_and_reserves_nothing() -> None:
     index = CacheIndex()
     index.admit(M, sizes(a=3, b=4), stage("s1"), now=1, budget=7)
-    index.ledger.commit(A)
+    index.commit(A)
     assert index.admit(M, sizes(a=3, b=4), stage("s2"), now=2, budget=7) == Admission((), (B,))
     assert index.ledger.used_bytes == 7
 
@@ -126,7 +126,7 @@ def test_a_manifest_does_not_go_to_make_room_for_itself() -> None:
 def test_a_half_filled_manifest_that_nobody_leases_can_be_a_victim() -> None:
     index = CacheIndex()
     index.admit(M, sizes(a=3, b=4), stage("gone"), now=1, budget=10)
-    index.ledger.commit(A)
+    index.commit(A)
     index.leases.end("gone")
     assert index.admit(N, sizes(c=10), stage("s"), now=2, budget=10).victims == (Victim(M, (A, B), 7),)
     assert index.ledger.used_bytes == index.ledger.reserved_bytes == 10

@@ -10,15 +10,20 @@ MIB = 1024 * 1024
 
 
 def after(*seconds: float, size: int = 7 * MIB) -> Deadlines:
-    deadlines = Deadlines(first=5.0, shortest=0.01, longest=30.0)
+    deadlines = Deadlines(shortest=0.01, longest=30.0)
     for one in seconds:
         deadlines.came(size, one)
     return deadlines
 
 
-def test_the_first_chunks_have_a_deadline_of_their_own() -> None:
-    assert after(*[0.1] * 19).deadline(7 * MIB) == 5.0
-    assert after(*[0.1] * 20).deadline(7 * MIB) != 5.0
+def test_nobody_is_late_before_eight_chunks_are_known() -> None:
+    assert after(*[0.1] * 7).deadline(7 * MIB) == 30.0
+    assert after(*[0.1] * 8).deadline(7 * MIB) == pytest.approx(0.2)
+
+
+def test_a_node_whose_own_link_is_slow_finds_nobody_late() -> None:
+    assert after(*[27.0] * 8).deadline(7 * MIB) == 30.0
+    assert Deadlines().deadline(7 * MIB) == 300.0
 
 
 def test_a_chunk_may_take_twice_as_long_as_all_but_one_of_a_hundred() -> None:
@@ -56,12 +61,11 @@ def test_chunks_that_were_left_move_the_deadline_neither_up_nor_down() -> None:
 
 
 def test_a_chunk_left_before_anything_is_known_counts_for_nothing() -> None:
-    deadlines = Deadlines(first=5.0)
+    deadlines = Deadlines()
     deadlines.left()
-    assert deadlines.deadline(MIB) == 5.0
-    for _ in range(19):
+    for _ in range(7):
         deadlines.came(7 * MIB, 1.0)
-    assert deadlines.deadline(7 * MIB) == 5.0
+    assert deadlines.deadline(7 * MIB) == 300.0
     deadlines.came(7 * MIB, 1.0)
     assert deadlines.deadline(7 * MIB) == pytest.approx(2.0)
 

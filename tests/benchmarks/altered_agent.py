@@ -1,0 +1,44 @@
+"""``bdn-node-agent`` without one of its works, to measure what that work costs: ``python -m … believing|discarding``.
+
+It stands among the benchmarks because nobody is to run it; the agent itself has no such option.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from node_agent.__main__ import main
+from node_agent.disk.direct import PlacedFile
+from node_agent.ring import gathering
+
+
+class _Deaf:
+    """A hasher that hears nothing."""
+
+    def update(self, piece: object) -> None:
+        pass
+
+
+@contextmanager
+def believing() -> Iterator[None]:
+    """What a source brings is neither hashed nor compared with its name."""
+    with (
+        mock.patch.object(gathering, "blake3", _Deaf),
+        mock.patch.object(gathering.Gathering, "check", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
+def discarding() -> Iterator[None]:
+    """Files get their size and their name, and nothing is written into them."""
+    with mock.patch.object(PlacedFile, "write", return_value=None):
+        yield
+
+
+if __name__ == "__main__":
+    with {"believing": believing, "discarding": discarding}[sys.argv[1]]():
+        main([])

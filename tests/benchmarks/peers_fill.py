@@ -1,0 +1,83 @@
+"""How fast others bring the same files to the same disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+
+from tests.benchmarks import page_cache, peers
+from tests.benchmarks.cold_stages import ColdStages
+from tests.benchmarks.fill import FILES, SIZE
+from tests.benchmarks.mirrored import PREFIX, Mirrored, mirrored
+from tests.benchmarks.report import Figure, Missing, Row, ratios
+from tests.benchmarks.scale import RUNS, scaled_size
+
+INTRODUCTION = """
+The same cold stage of 4 files of 2 GiB as in *fill*, in turn with what others do: each program fetches the same bytes from
+nginx (ranges, keep-alive, its files in the page cache), and `sync -f` of its folder is counted in, since none of them syncs.
+None of them compares content with a digest: truss-transfer, s5cmd, aria2c, hf_transfer and rclone look at sizes (rclone at an
+MD5, where the server has one; this one has not). Their settings are their defaults, except: aria2c with 8 connections for
+each of 4 files at once and preallocation; hf_transfer as `huggingface_hub` calls it, 4 files at once; rclone with 4 transfers
+of 4 streams. The agent cannot read from nginx, nor they from the mirror: each has the server that it is made for. What the
+others brought is compared with the source in the first run, and its sizes in each; who has nothing to meet runs less often.
+"""
+ASKED = {
+    peers.TRUSS_TRANSFER: ">= 3",
+    peers.S5CMD: ">= 2.5",
+    peers.ARIA2C: ">= 3.5",
+    peers.HF_TRANSFER: "",
+    peers.RCLONE: "",
+}
+RUNS_UNASKED = 3
+
+
+@dataclass
+class _Beside:
+    """A peer, and what it achieved so far. One that fails once is not asked again."""
+
+    peer: peers.Peer
+    asked: str
+    rates: list[float] = field(default_factory=list)
+    missing: Missing | None = None
+
+    def run(self, content: Mirrored, run: int) -> None:
+        if self.missing or (run >= RUNS_UNASKED and not self.asked):
+            return
+        page_cache.keep(page_cache.files_below(content.source))
+        target = content.root / "others"
+        try:
+            self.rates.append(content.gigabytes / self.peer.fetch(content.origin, PREFIX, target))
+            peers.check(content.source, target, content=run == 0)
+        except Exception as error:
+            self.missing = Missing(self.peer.name, str(error), self.asked, has_failed=True)
+        shutil.rmtree(target)
+        os.sync()
+
+    def rows(self, ours: list[float]) -> list[Row]:
+        if self.missing:
+            return [self.missing]
+        return [
+            Figure(self.peer.name, "GB/s", tuple(self.rates)),
+            Figure(
+                f"ratio to {self.peer.name}, pair by pair", "x", ratios(ours[: len(self.rates)], self.rates), self.asked
+            ),
+        ]
+
+
+def measure() -> list[Row]:
+    """Ours and each of the others, in turn."""
+    beside = [_Beside(peer, asked) for peer, asked in ASKED.items()]
+    for one in beside:
+        if reason := one.peer.missing():
+            one.missing = Missing(one.peer.name, reason, one.asked)
+    with mirrored(FILES, scaled_size(SIZE)) as content, content.agent("agent") as agent:
+        ours = ColdStages(content, agent)
+        for run in range(RUNS):
+            ours.run()
+            page_cache.drop(page_cache.files_below(content.mirror.store))  # leave the memory to the others
+            for one in beside:
+                one.run(content, run)
+    title = f"{FILES} x {content.size // 1024**2} MiB"
+    rows: list[Row] = [Figure(f"{title}: cold stage", "GB/s", tuple(ours.rates))]
+    return rows + [row for one in beside for row in one.rows(ours.rates)]

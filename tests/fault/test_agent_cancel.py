@@ -1,0 +1,112 @@
+"""A stage that is canceled anywhere on its way leaves nothing behind that is not counted, and the next one is right."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bdn.wire.eviction_schema import EvictCommand
+from node_agent.agent import Agent
+from node_agent.disk.direct import DirectWrites
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_points import Points
+from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.trees import tree
+
+FILES = {
+    "large": noise(9 * MIB, 1),
+    "middle": noise(MIB, 2),
+    **{f"small/{number}": noise(1000 + number, 10 + number) for number in range(2)},
+}
+WAYS = [("whole", "direct"), ("packed", "direct"), ("whole", "cached"), ("packed", "cached")]
+THREADS = 2  # a buffer or a thread that is lost twice stops everything
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+def open_files(root: Path) -> Counter[str]:
+    """What this process has open below ``root``."""
+    found: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found[os.readlink(f"/proc/self/fd/{name}")] += 1
+    return Counter({path: count for path, count in found.items() if path.startswith(str(root))})
+
+
+def sockets() -> int:
+    """How many sockets this process has."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return count
+
+
+def check_nothing_is_left(agent: Agent) -> None:
+    """What lies on the disk is counted, what is counted lies on the disk, and nobody needs any of it."""
+    places, index = agent.places, agent.cache.index
+    parts = {path.stem for path in places.filling.iterdir() if path.suffix == ".part"}
+    whole = {path.name for path in (places.root / "files").rglob("*") if path.is_file()}
+    contents = {content: size for one in index.manifests() for content, size in index.contents_of(one).items()}
+    counted = {content for content in contents if index.ledger.size_of(content) is not None}
+    assert whole == {content.hex for content in counted if index.ledger.is_committed(content)}
+    assert parts == {content.hex for content in counted if not index.ledger.is_committed(content)}
+    assert not index.leases.leased()
+    assert not list((places.root / "mounts").iterdir())
+
+
+@pytest.mark.parametrize(("form", "write"), WAYS)
+async def test_a_stage_can_be_canceled_at_any_point(
+    server: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, write: str
+) -> None:
+    mirror = server.renewed(is_packed=form == "packed")
+    manifest = mirror.publish(FILES)
+    if write == "cached":
+        monkeypatch.setattr(DirectWrites, "are_direct", property(lambda _: False))
+    before, threads = sockets(), threading.active_count()
+    async with Rig(mirror, tmp_path, {"byte_threads": THREADS}).agent() as agent:
+        points = Points(agent, monkeypatch)
+        mirror.on_request = lambda _: points.pass_in_thread()
+
+        async def stage_and_evict(job: str) -> None:
+            stage = await staged(agent, mirror, manifest, job=job)
+            assert tree(Path(stage.mounts[0].path)) == FILES
+            await agent.stages.release(stage.id)
+            await agent.evictions.evict(EvictCommand(id="e", all=True))
+            check_nothing_is_left(agent)
+            assert disk_bytes(agent.places.root) == 0
+
+        points.aim(None, "")
+        await stage_and_evict("undisturbed")
+        count, idle = points.passed, open_files(tmp_path)
+        assert count >= 25
+        for number in range(count):
+            points.aim(number, f"canceled-{number}")
+            canceled = await agent.stages.start(points.job, mirror.grant(manifest))
+            async with asyncio.timeout(60):
+                while canceled.record.state != "RELEASED":
+                    await canceled.changed()
+            assert points.releasing
+            await points.releasing
+            assert open_files(tmp_path) == idle
+            check_nothing_is_left(agent)
+            if number % 5 == 0:
+                points.aim(None, "")
+                await stage_and_evict(f"after-{number}")
+        points.aim(None, "")
+        await stage_and_evict("at last")
+    assert not open_files(tmp_path)
+    async with asyncio.timeout(60):  # the mirror of this process closes its ends a moment later
+        while sockets() > before or threading.active_count() > threads + 64:
+            await asyncio.sleep(0.01)

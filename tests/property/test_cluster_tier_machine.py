@@ -1,0 +1,171 @@
+"""The cluster tier on a real disk: what it says is what is there, whatever happens while a chunk is read or written."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from bdn.core.chunk_index import ChunkIndex
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, StoreUnavailableError
+from node_agent.cache.cache_events import CacheEvents
+from node_agent.cluster.chunk_files import ChunkFiles
+from node_agent.cluster.tier import ClusterTier
+from node_agent.disk.direct import DirectWrites
+from tests.support.names import named
+
+CONTENT = {digest_of(bytes([number]) * size): bytes([number]) * size for number, size in enumerate((1, 2, 3, 4, 5))}
+MANIFESTS = [named(f"manifest {number}") for number in range(3)]
+chunks, manifests = st.sampled_from(list(CONTENT)), st.sampled_from(MANIFESTS)
+Deed = tuple[str, Digest, Digest]  # what others do while a chunk is on its way: verb, manifest, chunk
+deeds = st.lists(st.tuples(st.sampled_from(["bring", "evict", "lose", "open"]), manifests, chunks), max_size=3)
+
+
+class InterruptedFiles(ChunkFiles):
+    """``meanwhile`` happens once, after the next chunk is written and before it has a name."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def write(self, content: memoryview) -> Path:
+        aside = super().write(content)
+        if self.meanwhile:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return aside
+
+
+class ClusterTierMachine(RuleBasedStateMachine):
+    @initialize(budget=st.integers(4, 12))
+    def build(self, budget: int) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.budget = budget
+        self.now = 1000.0
+        self.start()
+
+    def start(self) -> None:
+        self.files = InterruptedFiles(self.root, DirectWrites())
+        events = CacheEvents(lambda: None, lambda _reason, _count: None)
+        self.tier = ClusterTier(self.files, ChunkIndex(), lambda: self.budget, lambda: self.now, events)
+        self.tier.load()
+
+    def teardown(self) -> None:
+        if hasattr(self, "root"):
+            shutil.rmtree(self.root)
+
+    def happen(self, deeds: list[Deed]) -> None:
+        for verb, manifest, chunk in deeds:
+            if verb == "bring":
+                self.tier.keep(manifest, chunk, memoryview(CONTENT[chunk]))
+            elif verb == "evict":
+                self.tier.evict(lambda index, manifest=manifest: index.plan([manifest]), "request")
+            elif verb == "lose":
+                self.tier.lose(chunk)
+            else:
+                self.read(chunk)
+
+    def read(self, chunk: Digest) -> bool:
+        file = self.tier.open(chunk)
+        if file is None:
+            return False
+        with file:
+            assert file.read() == CONTENT[chunk]
+        return True
+
+    @rule(manifest=manifests, chunk=chunks, passed=st.sampled_from([0, 61]), reading=deeds, written=deeds)
+    def bring(self, manifest: Digest, chunk: Digest, passed: int, reading: list[Deed], written: list[Deed]) -> None:
+        self.now += passed
+        buffer = memoryview(bytearray(len(CONTENT[chunk])))
+
+        def read(room: memoryview) -> None:
+            self.happen(reading)
+            room[:] = CONTENT[chunk]
+            self.files.meanwhile = lambda: self.happen(written)
+
+        try:
+            is_new = self.tier.bring(manifest, chunk, buffer, read)
+        except (CacheFullError, CacheTooSmallError):
+            return
+        if not is_new or not any(verb in ("evict", "lose") for verb, *_ in reading + written):
+            assert self.read(chunk)
+
+    @rule(manifest=manifests, chunk=chunks, reading=deeds)
+    def bring_what_does_not_come(self, manifest: Digest, chunk: Digest, reading: list[Deed]) -> None:
+        if self.tier.holds(chunk):
+            return
+
+        def read(_: memoryview) -> None:
+            self.happen(reading)
+            raise StoreUnavailableError("it is down")
+
+        with pytest.raises(BdnError):
+            self.tier.bring(manifest, chunk, memoryview(bytearray(len(CONTENT[chunk]))), read)
+        assert not self.read(chunk)
+
+    @rule(deeds=deeds)
+    def others_come_and_go(self, deeds: list[Deed]) -> None:
+        self.happen(deeds)
+
+    @rule(manifest=manifests, chunk=chunks)
+    def evict_what_is_being_read(self, manifest: Digest, chunk: Digest) -> None:
+        file = self.tier.open(chunk)
+        if file is not None:
+            self.tier.evict(lambda index: index.plan(index.named_by(chunk)), "request")
+            assert self.tier.open(chunk) is None
+            with file:
+                assert file.read() == CONTENT[chunk]
+
+    @rule(elsewhere=st.frozensets(chunks))
+    def drop(self, elsewhere: frozenset[Digest]) -> None:
+        self.tier.drop(elsewhere.__contains__)
+        assert not any(map(self.read, elsewhere))
+
+    @rule(budget=st.integers(0, 12))
+    def trim(self, budget: int) -> None:
+        self.budget = budget
+        self.tier.trim()
+
+    @rule(chunk=chunks)
+    def somebody_takes_a_chunk_away(self, chunk: Digest) -> None:
+        for path in self.root.rglob(chunk.hex):
+            path.unlink()
+        assert not self.read(chunk)
+
+    @rule()
+    def crash_and_restart(self) -> None:
+        before = {manifest: size for manifest, (size, _) in self.tier.held().items()}
+        (self.root / "incoming" / "17").write_bytes(b"half")
+        self.start()
+        assert {manifest: size for manifest, (size, _) in self.tier.held().items()} == before
+
+    @invariant()
+    def the_disk_holds_what_the_tier_says_and_nothing_else(self) -> None:
+        if not hasattr(self, "root"):
+            return
+        assert not list((self.root / "incoming").iterdir())
+        on_disk = {path for path in (self.root / "chunks").rglob("*") if path.is_file()}
+        index = self.tier.index
+        named = {
+            self.root / "chunks" / manifest.hex / chunk.hex
+            for chunk in index.committed()
+            for manifest in index.named_by(chunk)
+        }
+        assert on_disk == named
+        inodes = {path.stat().st_ino: path for path in on_disk}
+        assert {path.name for path in inodes.values()} == {chunk.hex for chunk in index.committed()}
+        assert all(path.read_bytes() == CONTENT[Digest(path.name)] for path in inodes.values())
+        use = self.tier.use()
+        assert (use.committed, use.reserved) == (sum(path.stat().st_size for path in inodes.values()), 0)
+        assert use.committed <= self.budget
+
+
+TestClusterTierMachine = ClusterTierMachine.TestCase
+TestClusterTierMachine.settings = settings(
+    max_examples=settings().max_examples // 4, stateful_step_count=30, deadline=None
+)
