@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv/bin
 
-.PHONY: setup demo test check lint bench clean
+.PHONY: setup demo test check lint peers bench clean
 
 setup: .venv/.ready
 
@@ -20,9 +20,17 @@ setup: .venv/.ready
 	$(VENV)/uv pip install -q --python .venv-aws/bin/python --require-hashes -r requirements/aws.txt
 	@touch $@
 
-# What we are measured against.
+# What we are measured against and with, as program:package. One that cannot be had is a row of the report that says so.
+MEASURED := nginx:nginx-light fio:fio aria2c:aria2 ip:iproute2 tc:iproute2
+
+peers: .venv/.ready
+	@PATH="$$PATH:/usr/sbin:/sbin"; for one in $(MEASURED); do \
+	    command -v $${one%:*} >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends $${one#*:}; } \
+	        || echo "$${one%:*} cannot be installed here" >&2; \
+	done
+	@$(MAKE) -s .venv-peers/.ready || echo "not all programs that we are measured against can be installed here" >&2
+
 .venv-peers/.ready: .venv/.ready requirements/peers.txt
-	@command -v nginx >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends nginx-light; }
 	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-peers
 	$(VENV)/uv pip install -q --python .venv-peers/bin/python --require-hashes -r requirements/peers.txt
 	@touch $@
@@ -43,7 +51,7 @@ lint: setup
 
 check: lint test
 
-bench: setup .venv-aws/.ready .venv-peers/.ready
+bench: setup peers
 	$(VENV)/python -m tests.benchmarks
 
 clean:

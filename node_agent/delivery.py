@@ -23,6 +23,7 @@ from node_agent.disk.group_sync import GroupSync
 from node_agent.fill.filler import Filler
 from node_agent.fill.flights import Flights
 from node_agent.fill.lanes import Pools
+from node_agent.fill.turns import Turns
 from node_agent.ground import Ground
 from node_agent.metrics import Metrics
 from node_agent.ring.peers import Peers
@@ -66,6 +67,7 @@ async def open_delivery(
     pools = Pools(
         ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
         ByteThreads(settings.byte_threads, "agent-peers"),
+        Turns(settings.byte_threads),
     )
     for threads in (pools.own, pools.peers):
         stack.push_async_callback(in_thread, threads.close)
@@ -104,6 +106,7 @@ async def open_delivery(
         mirror_url=settings.url,
         on_obtained=metrics.obtained,
         members=ground.members,
+        origin=pools.origin,
     )
     face = OwnersShelf(ground.shelf, obtaining) if "cluster" in settings.roles else ground.shelf
     pace = pacer(settings.upload_rate)

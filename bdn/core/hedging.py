@@ -10,13 +10,16 @@ from typing import Final
 _REMEMBERED: Final = 200  # chunks
 _NEEDED: Final = 8  # fewer tell nothing about what is usual
 _TAIL: Final = 0.99
+_MANY: Final = 100  # from here on the 99th percentile is more than the slowest of a few
 _SLACK: Final = 2.0
+_SLACK_OF_FEW: Final = 4.0
 _OVERHEAD_SIZE: Final = 1024 * 1024  # asking and being answered takes as long as so many bytes more
 
 
 class Deadlines:
     """How long a chunk may keep us waiting: twice the 99th percentile of the last 200, in proportion to their bytes.
 
+    Four times while fewer than 100 are known: the first ones come over links that are still empty.
     One for the wait until answers begin, and one for the bytes from there on. The chunks that come from the mirror count as
     well: nobody can say that a peer is slow, who knows nothing else; and a node whose own link is slow finds everybody slow, and
     is to blame nobody. A deadline is asked for when it is to be judged, and not when the request begins, so that what others
@@ -50,7 +53,14 @@ class Deadlines:
         """Seconds that ``size`` bytes may take, from the moment when an answer begins."""
         if len(self._paces) < _NEEDED:
             return self._longest
-        return min(self._longest, max(self._shortest, _SLACK * self._tail() * (size + _OVERHEAD_SIZE)))
+        slack = _SLACK_OF_FEW if len(self._paces) < _MANY else _SLACK
+        return min(self._longest, max(self._shortest, slack * self._tail() * (size + _OVERHEAD_SIZE)))
+
+    def usual(self, size: int) -> float:
+        """Seconds that half of all chunks with ``size`` bytes take at most, of those who were waited for to the end."""
+        if len(self._paces) < _NEEDED:
+            return self._longest
+        return self._sorted[len(self._sorted) // 2] * (size + _OVERHEAD_SIZE)
 
     def _tail(self) -> float:
         return self._sorted[ceil(_TAIL * len(self._sorted)) - 1]

@@ -39,9 +39,9 @@ class MirrorOpener(Protocol):
 class Obtaining:
     """Brings chunks into the cluster tier, from the mirror and never from another peer, so that no request goes in circles.
 
-    ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. All ``members`` together read
-    from the mirror as much at once as one node does, for the reason that ``own_in_flight`` gives. ``on_obtained`` is told
-    the bytes of each chunk.
+    ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. They read in the
+    same turns, ``origin``: what a peer asks for comes before what this node wants next. ``on_obtained`` is told the bytes of
+    each chunk.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -56,7 +56,7 @@ class Obtaining:
     mirror_url: str
     on_obtained: Callable[[int], None]
     members: Members
-    _turns: Turns = field(default_factory=lambda: Turns(1))
+    origin: Turns
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def begin(self, request: ChunkRequest) -> Future[object]:
@@ -99,9 +99,9 @@ class Obtaining:
             if (landing := self.reads.landing(request.digest)) is not None:
                 await others(landing)
             else:
-                self._turns.limit = own_in_flight(len(self.members.current().members), self.threads.count)
+                self.origin.limit = own_in_flight(len(self.members.current().members), self.threads.count)
                 # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
-                async with self._turns.take(()), self.bandwidth.turn(TrafficClass.STAGE, size):
+                async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.take(()):
                     # Canceled it is when the agent ends, and then no thread shall go through its retries.
                     await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
 

@@ -6,7 +6,7 @@ Each has threads of its own, so that waiting for peers never keeps a node from r
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
@@ -17,27 +17,32 @@ from node_agent.fill.turns import Position, Turns
 
 @dataclass(frozen=True)
 class Pools:
-    """The agent's byte threads, which all stages share: for chunks from the mirror, and for those from peers."""
+    """The agent's byte threads, which all stages share: for chunks from the mirror, and for those from peers.
+
+    ``origin`` are the turns to read from the mirror, for stages and for what peers ask for: more at once from this node
+    would come no sooner, and what its peers wait for would come later.
+    """
 
     own: ByteThreads
     peers: ByteThreads
+    origin: Turns
 
 
 @dataclass(frozen=True, eq=False)
 class Lane:
-    """Some of a stage's chunks. Without ``turns``, whoever comes first is first."""
+    """Some of a stage's chunks."""
 
     threads: ByteThreads
-    turns: Turns | None
+    turns: Turns
 
     @property
     def width(self) -> int:
         """How many chunks are in hand at once, at most."""
-        return min(self.threads.count, self.turns.limit) if self.turns else self.threads.count
+        return min(self.threads.count, self.turns.limit)
 
     def turn(self, position: Position) -> AbstractAsyncContextManager[None]:
         """To be held while a chunk is in hand."""
-        return self.turns.take(position) if self.turns else nullcontext()
+        return self.turns.take(position)
 
 
 Place = tuple[Lane, Position]  # where a chunk is to be fetched, and when
@@ -45,9 +50,9 @@ PlaceOf = Callable[[Digest], Place]
 
 
 class Lanes:
-    """One stage's lanes, among ``members`` who share the reading. A node that is alone has one, and no order in it."""
+    """One stage's lanes, among ``members`` who share the reading. A node that is alone uses only one."""
 
     def __init__(self, pools: Pools, members: int) -> None:
-        most = pools.own.count
-        self.own = Lane(pools.own, Turns(own_in_flight(members, most)) if members > 1 else None)
+        pools.origin.limit = own_in_flight(members, pools.own.count)
+        self.own = Lane(pools.own, pools.origin)
         self.peers = Lane(pools.peers, Turns(pools.peers.count))

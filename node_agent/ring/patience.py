@@ -6,17 +6,25 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Self
 
 from bdn.core.errors import CanceledError, StoreUnavailableError
 from bdn.core.streaming import StallPolicy, StallWindow
+from bdn.transfer.patience import TICK_SECONDS
 
 Clock = Callable[[], float]
 
-_PEER_SILENCE_SECONDS: Final = 5.0  # a peer that works on an answer says so every second
+_PEER_SILENCE_SECONDS: Final = 10.0  # a peer that works on an answer says so every second, over a link that may be full
 _MIRROR_SILENCE_SECONDS: Final = 20.0
 
-_HELD = 2.0  # so many limits we wait for a late peer, when nothing more may be asked for twice
+_HELD_SECONDS: Final = 5.0  # and as long again we wait for a late peer, when nothing more may be asked for twice
+
+# A link that is as slow as one in trouble is told from a busy one by what it brings, in multiples of what is usual: after
+# the first of these at the earliest, when the whole would take longer than the last; the one between is for a peer at fault.
+_TRIED: Final = 4.0
+_LATE: Final = 8.0
+_HOPELESS: Final = 16.0
 
 
 class LateError(Exception):
@@ -32,10 +40,11 @@ class LateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds until an answer should begin, and from then on until it should have come."""
+    """Seconds until an answer should begin, and from then on until it should have come; and what a body usually takes."""
 
     head_seconds: float
     body_seconds: float
+    usual_seconds: float = inf
 
 
 @dataclass(slots=True)
@@ -44,9 +53,10 @@ class SourcePatience:
 
     A source has ``limits`` when there is another one. Head and body are judged apart: an owner that waits for the mirror
     says that it is alive, and asking another one too soon would make the mirror send the chunk twice; but an owner whose link
-    is slow is slow with the mirror as well. When a limit has passed, ``may_leave`` is asked with the bytes that are missing;
-    refused, the request goes on for as long again and then fails. Once ``is_at_fault``, because another request to the same
-    peer was left, this one ends as well unless it will be in time: what is slow is its link, not that one chunk.
+    is slow is slow with the mirror as well. A body is late, too, when the whole would take many times what is usual, at the
+    pace up to now. For a late one ``may_leave`` is asked with the bytes that are missing; refused, the request goes on for as
+    long again and then fails. Once ``is_at_fault``, because another request to the same
+    peer was late, this one is late as well unless it will be in time: what is slow is a link, and seldom one chunk.
     """
 
     size: int
@@ -61,7 +71,9 @@ class SourcePatience:
     _heard: float = field(init=False)
     _window: StallWindow | None = field(default=None, init=False)
     _begun: float | None = field(default=None, init=False)
-    _is_held: bool = field(default=False, init=False)  # late, and not allowed to leave
+    _held_until: float | None = field(default=None, init=False)  # late, and not allowed to leave
+    _unjudged: int = field(default=0, init=False)  # bytes
+    _next: float = field(default=0.0, init=False)  # when the body is judged again
 
     def __post_init__(self) -> None:
         self._asked = self._heard = self.clock()
@@ -102,9 +114,8 @@ class SourcePatience:
         if (silence := self.clock() - self._heard) >= self.silence_seconds:
             self._fail(f"no sign of life for {silence:.1f} s")
         if self.limits is not None:
-            if self.is_at_fault():
-                self._fail("others wait for it in vain")
-            self._judge(self.taken.head_seconds, self.limits().head_seconds, self.size)
+            seconds = self.taken.head_seconds
+            self._judge(seconds, self.size, is_late=seconds >= self.limits().head_seconds or self.is_at_fault())
 
     def at_work(self) -> None:
         """A sign of life."""
@@ -114,23 +125,31 @@ class SourcePatience:
         """Raises ``LateError`` when a peer is to be left, ``StoreUnavailableError`` when the mirror's body has stalled."""
         self._check_stop()
         now = self.clock()
-        if self._window is None:
+        if self._window is None or self._begun is None:
             self._window = StallWindow(self.stall, self.size, now)
-            self._begun, self._is_held = now, False
+            self._begun, self._held_until = now, None
+        self._unjudged += count
+        if now < self._next:  # bytes come in small pieces where the link is slow, and there is little to say about each
+            return
+        self._next = now + TICK_SECONDS
+        count, self._unjudged = self._unjudged, 0
         if slow := self._window.judge(count, now):
             self._fail(slow)
         if self.limits is not None:
-            seconds, limit, missing = self.taken.body_seconds, self.limits().body_seconds, self._window.missing
-            if self.is_at_fault() and seconds * self.size > limit * (self.size - missing):
-                self._fail(f"too slow, as others: {missing} bytes are missing after {seconds:.1f} s")
-            self._judge(seconds, limit, missing)
+            self._judge_body(self.limits(), now - self._begun, self._window.missing)
 
-    def _judge(self, seconds: float, limit: float, missing: int) -> None:
-        if seconds >= limit and not self._is_held:
+    def _judge_body(self, limits: Limits, seconds: float, missing: int) -> None:
+        usual, at_this_pace = limits.usual_seconds, seconds * self.size / max(1, self.size - missing)
+        is_hopeless = seconds >= _TRIED * usual and at_this_pace > _HOPELESS * usual
+        is_late_as_others = at_this_pace > min(_LATE * usual, limits.body_seconds) and self.is_at_fault()
+        self._judge(seconds, missing, is_late=seconds >= limits.body_seconds or is_hopeless or is_late_as_others)
+
+    def _judge(self, seconds: float, missing: int, *, is_late: bool) -> None:
+        if is_late and self._held_until is None:
             if self.may_leave(missing):
                 raise LateError
-            self._is_held = True
-        if seconds >= _HELD * limit:
+            self._held_until = 2 * seconds + _HELD_SECONDS
+        if self._held_until is not None and seconds >= self._held_until:
             self._fail(f"too slow: {missing} bytes are missing after {seconds:.1f} s")
 
     def _fail(self, reason: str) -> None:

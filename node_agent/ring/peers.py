@@ -68,7 +68,7 @@ class Peers:
     def limits(self, size: int) -> Limits:
         """How long ``size`` bytes from a peer may take, by what is known now."""
         with self._lock:
-            return Limits(self._heads.deadline(0), self._bodies.deadline(size))
+            return Limits(self._heads.deadline(0), self._bodies.deadline(size), self._bodies.usual(size))
 
     def avoided(self) -> tuple[str, ...]:
         """Who is avoided now, of those who are members."""

@@ -97,11 +97,18 @@ class RingSupply:
         if address is None or not self.peers.claim(peer):
             return False
         missing, effort = chunk.missing, self.bearings.effort
+
+        def may_leave(count: int) -> bool:
+            if effort.hedge(count):
+                return True
+            self.peers.late(peer, has_begun=patience.has_begun)  # new requests go elsewhere, at least
+            return False
+
         patience = SourcePatience.with_peer(
             missing,
             self.stop,
             partial(self.peers.limits, missing),
-            effort.hedge,
+            may_leave,
             partial(self.peers.is_at_fault, peer),
             self.peers.clock,
         )

@@ -1,28 +1,19 @@
-"""How fast the data plane serves chunks, and how fast an engine without a disk takes them in."""
+"""How fast the data plane serves chunks: beside nginx from memory, beside the disk itself from the disk."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.connections import ConnectionPool
-from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.transfer.verifying import VerifyingReader
 from bdn.wire.paths import chunk_path
-from tests.benchmarks import fio, nginx, page_cache, prototype, s3_origin
+from tests.benchmarks import fio, nginx, page_cache, prototype
+from tests.benchmarks.mirrored import mirrored
 from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled_size
-from tests.support import services
 
 INTRODUCTION = """
 2 GiB of chunks of 8 MiB in the store of `bdn serve`, read from its data plane and, in turn, from nginx that serves the very

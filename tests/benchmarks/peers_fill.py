@@ -11,7 +11,7 @@ from tests.benchmarks.cold_stages import ColdStages
 from tests.benchmarks.fill import FILES, SIZE
 from tests.benchmarks.mirrored import PREFIX, Mirrored, mirrored
 from tests.benchmarks.report import Figure, Missing, Row, ratios
-from tests.benchmarks.scale import RUNS, scaled_size
+from tests.benchmarks.scale import FEW_RUNS, RUNS, scaled_size
 
 INTRODUCTION = """
 The same cold stage of 4 files of 2 GiB as in *fill*, in turn with what others do: each program fetches the same bytes from
@@ -29,11 +29,10 @@ ASKED = {
     peers.HF_TRANSFER: "",
     peers.RCLONE: "",
 }
-RUNS_UNASKED = 3
 
 
 @dataclass
-class _Beside:
+class Beside:
     """A peer, and what it achieved so far. One that fails once is not asked again."""
 
     peer: peers.Peer
@@ -42,7 +41,7 @@ class _Beside:
     missing: Missing | None = None
 
     def run(self, content: Mirrored, run: int) -> None:
-        if self.missing or (run >= RUNS_UNASKED and not self.asked):
+        if self.missing or (run >= FEW_RUNS and not self.asked):
             return
         page_cache.keep(page_cache.files_below(content.source))
         target = content.root / "others"
@@ -67,7 +66,7 @@ class _Beside:
 
 def measure() -> list[Row]:
     """Ours and each of the others, in turn."""
-    beside = [_Beside(peer, asked) for peer, asked in ASKED.items()]
+    beside = [Beside(peer, asked) for peer, asked in ASKED.items()]
     for one in beside:
         if reason := one.peer.missing():
             one.missing = Missing(one.peer.name, reason, one.asked)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.report import Figure
+from tests.benchmarks.scale import FEW_RUNS
 from tests.doubles.hub import Hub
 from tests.support.commands import Shell
 
@@ -16,7 +17,6 @@ INTRODUCTION = """
 command reports: from its first look at the source to the directory being published. *process* is the whole command,
 interpreter and imports included. Allowed: 100 ms plus 1 ms per 50 files.
 """
-RUNS = 5
 
 
 def measure() -> list[Figure]:
@@ -31,7 +31,7 @@ def measure() -> list[Figure]:
             allowed = f"< {0.1 + count / 50 / 1000:.2f} s"
             for title, target in (("the same directory", "out"), ("a new directory", "out-{n}")):
                 ready, process = [], []
-                for n in range(RUNS):
+                for n in range(FEW_RUNS):
                     began = time.perf_counter()
                     done = shell.run("bdn", "pull", "hf://org/model", target.format(n=n), "--json")
                     process.append(time.perf_counter() - began)

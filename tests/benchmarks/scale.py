@@ -9,6 +9,7 @@ from bdn.core.chunk import CHUNK_SIZE
 
 SCALE: Final = float(os.environ.get("BDN_BENCH_SCALE", "1"))
 RUNS: Final = int(os.environ.get("BDN_BENCH_RUNS", "5"))
+FEW_RUNS: Final = min(RUNS, 3)  # of what is long, and not what the page is about
 
 
 def scaled(count: int) -> int:

@@ -16,6 +16,7 @@ from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.mirror_schema import Holding
+from node_agent import heartbeat
 from node_agent.disk.owner import boot_id
 from node_agent.evictions import Evictions
 from node_agent.holdings import Holdings
@@ -77,6 +78,24 @@ async def test_new_holdings_are_told_at_once_and_not_told_again(tmp_path: Path) 
             await agent.stages.release(stage.id)
             await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
             await mirror.heard(lambda beat: beat.holdings is None)
+
+
+async def test_what_changes_right_after_a_change_was_told_waits_for_what_changes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_NEWS_PAUSE_SECONDS", 3600)
+    async with listening() as mirror:
+        manifest = mirror.publish({"f": b"content"})
+        async with Rig(mirror, tmp_path).agent() as agent:
+            stage = await staged(agent, mirror, manifest)
+            await mirror.heard(lambda beat: bool(beat.holdings))
+
+            await agent.stages.release(stage.id)
+            told = await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
+
+            assert (
+                told.wait_seconds > 0
+            )  # the heartbeat that was due anyway; a change alone is told with one of its own
 
 
 async def test_a_command_is_carried_out_and_reported(tmp_path: Path) -> None:

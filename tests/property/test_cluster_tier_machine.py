@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ MANIFESTS = [named(f"manifest {number}") for number in range(3)]
 chunks, manifests = st.sampled_from(list(CONTENT)), st.sampled_from(MANIFESTS)
 Deed = tuple[str, Digest, Digest]  # what others do while a chunk is on its way: verb, manifest, chunk
 deeds = st.lists(st.tuples(st.sampled_from(["bring", "evict", "lose", "open"]), manifests, chunks), max_size=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nobody_waits_for_the_disk() -> Iterator[None]:
+    """Nothing here is about power cuts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fdatasync", lambda _: None)
+        yield
 
 
 class InterruptedFiles(ChunkFiles):
@@ -64,11 +73,14 @@ class ClusterTierMachine(RuleBasedStateMachine):
             if verb == "bring":
                 self.tier.keep(manifest, chunk, memoryview(CONTENT[chunk]))
             elif verb == "evict":
-                self.tier.evict(lambda index, manifest=manifest: index.plan([manifest]), "request")
+                self.evict(manifest)
             elif verb == "lose":
                 self.tier.lose(chunk)
             else:
                 self.read(chunk)
+
+    def evict(self, *manifests: Digest) -> None:
+        self.tier.evict(lambda index: index.plan(manifests), "request")
 
     def read(self, chunk: Digest) -> bool:
         file = self.tier.open(chunk)
@@ -116,7 +128,7 @@ class ClusterTierMachine(RuleBasedStateMachine):
     def evict_what_is_being_read(self, manifest: Digest, chunk: Digest) -> None:
         file = self.tier.open(chunk)
         if file is not None:
-            self.tier.evict(lambda index: index.plan(index.named_by(chunk)), "request")
+            self.evict(*self.tier.index.named_by(chunk))
             assert self.tier.open(chunk) is None
             with file:
                 assert file.read() == CONTENT[chunk]

@@ -66,7 +66,7 @@ class StandingMachine(RuleBasedStateMachine):
     def nobody_is_avoided_without_or_for_longer_than_its_faults(self) -> None:
         for peer in PEERS:
             faults = self.blamed[peer]
-            longest = 600 if any(fault is Fault.WRONG for _, fault in faults) else 60
+            longest = 60 if all(fault is Fault.FAILED for _, fault in faults) else 600
             last = faults[-1][0] if faults else -1000.0
             if self.standing.is_avoided(peer, self.now):
                 assert self.now < max(last + longest, self.tried.get(peer, -30.0) + 30.0)

@@ -60,6 +60,11 @@ def test_a_tier_without_its_role_has_nothing_and_the_other_all_that_is_allowed(
     assert tier_limits(("cluster",), limit, cluster_limit, there) == TierBudgets(0, alone)
 
 
+@given(sizes, sizes, sizes)
+def test_what_the_operator_says_of_the_cluster_tier_is_its_limit(limit: int, cluster_limit: int, there: int) -> None:
+    assert tier_limits(("node", "cluster"), limit, cluster_limit, there) == TierBudgets(limit, cluster_limit)
+
+
 @given(sizes, sizes)
 def test_without_a_word_from_the_operator_the_cluster_has_a_tenth_of_what_the_cache_can_have(
     limit: int, there: int

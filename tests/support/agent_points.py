@@ -18,7 +18,7 @@ from node_agent.fill.part import Part
 from node_agent.view.views import Views
 
 _IN_THREADS = {
-    Part: ("open", "write", "commit", "close"),
+    Part: ("open", "write", "commit"),
     PackedParts: ("write",),
     Views: ("publish", "expose"),
 }

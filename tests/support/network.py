@@ -51,6 +51,14 @@ class Host:
         _run(*self.prefix, "tc", "qdisc", "replace", "dev", "eth0", *shaped)
         _run("tc", "qdisc", "replace", "dev", self.link, *shaped)
 
+    def cut(self) -> None:
+        """Its cable is out: nobody hears anything of it, not even that it is gone."""
+        _run("ip", "link", "set", self.link, "down")
+
+    def mend(self) -> None:
+        """Its cable is in again."""
+        _run("ip", "link", "set", self.link, "up")
+
     @property
     def sent_bytes(self) -> int:
         """What it has put on its link, headers included."""

@@ -36,14 +36,21 @@ class Mirror:
     url: str
     ports: tuple[int, int]  # of the API and of the data plane
 
+    def plan(self, source: str, **patterns: Any) -> Any:
+        """What mirroring it would take."""
+        return self._ask(source, {"dry_run": "true"}, patterns)
+
     def ready(self, source: str) -> Any:
         """The mirror's document once everything is held."""
-        body = {"weights": [{"source": source, "mount_location": "/weights"}]}
-        mirror = self.http.post("/mirror", json=body).raise_for_status().json()
+        mirror = self._ask(source, {}, {})
         while mirror["status"] in {"PENDING", "SYNCING"}:
             mirror = self.http.get(f"/mirror/{mirror['id']}?wait=60").raise_for_status().json()
         assert mirror["status"] == "READY", mirror
         return mirror
+
+    def _ask(self, source: str, params: dict[str, str], patterns: dict[str, Any]) -> Any:
+        body = {"weights": [{"source": source, "mount_location": "/weights", **patterns}]}
+        return self.http.post("/mirror", params=params, json=body).raise_for_status().json()
 
     def evict_agents(self) -> None:
         """Both tiers of all agents let go of everything; returns when the disk has taken notice, too."""
@@ -128,7 +135,7 @@ def mirror(root: Path, host: Host | None = None, **environment: str) -> Iterator
     root.mkdir(exist_ok=True)
     url = f"http://{host.address if host else '127.0.0.1'}:{port}"
     with shell.running("bdn", "serve") as process, _client(url) as http:
-        wait_until(lambda: answers(http), what="the mirror")
+        wait_until(lambda: answers(http), seconds=_LONGEST_START_SECONDS, what="the mirror")
         yield Mirror(http, process, shell, url, (port, data_port))
 
 

@@ -102,5 +102,5 @@ class QueuedLinks:
     def _land(self, now: float, through: float, target: int, size: int) -> float:
         """The downlink has so much more to do from now on; a source that is slower than that keeps nobody else waiting."""
         free = self._down_free[target]
-        free = self._down_free[target] = (now if now > free else free) + size * self._seconds_per_byte[target]
-        return through if through > free else free
+        free = self._down_free[target] = (max(free, now)) + size * self._seconds_per_byte[target]
+        return max(free, through)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
@@ -42,6 +43,7 @@ class Asked:
     size: int = CHUNK_SIZE
     began: float | None = None  # its answer
     arrives: float = inf  # where it is known
+    is_held: bool = False  # late, and no more may be asked for twice
 
 
 class Node:
@@ -58,10 +60,13 @@ class Node:
         self.slots = (1, 1)
         self.asked: dict[int, Asked] = {}
         self.reading: dict[int, float] = {}  # from the mirror, for its own fill or for peers, since when
+        self.obtaining: set[int] = set()  # those for peers alone
+        self.to_obtain: deque[int] = deque()  # when one of those is through
         self.parked: dict[int, list[tuple[Node, Asked]]] = {}  # by chunk, the peers that wait for it here
         self.heads = Deadlines(shortest=3.0)  # until an answer begins
         self.bodies = Deadlines()  # and from there to its end
         self.standing = PeerStanding()
         self.hedges = HedgeBudget(case.chunks * CHUNK_SIZE)
+        self.retries = 0
         self.is_alive = True
         self.finished_at: float | None = None

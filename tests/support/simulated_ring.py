@@ -21,7 +21,7 @@ from tests.support.simulated_links import MIRROR, Links, QueuedLinks
 from tests.support.simulated_node import OWN, PEERS, Asked, Case, Node
 
 LATENCY_SECONDS: Final = 0.0005
-HELD_SECONDS: Final = 30.0  # with a source that is late when no more may be asked for twice
+HELD: Final = 2.0  # times the deadline: with a source that is late when no more may be asked for twice
 DEAD_SECONDS: Final = 2.0  # until a request to a machine that is gone has failed
 LOOK_SECONDS: Final = 1.0  # between two looks at the deadline: as often as an owner says that it is at work
 
@@ -146,7 +146,24 @@ class Ring:
         else:
             self._at(now + LOOK_SECONDS, self._look, node, index, asked)
             peer.parked.setdefault(index, []).append((node, asked))
-            self._read_mirror(now, peer, index, CHUNK_SIZE)  # what peers ask for is never asked of another peer
+            self._obtain(now, peer, index)
+
+    def _obtain(self, now: float, node: Node, index: int) -> None:
+        """What peers ask for is never asked of another peer; and not more of it at once than of the node's own."""
+        if index in node.reading:
+            return
+        if len(node.obtaining) < node.slots[OWN]:
+            node.obtaining.add(index)
+            self._read_mirror(now, node, index, CHUNK_SIZE)
+        else:
+            node.to_obtain.append(index)
+
+    def _obtained(self, now: float, node: Node, index: int) -> None:
+        node.obtaining.discard(index)
+        while node.to_obtain and len(node.obtaining) < node.slots[OWN]:
+            following = node.to_obtain.popleft()
+            if not node.held[following]:
+                self._obtain(now, node, following)
 
     def _serve(self, now: float, node: Node, index: int, asked: Asked) -> None:
         asked.began = now
@@ -161,24 +178,35 @@ class Ring:
         """Whether a source is late: then the rest is asked for elsewhere, if the budget allows."""
         if node.asked.get(index) is not asked or not node.is_alive:
             return
-        has_begun = asked.began is not None and asked.began <= now
-        due = asked.began + node.bodies.deadline(asked.size) if has_begun else asked.asked + node.heads.deadline(0)
-        if now < due:
-            self._at(min(due, now + LOOK_SECONDS), self._look, node, index, asked)
-            return
-        (node.bodies if has_begun else node.heads).left()
-        node.standing.blame(self.nodes[asked.source].name, Fault.SLOW, now)
+        since = asked.asked if asked.began is None else asked.began
+        limit = node.heads.deadline(0) if asked.began is None else node.bodies.deadline(asked.size)
         missing = self._missing(now, node, index, asked)
-        if node.hedges.take(missing):
-            self._move(now, node, index, asked, missing)
+        is_hopeless = asked.began is None or (now - since) * asked.size > limit * (asked.size - missing)
+        if is_hopeless and node.standing.is_at_fault(self.nodes[asked.source].name, now):
+            self._failed(now, node, index, asked, Fault.SLOW)
+        elif now >= since + limit and not asked.is_held and node.hedges.take(missing):
+            self._late(now, node, index, asked, missing)
+        elif now >= since + HELD * limit:
+            self._failed(now, node, index, asked, Fault.SLOW)
         else:
-            self._at(now + HELD_SECONDS, self._failed, node, index, asked)
+            asked.is_held = now >= since + limit
+            due = since + (HELD if asked.is_held else 1.0) * limit
+            self._at(min(due, now + LOOK_SECONDS), self._look, node, index, asked)
 
-    def _failed(self, now: float, node: Node, index: int, asked: Asked) -> None:
+    def _failed(self, now: float, node: Node, index: int, asked: Asked, fault: Fault = Fault.FAILED) -> None:
         if node.asked.get(index) is not asked or not node.is_alive:
             return
-        node.standing.blame(self.nodes[asked.source].name, Fault.FAILED, now)
-        self._move(now, node, index, asked, self._missing(now, node, index, asked))
+        node.retries += 1
+        node.standing.blame(self.nodes[asked.source].name, fault, now)
+        missing = self._missing(now, node, index, asked)
+        if fault is Fault.SLOW:
+            (node.heads if asked.began is None else node.bodies).left()
+        self._move(now, node, index, asked, missing)
+
+    def _late(self, now: float, node: Node, index: int, asked: Asked, missing: int) -> None:
+        (node.heads if asked.began is None else node.bodies).left()
+        node.standing.blame(self.nodes[asked.source].name, Fault.SLOW, now)
+        self._move(now, node, index, asked, missing)
 
     def _missing(self, now: float, node: Node, index: int, asked: Asked) -> int:
         if asked.began is None:
@@ -237,6 +265,7 @@ class Ring:
         elif asked.source == MIRROR:
             self._filled(now, node, index, asked.lane)
         self._serve_waiting(now, node, index)
+        self._obtained(now, node, index)
 
     def _arrived(self, now: float, node: Node, index: int, asked: Asked) -> None:
         """It came from a peer."""

@@ -41,6 +41,16 @@ def test_a_manifest_is_complete_when_its_last_content_is_committed() -> None:
     assert index.is_complete(M)
 
 
+def test_content_that_is_committed_twice_counts_once() -> None:
+    index = CacheIndex()
+    index.admit(M, sizes(a=3, b=4), stage("s"), now=1, budget=7)
+    index.commit(A)
+    index.commit(A)
+    assert not index.is_complete(M)
+    with pytest.raises(KeyError):
+        index.commit(C)
+
+
 def test_a_manifest_that_is_not_held_is_not_complete() -> None:
     assert not CacheIndex().is_complete(M)
 

@@ -18,7 +18,12 @@ def after(*seconds: float, size: int = 7 * MIB) -> Deadlines:
 
 def test_nobody_is_late_before_eight_chunks_are_known() -> None:
     assert after(*[0.1] * 7).deadline(7 * MIB) == 30.0
-    assert after(*[0.1] * 8).deadline(7 * MIB) == pytest.approx(0.2)
+    assert after(*[0.1] * 8).deadline(7 * MIB) == pytest.approx(0.4)
+
+
+def test_a_chunk_may_take_four_times_as_long_while_fewer_than_a_hundred_are_known() -> None:
+    assert after(*[0.1] * 99).deadline(7 * MIB) == pytest.approx(0.4)
+    assert after(*[0.1] * 100).deadline(7 * MIB) == pytest.approx(0.2)
 
 
 def test_a_node_whose_own_link_is_slow_finds_nobody_late() -> None:
@@ -37,14 +42,14 @@ def test_only_the_last_two_hundred_count() -> None:
 
 
 def test_a_smaller_chunk_has_less_time_and_yet_time_to_be_asked_for() -> None:
-    deadlines = after(*[0.8] * 20)
+    deadlines = after(*[0.8] * 100)
     assert deadlines.deadline(3 * MIB) == pytest.approx(0.8)
     assert deadlines.deadline(0) == pytest.approx(0.2)
 
 
 def test_there_is_a_shortest_and_a_longest_deadline() -> None:
-    assert after(*[0.0001] * 20).deadline(7 * MIB) == 0.01
-    assert after(*[100.0] * 20).deadline(7 * MIB) == 30.0
+    assert after(*[0.0001] * 100).deadline(7 * MIB) == 0.01
+    assert after(*[100.0] * 100).deadline(7 * MIB) == 30.0
 
 
 def test_the_deadline_follows_when_everything_becomes_slower() -> None:
@@ -67,7 +72,7 @@ def test_a_chunk_left_before_anything_is_known_counts_for_nothing() -> None:
         deadlines.came(7 * MIB, 1.0)
     assert deadlines.deadline(7 * MIB) == 300.0
     deadlines.came(7 * MIB, 1.0)
-    assert deadlines.deadline(7 * MIB) == pytest.approx(2.0)
+    assert deadlines.deadline(7 * MIB) == pytest.approx(4.0)
 
 
 def test_a_twentieth_of_a_stage_may_be_asked_for_twice() -> None:

@@ -35,9 +35,9 @@ def test_requests_that_fail_together_are_one_incident() -> None:
 
 def test_a_lie_among_them_counts_as_one() -> None:
     standing = PeerStanding()
-    standing.blame("p", Fault.SLOW, 10.0)
+    standing.blame("p", Fault.FAILED, 10.0)
     standing.blame("p", Fault.WRONG, 10.5)
-    standing.blame("p", Fault.SLOW, 11.0)
+    standing.blame("p", Fault.FAILED, 11.0)
     assert standing.is_avoided("p", 40.4)
     assert not standing.is_avoided("p", 40.5)
 
@@ -46,39 +46,39 @@ def test_a_lesser_fault_does_not_shorten_what_a_lie_has_earned() -> None:
     standing = PeerStanding()
     for now in (0.0, 30.0, 90.0):
         standing.blame("p", Fault.WRONG, now)
-    standing.blame("p", Fault.SLOW, 210.0)
+    standing.blame("p", Fault.FAILED, 210.0)
     assert standing.is_avoided("p", 329.9)
     assert not standing.is_avoided("p", 330.0)
 
 
 def test_one_request_at_a_time_is_the_trial() -> None:
     standing = PeerStanding()
-    standing.blame("p", Fault.SLOW, 0.0)
-    assert not standing.claim("p", 0.9)
-    assert standing.claim("p", 1.0)
-    assert not standing.claim("p", 1.0)
-    assert standing.is_avoided("p", 1.0)
-    standing.succeeded("p", 1.5)
-    assert standing.claim("p", 1.5)
-    assert standing.claim("p", 1.5)
+    standing.blame("p", Fault.FAILED, 0.0)
+    assert not standing.claim("p", 1.9)
+    assert standing.claim("p", 2.0)
+    assert not standing.claim("p", 2.0)
+    assert standing.is_avoided("p", 2.0)
+    standing.succeeded("p", 2.5)
+    assert standing.claim("p", 2.5)
+    assert standing.claim("p", 2.5)
 
 
 def test_a_trial_that_nobody_reports_is_forgotten_after_half_a_minute() -> None:
     standing = PeerStanding()
-    standing.blame("p", Fault.SLOW, 0.0)
-    assert standing.claim("p", 1.0)
-    assert not standing.claim("p", 30.9)
-    assert standing.claim("p", 31.0)
-    assert not standing.claim("p", 31.0)
+    standing.blame("p", Fault.FAILED, 0.0)
+    assert standing.claim("p", 2.0)
+    assert not standing.claim("p", 31.9)
+    assert standing.claim("p", 32.0)
+    assert not standing.claim("p", 32.0)
 
 
 def test_a_trial_that_fails_ends_with_its_failure() -> None:
     standing = PeerStanding()
-    standing.blame("p", Fault.SLOW, 0.0)
-    assert standing.claim("p", 1.0)
-    standing.blame("p", Fault.SLOW, 1.5)
-    assert standing.is_avoided("p", 3.4)
-    assert standing.claim("p", 3.5)
+    standing.blame("p", Fault.FAILED, 0.0)
+    assert standing.claim("p", 2.0)
+    standing.blame("p", Fault.FAILED, 2.5)
+    assert standing.is_avoided("p", 6.4)
+    assert standing.claim("p", 6.5)
 
 
 def test_an_older_request_that_succeeds_late_is_no_trial() -> None:
@@ -106,7 +106,7 @@ def test_who_is_avoided_is_told_by_name() -> None:
     standing = PeerStanding()
     standing.blame("b", Fault.WRONG, 0.0)
     standing.blame("a", Fault.WRONG, 0.0)
-    standing.blame("c", Fault.SLOW, 0.0)
+    standing.blame("c", Fault.FAILED, 0.0)
     assert standing.avoided(5.0) == ("a", "b")
 
 

@@ -16,7 +16,7 @@ import yaml
 from bdn.cli.services import ClientSettings
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
-from node_agent.settings import AgentSettings
+from node_agent.settings import AgentSettings, load_settings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -86,6 +86,18 @@ def test_the_agents_settings_are_accepted_and_find_the_mirror(name: str, monkeyp
     assert settings.cache_bytes == 20_000_000_000
     url = OURS[name]["environment"]["BDN_URL"]
     assert url == f"http://mirror:{OURS['mirror']['environment']['BDN_PORT']}"
+
+
+@pytest.mark.parametrize("name", ["agent-a", "agent-b"])
+def test_the_agents_find_each_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On loopback, which is the default, each would take itself for the other."""
+    for variable, value in OURS[name]["environment"].items():
+        monkeypatch.setenv(variable, value)
+    settings = load_settings()
+
+    assert settings.advertise == f"http://{name}:{settings.data_port}"
+    assert (settings.host, settings.auth) == ("0.0.0.0", "token")
+    assert len({OURS[agent]["environment"]["BDN_AGENT_CLUSTER"] for agent in ("agent-a", "agent-b")}) == 1
 
 
 def test_the_published_ports_are_the_ones_that_the_mirror_listens_on() -> None:

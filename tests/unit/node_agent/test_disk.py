@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import DiskFailedError
-from node_agent.disk.durable import disk_errors, make_folder, remove_empty, write_durably
+from node_agent.disk.durable import disk_errors, make_folder, remove_empty, write_at_once, write_durably
 from node_agent.disk.places import Places
 
 
@@ -23,6 +23,19 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         write_durably(path, b"new")
 
     assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_need_not_survive_a_power_cut_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", pytest.fail)
+    path = tmp_path / "file"
+    for content in (b"old", b"new"):
+        write_at_once(path, content)
+
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 

@@ -13,8 +13,13 @@ MIB = 1024 * 1024
 LIMITS = Limits(head_seconds=20.0, body_seconds=4.0)
 
 
-def with_peer(clock: StepClock, may_leave: Callable[[int], bool] = lambda _: True) -> SourcePatience:
-    return SourcePatience.with_peer(8 * MIB, threading.Event(), LIMITS, may_leave, clock)
+def with_peer(
+    clock: StepClock,
+    may_leave: Callable[[int], bool] = lambda _: True,
+    is_at_fault: Callable[[], bool] = lambda: False,
+    limits: Callable[[], Limits] = lambda: LIMITS,
+) -> SourcePatience:
+    return SourcePatience.with_peer(8 * MIB, threading.Event(), limits, may_leave, is_at_fault, clock)
 
 
 def test_a_sign_of_life_ends_a_silence() -> None:
@@ -27,11 +32,22 @@ def test_a_sign_of_life_ends_a_silence() -> None:
     assert patience.taken.head_seconds > 19
 
 
-def test_a_silent_source_fails() -> None:
+def test_a_silent_peer_is_left_and_has_failed() -> None:
     clock = StepClock()
     patience = with_peer(clock)
-    clock.now += 5.0
-    with pytest.raises(StoreUnavailableError, match=r"no sign of life for 5\.0 s"):
+    clock.now += 10.0
+    with pytest.raises(LateError) as caught:
+        patience.waiting()
+    assert caught.value.failure == "no sign of life for 10.0 s"
+
+
+def test_a_silent_mirror_fails() -> None:
+    clock = StepClock()
+    patience = SourcePatience(8 * MIB, threading.Event(), 20.0, clock=clock)
+    clock.now += 19.9
+    patience.waiting()
+    clock.now += 0.1
+    with pytest.raises(StoreUnavailableError, match=r"no sign of life for 20\.0 s"):
         patience.waiting()
 
 
@@ -41,8 +57,38 @@ def test_a_source_that_works_for_too_long_is_left() -> None:
     for _ in range(5):
         clock.now += 4.0
         patience.at_work()
+    with pytest.raises(LateError) as caught:
+        patience.waiting()
+    assert not caught.value.failure  # it was slow, and not wrong
+
+
+def test_what_others_achieve_meanwhile_counts() -> None:
+    clock, limits = StepClock(), [LIMITS]
+    patience = with_peer(clock, limits=lambda: limits[-1])
+    clock.now += 3.0
+    patience.waiting()
+    limits.append(Limits(head_seconds=2.0, body_seconds=4.0))
     with pytest.raises(LateError):
         patience.waiting()
+
+
+def test_nobody_waits_for_the_head_of_a_peer_at_fault() -> None:
+    clock = StepClock()
+    patience = with_peer(clock, is_at_fault=lambda: True)
+    clock.now += 0.25
+    with pytest.raises(LateError):
+        patience.waiting()
+
+
+def test_a_body_from_a_peer_at_fault_is_left_unless_it_will_be_in_time() -> None:
+    clock = StepClock()
+    quick, slow = with_peer(clock, is_at_fault=lambda: True), with_peer(clock, is_at_fault=lambda: True)
+    for patience in (quick, slow):
+        patience.receiving(0)
+    clock.now += 1.0
+    quick.receiving(5 * MIB // 2)  # 8 MiB would take 3.2 s of 4
+    with pytest.raises(LateError):
+        slow.receiving(3 * MIB // 2)  # 5.3 s
 
 
 def test_the_body_has_its_time_from_the_head_on() -> None:
@@ -52,10 +98,26 @@ def test_the_body_has_its_time_from_the_head_on() -> None:
     patience.receiving(0)
     clock.now += 3.9
     patience.receiving(MIB)
-    assert (patience.taken.head_seconds, patience.taken.body_seconds) == (3.0, pytest.approx(3.9))
-    clock.now += 0.2
+    assert patience.taken.head_seconds == 3.0
+    assert patience.taken.body_seconds == pytest.approx(3.9)
+    clock.now += 0.3
     with pytest.raises(LateError):
         patience.receiving(MIB)
+
+
+def test_a_body_that_comes_much_slower_than_is_usual_is_left_before_its_limit() -> None:
+    limits = Limits(head_seconds=20.0, body_seconds=100.0, usual_seconds=2.0)
+    clock = StepClock()
+    slow, busy = (with_peer(clock, limits=lambda: limits) for _ in range(2))
+    for patience in (slow, busy):
+        patience.receiving(0)
+    clock.now += 3.9
+    slow.receiving(MIB)  # too soon to tell
+    busy.receiving(MIB)
+    clock.now += 0.3
+    busy.receiving(3 * MIB // 2)  # 2.5 of 8 MiB in 4.2 s: the whole takes 13.4 s, which is 6.7 times as long as usual
+    with pytest.raises(LateError):
+        slow.receiving(MIB // 2)  # 22.4 s
 
 
 def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the_end() -> None:
@@ -67,13 +129,14 @@ def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the
 
     patience = with_peer(clock, refuse)
     patience.receiving(0)
-    for _ in range(4):
-        clock.now += 8.0
+    for _ in range(2):
+        clock.now += 4.0
         patience.receiving(MIB)
     assert asked == [7 * MIB]
-    clock.now += 2.0
-    with pytest.raises(StoreUnavailableError, match="too slow: 3145728 bytes are missing"):
+    clock.now += 5.0  # 13 s in all: as long again as the 4 s at which it was late, and 5 s more
+    with pytest.raises(LateError) as caught:
         patience.receiving(MIB)
+    assert caught.value.failure == "too slow: 5242880 bytes are missing after 13.0 s"
 
 
 def test_a_body_that_stalls_fails_whoever_sends_it() -> None:

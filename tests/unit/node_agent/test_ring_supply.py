@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
 from bdn.wire.paths import MANIFEST_HEADER
+from node_agent.ring.patience import Limits
+from node_agent.ring.peers import Peers
 from tests.support.agent_rig import noise
 from tests.support.ring_supply import (
     Play,
@@ -27,6 +29,12 @@ from tests.support.ring_supply import (
 
 CONTENT = noise(20_000)
 SIZE = len(CONTENT)
+
+
+def know_what_is_usual(peers: Peers) -> None:
+    """Chunks of this size came quickly, so that a deadline is as short as one can be."""
+    for _ in range(8):
+        peers.read(SIZE, Limits(0.01, 0.01))
 
 
 def test_the_owner_is_asked_and_nobody_else(tmp_path: Path) -> None:
@@ -114,14 +122,16 @@ def test_an_owner_that_works_on_it_is_waited_for_however_often_it_says_so(tmp_pa
 
 def test_an_owner_that_trickles_is_left_at_its_deadline_with_what_came(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, (trickles,), (refuses("404 Not Found"),)) as ring:
-        ring.clock.step = 1.5
+        know_what_is_usual(ring.peers)
+        ring.clock.step = 0.1
         assert ring.fetch(CONTENT) == {"cluster": 1, "mirror": SIZE - 1}
         assert ring.effort.document().bytes_hedged == SIZE - 1
 
 
 def test_no_more_is_asked_for_twice_than_the_stage_allows(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, (trickles,), stage_size=SIZE) as ring:
-        ring.clock.step = 1.5
+        know_what_is_usual(ring.peers)
+        ring.clock.step = 0.1
         assert ring.fetch(CONTENT) == {"cluster": SIZE}  # in the end it counts as a failure
         assert ring.effort.document().bytes_hedged == 0
         assert ring.effort.document().retries == 1

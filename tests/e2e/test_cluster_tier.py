@@ -1,0 +1,41 @@
+"""A cluster cache of its own, as an operator runs one: it feeds a node, and is emptied by command."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from tests.doubles.hub import Hub
+from tests.support.cluster import Cluster
+from tests.support.trees import tree
+
+MODEL = {"config.json": b"{}", "model.safetensors": random.Random(1).randbytes(17_000_000), "small.bin": b"one" * 999}
+SIZE = sum(map(len, MODEL.values()))
+
+
+def test_a_node_is_fed_by_the_cluster_cache_and_the_cache_is_emptied_by_command(tmp_path: Path, hub: Hub) -> None:
+    hub.repo("org/model").commit(MODEL)
+    cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
+    with (
+        cluster.mirror(),
+        cluster.agent("cache", BDN_AGENT_ROLES="cluster"),
+        cluster.agent("node", BDN_AGENT_ROLES="node") as node,
+    ):
+        mirror = node.run("bdn", "mirror", "hf://org/model", "--mount", "/app/model", "--wait", "--json").document
+        stage = node.run("bdn", "stage", mirror["id"], "--job", "train", "--json").document
+        assert stage["mounts"][0]["bytes_from"] == {"node": 0, "cluster": SIZE, "mirror": 0}
+        assert tree(Path(stage["mounts"][0]["path"])) == MODEL
+
+        selected = ("--source", "hf://org/model", "--tier", "cluster", "--json")
+        for options in (("--dry-run",), ()):  # a plan changes nothing, so both find the same
+            done = node.run("bdn-admin", "evict", *selected, *options)
+            assert done.code == 0, done.out + done.err
+            (item,) = done.document["items"]
+            assert (item["tier"], item["node"], item["bytes"], item["refused"]) == ("cluster", "cache", SIZE, False)
+        assert not list((tmp_path / "cache" / "data").rglob("cluster/chunks/*"))
+
+        assert node.run("bdn", "unstage", stage["id"]).code == 0
+        assert node.run("bdn-admin", "evict", "--all", "--tier", "node", "--json").code == 0
+        again = node.run("bdn", "stage", mirror["id"], "--job", "again", "--json").document
+        assert again["mounts"][0]["bytes_from"]["cluster"] == SIZE  # the cache obtains once more what it does not hold
+        assert tree(Path(again["mounts"][0]["path"])) == MODEL

@@ -1,0 +1,104 @@
+"""Members of a cluster die, hang, lie, leave and join on a real network: the others finish, right, and spare the mirror."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from tests.doubles.hub import Hub
+from tests.support import network, services
+from tests.support.agent_rig import noise
+from tests.support.commands import wait_until
+from tests.support.ring import Content, Member, Ring, planted, ring
+
+pytestmark = pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable() or "there is a network")
+
+FILES = {f"part-{number}": noise(6 * CHUNK_SIZE, number) for number in range(2)}
+SIZE = sum(map(len, FILES.values()))
+RATE = 150_000_000  # bits per second
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Content]:
+    root = tmp_path_factory.mktemp("content")
+    source = root / "source"
+    source.mkdir()
+    for name, file in FILES.items():
+        (source / name).write_bytes(file)
+    with Hub() as hub:
+        hub.repo("org/model").commit(FILES)
+        yield planted(source, root / "mirror", "hf://org/model", HF_ENDPOINT=hub.url)
+
+
+@pytest.fixture
+def net() -> Iterator[network.Network]:
+    with network.network() as built:
+        yield built
+
+
+def test_members_that_die_vanish_or_hang_cost_nobody_else_the_stage(
+    net: network.Network, tmp_path: Path, content: Content
+) -> None:
+    with ring(net, tmp_path, content, 5, RATE) as built:
+        killed, vanished, hung, *others = built.members
+        before = built.host.sent_bytes
+        stages = built.begin()
+        _wait_for_half(built, before)
+        killed.agent.process.kill()
+        vanished.host.cut()
+        hung.agent.process.send_signal(signal.SIGSTOP)
+        try:
+            _check(content, others, stages[3:])
+            assert built.host.sent_bytes - before < 2 * SIZE  # what died with the three; each by itself would read all
+        finally:
+            hung.agent.process.send_signal(signal.SIGCONT)
+        _check(content, [hung], [stages[2]])  # it goes on where it was
+
+
+def test_members_that_lie_leave_join_or_are_slow_cost_nobody_else_the_stage(
+    net: network.Network, tmp_path: Path, content: Content
+) -> None:
+    with ring(net, tmp_path, content, 4, RATE) as built:
+        liar, leaving, slow, other = built.members
+        content.check(liar.agent.stage(built.grant, "first"))
+        _corrupt(liar)
+        before = built.host.sent_bytes
+        stages = [member.agent.begin(built.grant, "job") for member in (leaving, slow, other)]
+        with services.starting_agent(tmp_path / "node-5", built.mirror.url, net.host()) as late:
+            _wait_for_half(built, before)
+            slow.host.shape(RATE // 20)
+            leaving.agent.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: services.answers(late.http), what="the agent that joins")
+            stage = late.stage(built.grant, "job")
+            _check(content, [other], stages[2:])
+            content.check(stage)
+            assert built.host.sent_bytes - before < 2 * SIZE
+            spent = other.agent.finished(stages[2])["transfer"]
+            assert spent["bytes_hedged"] <= SIZE // 20
+            assert services.metric(other.agent.http, "bdn_agent_mismatches_total") >= 1
+
+
+def _wait_for_half(built: Ring, before: int) -> None:
+    wait_until(lambda: built.host.sent_bytes - before > SIZE // 2, what="half of the content on its way")
+
+
+def _check(content: Content, members: Sequence[Member], stages: Sequence[str]) -> None:
+    for member, stage in zip(members, stages, strict=True):
+        content.check(member.agent.finished(stage))
+
+
+def _corrupt(liar: Member) -> None:
+    """One byte of every chunk that it holds is another, as a disk would do it that fails."""
+    files = [path for path in (liar.agent.shell.data / "cache" / "files").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) == SIZE
+    for path in files:
+        with path.open("r+b") as file:
+            for start in range(0, path.stat().st_size, CHUNK_SIZE):
+                file.seek(start)
+                byte = file.read(1)[0]
+                file.seek(start)
+                file.write(bytes([byte ^ 1]))

@@ -1,0 +1,96 @@
+"""Chunks over TLS: the same bytes, gone on with where they broke off, and from nobody but whom the operator trusts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from blake3 import blake3
+
+from bdn.core.digest import digest_of
+from bdn.core.errors import StoreUnavailableError
+from bdn.transfer.connections import ConnectionPool
+from bdn.transfer.http_chunks import HttpChunkReader
+from tests.support.bytes_authority import Authority, new_authority
+from tests.support.bytes_raw_server import RawServer, answering, message, partial
+from tests.support.bytes_readers import read_chunk
+from tests.support.bytes_tunnels import over_tls
+
+CONTENT = bytes(range(251)) * 20_000
+SIZE = len(CONTENT)
+HALF = SIZE // 2
+WHOLE = message("200 OK", f"Content-Length: {SIZE}", body=CONTENT)
+BROKEN = message("200 OK", f"Content-Length: {SIZE}", body=CONTENT[:HALF])
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("authority"), "localhost")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, authority: Authority) -> None:
+    for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
+
+
+@pytest.fixture
+def pool() -> Iterator[ConnectionPool]:
+    with closing(ConnectionPool(timeout_seconds=10)) as made:
+        yield made
+
+
+def reader_of(pool: ConnectionPool, server: RawServer, host: str = "localhost") -> HttpChunkReader:
+    return HttpChunkReader(pool, f"https://{host}:{urlsplit(server.url).port}", "grant")
+
+
+def test_chunks_come_over_one_connection_one_after_the_other(pool: ConnectionPool, authority: Authority) -> None:
+    with RawServer(over_tls(authority.server, answering(WHOLE, WHOLE, WHOLE))) as server:
+        for _ in range(3):
+            assert read_chunk(reader_of(pool, server), CONTENT) == CONTENT
+        assert server.connections == 1
+
+
+def test_a_chunk_that_breaks_off_is_gone_on_with_and_hashed_as_one(pool: ConnectionPool, authority: Authority) -> None:
+    rest = partial(CONTENT[HALF:], HALF, SIZE)
+    plays = [over_tls(authority.server, answering(answer)) for answer in (BROKEN, rest)]
+    buffer, hasher = memoryview(bytearray(SIZE)), blake3()
+    with RawServer(*plays) as server:
+        reader = reader_of(pool, server)
+        with pytest.raises(StoreUnavailableError):
+            reader.read_into(digest_of(CONTENT), buffer, hasher.update)
+        assert hasher.digest() == blake3(CONTENT[:HALF]).digest()
+        reader.read_rest(digest_of(CONTENT), buffer, HALF, hasher.update)
+    assert buffer == CONTENT
+    assert hasher.hexdigest() == digest_of(CONTENT).hex
+
+
+@pytest.mark.parametrize(("host", "trusted"), [("localhost", "another"), ("127.0.0.1", "this")])
+def test_a_server_that_is_not_to_be_trusted_is_told_nothing(
+    pool: ConnectionPool,
+    authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    trusted: str,
+) -> None:
+    if trusted == "another":
+        monkeypatch.setenv("SSL_CERT_FILE", str(new_authority(tmp_path, "localhost").certificates))
+    heard: list[bytes] = []
+    with (
+        RawServer(over_tls(authority.server, lambda connection: heard.append(connection.recv(1)))) as server,
+        pytest.raises(StoreUnavailableError, match="CERTIFICATE_VERIFY_FAILED") as raised,
+    ):
+        read_chunk(reader_of(pool, server, host), CONTENT)
+    assert raised.value.code == "STORE_UNAVAILABLE"
+    assert not any(heard)
+
+
+def test_a_server_without_tls_is_no_mirror(pool: ConnectionPool) -> None:
+    with RawServer(lambda connection: connection.sendall(WHOLE)) as server, pytest.raises(StoreUnavailableError):
+        read_chunk(reader_of(pool, server), CONTENT)
