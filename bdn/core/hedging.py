@@ -9,6 +9,7 @@ from typing import Final
 
 _REMEMBERED: Final = 200  # chunks
 _NEEDED: Final = 8  # fewer tell nothing about what is usual
+_NEEDED_FOR_HALF: Final = 4
 _TAIL: Final = 0.99
 _MANY: Final = 100  # from here on the 99th percentile is more than the slowest of a few
 _SLACK: Final = 2.0
@@ -57,8 +58,8 @@ class Deadlines:
         return min(self._longest, max(self._shortest, slack * self._tail() * (size + _OVERHEAD_SIZE)))
 
     def usual(self, size: int) -> float:
-        """Seconds that half of all chunks with ``size`` bytes take at most, of those who were waited for to the end."""
-        if len(self._paces) < _NEEDED:
+        """Seconds that half of all chunks with ``size`` bytes take at most, of those that were waited for to the end."""
+        if len(self._paces) < _NEEDED_FOR_HALF:
             return self._longest
         return self._sorted[len(self._sorted) // 2] * (size + _OVERHEAD_SIZE)
 

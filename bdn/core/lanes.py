@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from math import ceil
 
 from xxhash import xxh3_64_intdigest
@@ -33,19 +33,15 @@ def lanes(placement: Placement, me: str) -> Lanes:
 
     That a peer is avoided changes the route of its chunks (``bdn.core.routes``) and not their place in the order.
     """
-    ranks = {member: rank for rank, member in enumerate(placement.members)}
-    start = ranks.get(me, xxh3_64_intdigest(me.encode()))
-    own: list[int] = []
-    peers: list[tuple[int, int, int]] = []
-    rounds: Counter[str] = Counter()
-    for index in range(len(placement)):
-        owner = placement.owner(index)
-        if owner is None or owner == me:
-            own.append(index)
-        else:
-            peers.append((rounds[owner], (ranks[owner] - start) % len(ranks), index))
-            rounds[owner] += 1
-    return Lanes(tuple(own), tuple(index for _, _, index in sorted(peers)))
+    members = placement.members
+    if not members:
+        return Lanes(tuple(range(len(placement))), ())
+    rank = members.index(me) if me in members else None
+    start = xxh3_64_intdigest(me.encode()) % len(members) if rank is None else rank
+    circle = [*range(start, len(members)), *range(start)]
+    rounds = zip_longest(*(placement.owned[owner] for owner in circle if owner != rank))
+    peers = tuple(index for index in chain.from_iterable(rounds) if index is not None)
+    return Lanes(() if rank is None else placement.owned[rank], peers)
 
 
 def own_in_flight(members: int, most: int) -> int:

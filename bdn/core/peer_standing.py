@@ -15,7 +15,7 @@ _FORGOTTEN_SECONDS: Final = 1.0
 class Fault(Enum):
     """What a peer did, with the seconds that it is avoided for the first time, and at most."""
 
-    SLOW = (30.0, 600.0)  # it met a deadline, which costs more than a failure: a chunk on the way for long, and asked for twice
+    SLOW = (60.0, 600.0)  # left at a deadline: a chunk was on its way for long, and is asked for twice
     FAILED = (2.0, 60.0)  # refused, reset, said that it has not what it owns, or closed too early
     WRONG = (30.0, 600.0)  # its bytes were not those of the chunk: a broken disk or memory does not heal by itself
 

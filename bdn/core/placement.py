@@ -43,6 +43,10 @@ class Placement:
         self._seeds = [xxh3_64_intdigest(member.encode()) for member in self.members]
         self.share = ceil(load_bound * len(self._chunks) / len(self.members)) if self.members else 0
         self._owners = self._assign() if self.members else []
+        owned: list[list[int]] = [[] for _ in self.members]
+        for index, owner in enumerate(self._owners):
+            owned[owner].append(index)
+        self.owned = tuple(map(tuple, owned))  # by each member: its chunks, in their order
 
     def __len__(self) -> int:
         return len(self._chunks)

@@ -54,10 +54,11 @@ class PackedParts:
 
     async def commit(self) -> None:
         """All bytes are there: let the files appear under their names, read-only. Not to be canceled half-way."""
-        await self._sync.sync([f"{self._root}/{name_aside(file.digest)}" for file in self.files], self._mark)
+        root = f"{self._root}/"
+        await self._sync.sync([root + name_aside(file.digest) for file in self.files], self._mark)
         await in_thread(self._rename)
         folders = dict.fromkeys(file.digest.hex[:2] for file in self.files)
-        await self._sync.sync([f"{self._root}/{folder}" for folder in folders], self._mark)
+        await self._sync.sync([root + folder for folder in folders], self._mark)
         self._count(0)
         self.is_committed = True
 

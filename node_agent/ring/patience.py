@@ -47,14 +47,27 @@ class Limits:
     usual_seconds: float = inf
 
 
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """There is another source to go to: how late this one may be, and what is to be asked before it is left.
+
+    ``limits`` are asked for at each judgement, because what others achieve meanwhile counts. ``may_leave`` is told the bytes
+    that would be asked for again.
+    """
+
+    limits: Callable[[], Limits]
+    may_leave: Callable[[int], bool]
+    is_at_fault: Callable[[], bool]
+
+
 @dataclass(slots=True)
 class SourcePatience:
     """The ``Patience`` with one request for ``size`` bytes.
 
-    A source has ``limits`` when there is another one. Head and body are judged apart: an owner that waits for the mirror
+    One that has an ``alternative`` is left when it is late. Head and body are judged apart: an owner that waits for the mirror
     says that it is alive, and asking another one too soon would make the mirror send the chunk twice; but an owner whose link
     is slow is slow with the mirror as well. A body is late, too, when the whole would take many times what is usual, at the
-    pace up to now. For a late one ``may_leave`` is asked with the bytes that are missing; refused, the request goes on for as
+    pace up to now. When it may not be left, the request goes on for as
     long again and then fails. Once ``is_at_fault``, because another request to the same
     peer was late, this one is late as well unless it will be in time: what is slow is a link, and seldom one chunk.
     """
@@ -62,9 +75,7 @@ class SourcePatience:
     size: int
     stop: threading.Event
     silence_seconds: float
-    limits: Callable[[], Limits] | None = None  # asked at each judgement: what others achieve meanwhile counts
-    may_leave: Callable[[int], bool] = lambda _: True
-    is_at_fault: Callable[[], bool] = lambda: False
+    alternative: Alternative | None = None
     stall: StallPolicy = field(default_factory=StallPolicy)
     clock: Clock = time.monotonic
     _asked: float = field(init=False)
@@ -79,17 +90,9 @@ class SourcePatience:
         self._asked = self._heard = self.clock()
 
     @classmethod
-    def with_peer(
-        cls,
-        size: int,
-        stop: threading.Event,
-        limits: Callable[[], Limits],
-        may_leave: Callable[[int], bool],
-        is_at_fault: Callable[[], bool],
-        clock: Clock,
-    ) -> Self:
+    def with_peer(cls, size: int, stop: threading.Event, alternative: Alternative, clock: Clock) -> Self:
         """With a peer, whom we leave for another source when it is late."""
-        return cls(size, stop, _PEER_SILENCE_SECONDS, limits, may_leave, is_at_fault, clock=clock)
+        return cls(size, stop, _PEER_SILENCE_SECONDS, alternative, clock=clock)
 
     @classmethod
     def with_mirror(cls, size: int, stop: threading.Event) -> Self:
@@ -113,9 +116,10 @@ class SourcePatience:
         self._check_stop()
         if (silence := self.clock() - self._heard) >= self.silence_seconds:
             self._fail(f"no sign of life for {silence:.1f} s")
-        if self.limits is not None:
+        if (other := self.alternative) is not None:
             seconds = self.taken.head_seconds
-            self._judge(seconds, self.size, is_late=seconds >= self.limits().head_seconds or self.is_at_fault())
+            is_late = seconds >= other.limits().head_seconds or other.is_at_fault()
+            self._judge(other, seconds, self.size, is_late=is_late)
 
     def at_work(self) -> None:
         """A sign of life."""
@@ -135,25 +139,27 @@ class SourcePatience:
         count, self._unjudged = self._unjudged, 0
         if slow := self._window.judge(count, now):
             self._fail(slow)
-        if self.limits is not None:
-            self._judge_body(self.limits(), now - self._begun, self._window.missing)
+        if self.alternative is not None:
+            self._judge_body(self.alternative, now - self._begun, self._window.missing)
 
-    def _judge_body(self, limits: Limits, seconds: float, missing: int) -> None:
+    def _judge_body(self, other: Alternative, seconds: float, missing: int) -> None:
+        limits = other.limits()
         usual, at_this_pace = limits.usual_seconds, seconds * self.size / max(1, self.size - missing)
         is_hopeless = seconds >= _TRIED * usual and at_this_pace > _HOPELESS * usual
-        is_late_as_others = at_this_pace > min(_LATE * usual, limits.body_seconds) and self.is_at_fault()
-        self._judge(seconds, missing, is_late=seconds >= limits.body_seconds or is_hopeless or is_late_as_others)
+        is_late_as_others = at_this_pace > min(_LATE * usual, limits.body_seconds) and other.is_at_fault()
+        is_late = seconds >= limits.body_seconds or is_hopeless or is_late_as_others
+        self._judge(other, seconds, missing, is_late=is_late)
 
-    def _judge(self, seconds: float, missing: int, *, is_late: bool) -> None:
+    def _judge(self, other: Alternative, seconds: float, missing: int, *, is_late: bool) -> None:
         if is_late and self._held_until is None:
-            if self.may_leave(missing):
+            if other.may_leave(missing):
                 raise LateError
             self._held_until = 2 * seconds + _HELD_SECONDS
         if self._held_until is not None and seconds >= self._held_until:
             self._fail(f"too slow: {missing} bytes are missing after {seconds:.1f} s")
 
     def _fail(self, reason: str) -> None:
-        raise LateError(reason) if self.limits is not None else StoreUnavailableError(reason)
+        raise LateError(reason) if self.alternative is not None else StoreUnavailableError(reason)
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

@@ -20,7 +20,7 @@ from node_agent.cluster.origin_reads import OriginReads
 from node_agent.fill.supply import Came
 from node_agent.ring.effort import Effort
 from node_agent.ring.gathering import Gathering
-from node_agent.ring.patience import LateError, SourcePatience
+from node_agent.ring.patience import Alternative, LateError, SourcePatience
 from node_agent.ring.peers import Peers
 from node_agent.ring.routing import Routing
 
@@ -97,21 +97,7 @@ class RingSupply:
         if address is None or not self.peers.claim(peer):
             return False
         missing, effort = chunk.missing, self.bearings.effort
-
-        def may_leave(count: int) -> bool:
-            if effort.hedge(count):
-                return True
-            self.peers.late(peer, has_begun=patience.has_begun)  # new requests go elsewhere, at least
-            return False
-
-        patience = SourcePatience.with_peer(
-            missing,
-            self.stop,
-            partial(self.peers.limits, missing),
-            may_leave,
-            partial(self.peers.is_at_fault, peer),
-            self.peers.clock,
-        )
+        patience = self._patience(peer, missing)
         reader = HttpChunkReader(
             self.connections, address, self.bearings.bearer, self.bearings.manifest, lambda _: patience
         )
@@ -134,6 +120,21 @@ class RingSupply:
             self.peers.served(peer, missing, patience.taken)
             return True
         return False
+
+    def _patience(self, peer: str, size: int) -> SourcePatience:
+        """With one request for so many bytes."""
+
+        def may_leave(missing: int) -> bool:
+            if self.bearings.effort.hedge(missing):
+                return True
+            self.peers.late(peer, has_begun=patience.has_begun)  # new requests go elsewhere, at least
+            return False
+
+        limits, is_at_fault = partial(self.peers.limits, size), partial(self.peers.is_at_fault, peer)
+        patience = SourcePatience.with_peer(
+            size, self.stop, Alternative(limits, may_leave, is_at_fault), self.peers.clock
+        )
+        return patience
 
     def _suspect(self, chunk: Gathering) -> None:
         """The whole is wrong. Who sent all of it lied; of several, nobody knows which one did. Nothing of it is used."""

@@ -21,6 +21,7 @@ class StageProgress:
         self._paths = [
             Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
         ]
+        self._first = {digest: mount for mount, paths in reversed([*enumerate(self._paths)]) for digest in paths}
         self._mounts: list[Counter[Tier]] = []
         for manifest, paths in zip(manifests, self._paths, strict=True):
             to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
@@ -30,27 +31,23 @@ class StageProgress:
     def report(self, content: Digest, tier: Tier, size: int) -> None:
         """Bytes of a content that is coming."""
         self._coming.setdefault(content, Counter())[tier] += size
-        self._mounts[self._first(content)][tier] += size
+        self._mounts[self._first[content]][tier] += size
 
     def restart(self, content: Digest) -> None:
         """What was reported of it is void."""
-        self._mounts[self._first(content)] -= self._coming.pop(content, Counter())
+        self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
 
     def finish(self, content: Digest, size: int) -> None:
         """It is whole; its other paths have it, too."""
-        first = self._first(content)
-        came = sum(self._coming.pop(content, Counter()).values())
-        self._mounts[first]["node"] += size - came
-        for mount, paths in enumerate(self._paths):
-            self._mounts[mount]["node"] += size * (paths[content] - (mount == first))
+        coming = self._coming.pop(content, None)
+        self._mounts[self._first[content]]["node"] -= sum(coming.values()) if coming else 0
+        for tiers, paths in zip(self._mounts, self._paths, strict=True):
+            tiers["node"] += size * paths[content]
 
     def bytes_from(self, mount: int) -> BytesFrom:
         """The bytes of one mount so far."""
         tiers = self._mounts[mount]
         return BytesFrom(node=tiers["node"], cluster=tiers["cluster"], mirror=tiers["mirror"])
-
-    def _first(self, content: Digest) -> int:
-        return next(mount for mount, paths in enumerate(self._paths) if content in paths)
 
 
 class Rate:

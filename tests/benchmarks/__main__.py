@@ -17,6 +17,7 @@ from tests.benchmarks import (
     pull_again,
     report,
     ring,
+    simulation,
     sink,
     small,
     throughput,
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[], Sequence[Row]]]] = {
     "kill": (kill.INTRODUCTION, kill.measure),
     "small": (small.INTRODUCTION, small.measure),
     "ring": (ring.INTRODUCTION, ring.measure),
+    "simulation": (simulation.INTRODUCTION, simulation.measure),
     "warm-stage": (warm_stage.INTRODUCTION, warm_stage.measure),
     "pull-again": (pull_again.INTRODUCTION, pull_again.measure),
     "memory": (memory.INTRODUCTION, memory.measure),
@@ -55,7 +57,8 @@ def main() -> None:
         except Exception as error:
             traceback.print_exc()
             sections[name] = [Missing(name, f"{type(error).__name__}: {error}", has_failed=True)]
-        print(report.write(name, introduction, sections[name], time.monotonic() - began), flush=True)
+        seconds = time.monotonic() - began
+        print(report.write(name, introduction, sections[name], seconds, BENCHMARKS), flush=True)
     print(report.summary(sections))
     rows = [row for section in sections.values() for row in section]
     sys.exit(any(isinstance(row, Missing) and row.has_failed for row in rows))

@@ -55,7 +55,7 @@ def _bucket(count: int) -> list[Figure]:
 
 @contextmanager
 def _mirror(**upstream: str) -> Iterator[services.Mirror]:
-    with tempfile.TemporaryDirectory() as folder, services.mirror(Path(folder) / "mirror", None, **upstream) as mirror:
+    with tempfile.TemporaryDirectory() as folder, services.mirror(Path(folder) / "mirror", **upstream) as mirror:
         yield mirror
 
 

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.benchmarks.scale import SCALE
 
 PAGE = Path(__file__).parents[2] / "docs/benchmarks.md"
+_SECTION = re.compile(r"^(## (.+?)\n.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BOUND = re.compile(r"(<=|>=|<) ([\d.]+)")
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt}
 
@@ -65,19 +66,17 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> tuple[float, ...]:
     return tuple(a / b for a, b in zip(over, under, strict=True))
 
 
-def write(name: str, introduction: str, rows: Sequence[Row], seconds: float) -> str:
-    """Replace the section ``name`` of the page, or add it; returns the section, which took so many seconds to measure."""
+def write(name: str, introduction: str, rows: Sequence[Row], seconds: float, order: Iterable[str] = ()) -> str:
+    """Replace the section ``name`` of the page, or add it; returns the section, which took so many seconds to measure.
+
+    Sections that ``order`` names stand in that order, before all others.
+    """
     section = "\n".join([f"## {name}", "", introduction.strip(), "", _measured(name, seconds), "", *_table(rows), ""])
-    page = PAGE.read_text() if PAGE.exists() else HEAD
-    before, found, rest = page.partition(f"## {name}\n")
-    _, next_heading, after = rest.partition("\n## ")
-    page = (
-        f"{before}{section}{f'{next_heading}{after}' if next_heading else ''}"
-        if found
-        else f"{page.rstrip()}\n\n{section}"
-    )
+    found = _SECTION.findall(PAGE.read_text()) if PAGE.exists() else []
+    sections = {**{title: text for text, title in found}, name: section}
+    sections = {title: sections[title] for title in (*order, *sections) if title in sections}
     if SCALE == 1:  # smaller ones are for trying
-        PAGE.write_text(page)
+        PAGE.write_text("\n".join([HEAD, *(f"{text.rstrip()}\n" for text in sections.values())]))
     return section
 
 
@@ -115,6 +114,9 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 HEAD = """# Benchmarks
 
-Ratios travel, absolutes do not: the machines that these figures come from are shared and noisy. Content is verified in every
-run and synced before the clock stops. Each section names the command that makes it.
+`make bench` installs what it measures against, measures everything and writes this page; each section names the command that
+measures it alone. Ratios travel, absolutes do not: the machines that these figures come from are shared and noisy. Whatever is
+compared runs in turn, on the same disk, and its ratio is that of each pair. What is *ours* is verified and synced before the
+clock stops. `BDN_BENCH_SCALE=0.1` makes everything smaller and leaves this page alone; `BDN_BENCH_RUNS` is the number of pairs
+(5; what is long and nothing new has 3).
 """

@@ -75,30 +75,31 @@ def _size(content: ring.Content, count: int, rate: int) -> list[Row]:
 def _content() -> Iterator[ring.Content]:
     with tempfile.TemporaryDirectory() as folder, s3_origin.serving({PREFIX: (FILES, scaled_size(SIZE))}) as origin:
         source = f"s3://{s3_origin.BUCKET}/{PREFIX}/"
-        yield ring.planted(
-            origin.folder(PREFIX), Path(folder) / "mirror", source, AWS_ENDPOINT_URL_S3=origin.url
-        )
+        yield ring.planted(origin.folder(PREFIX), Path(folder) / "mirror", source, AWS_ENDPOINT_URL_S3=origin.url)
 
 
 def _run(
     content: ring.Content, count: int, rate: int, *, hurt_after: float | None = None, delay_seconds: float = 0
 ) -> _Run:
-    with tempfile.TemporaryDirectory(dir=content.data.parents[1]) as folder, network.network() as net:
-        with ring.ring(net, Path(folder), content, count, rate, delay_seconds) as built:
-            sent, served = built.host.sent_bytes, built.mirror.served_bytes
-            stages = built.begin()
-            spared = list(zip(built.members, stages, strict=True))
-            if hurt_after is not None:
-                time.sleep(hurt_after)
-                spared = _hurt(spared, rate)
-            done = [member.agent.finished(stage) for member, stage in spared]
-            run = _Run(
-                ring.span(done),
-                (built.host.sent_bytes - sent) / content.size,
-                (built.mirror.served_bytes - served) / content.size,
-            )
-            for stage in done:
-                content.check(stage)
+    with (
+        tempfile.TemporaryDirectory(dir=content.data.parents[1]) as folder,
+        network.network() as net,
+        ring.ring(net, Path(folder), content, count, rate, delay_seconds) as built,
+    ):
+        sent, served = built.host.sent_bytes, built.mirror.served_bytes
+        stages = built.begin()
+        spared = list(zip(built.members, stages, strict=True))
+        if hurt_after is not None:
+            time.sleep(hurt_after)
+            spared = _hurt(spared, rate)
+        done = [member.agent.finished(stage) for member, stage in spared]
+        run = _Run(
+            ring.span(done),
+            (built.host.sent_bytes - sent) / content.size,
+            (built.mirror.served_bytes - served) / content.size,
+        )
+        for stage in done:
+            content.check(stage)
     os.sync()
     return run
 
@@ -109,4 +110,3 @@ def _hurt(members: list[tuple[ring.Member, str]], rate: int) -> list[tuple[ring.
     killed.agent.process.kill()
     slowed.host.shape(rate // 20)
     return others
-

@@ -14,7 +14,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.wire.mirror_schema import FileLayoutBody
-from node_agent.stage import staging
+from node_agent.stage import provision
 from tests.support.agent_mirror import AgentMirror, flipped, held_by, missing, refused
 from tests.support.agent_rig import Rig, disk_bytes, noise, staged
 from tests.support.slabs import pack
@@ -242,7 +242,7 @@ async def test_a_stage_that_is_released_in_the_middle_of_a_slab_leaves_nothing_u
 async def test_a_slab_that_another_stage_brought_meanwhile_is_not_fetched_again(
     mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_PARCELS_AT_ONCE", 1)
+    monkeypatch.setattr(provision, "_PARCELS_AT_ONCE", 1)
     mirror.slab_size = 3000
     names = list(SMALL)[:20]
     both = mirror.publish({name: SMALL[name] for name in names})

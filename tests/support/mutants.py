@@ -20,9 +20,10 @@ from tests.support.mutants_of_limits import LIMITS
 from tests.support.mutants_of_names import NAMES
 from tests.support.mutants_of_pace import PACE
 from tests.support.mutants_of_requests import REQUESTS
+from tests.support.mutants_of_ring import RING
 from tests.support.mutants_of_tiers import TIERS
 
-MUTANTS = [*CACHE, *NAMES, *PACE, *REQUESTS, *EGRESS, *LIMITS, *TIERS]
+MUTANTS = [*CACHE, *NAMES, *PACE, *REQUESTS, *EGRESS, *LIMITS, *RING, *TIERS]
 EXAMPLES = "tests/unit/core"
 LAWS = {
     "cache_index.py": "tests/property/test_cache_machine.py",
@@ -39,6 +40,11 @@ LAWS = {
     "pace_window.py": "tests/property/test_pace_laws.py",
     "rate_limit.py": "tests/property/test_rate_limit_laws.py",
     "token_bucket.py": "tests/property/test_rate_limit_laws.py",
+    "hedging.py": "tests/property/test_hedging_laws.py",
+    "lanes.py": "tests/property/test_lane_laws.py",
+    "peer_standing.py": "tests/property/test_peer_standing_machine.py",
+    "placement.py": "tests/property/test_placement_laws.py",
+    "routes.py": "tests/property/test_route_laws.py",
     "egress.py": "tests/property/test_egress_laws.py",
     "special_addresses.py": "tests/property/test_egress_laws.py",
     "written_hosts.py": "tests/property/test_egress_laws.py",
@@ -66,22 +72,40 @@ def first_failure(copy: Path, tests: str) -> str:
     return (found[2] or found[1]) if found else f"exit status {result.returncode}"
 
 
+def copied(root: Path, folder: str) -> Path:
+    """A copy of what the tests of core need."""
+    copy = Path(folder)
+    for part in ("bdn", "docs", "tests/support", "tests/property", EXAMPLES):
+        shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", copy)
+    return copy
+
+
+def check_the_unbroken(root: Path, laws: set[str]) -> None:
+    """A test that fails in any copy would count every breakage as caught."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copied(root, folder)
+        if failing := [name for tests in (EXAMPLES, *sorted(laws)) if (name := first_failure(copy, tests))]:
+            msg = f"fails without any breakage: {', '.join(failing)}"
+            raise ValueError(msg)
+
+
 def caught_by(root: Path, file: str, old: str, new: str) -> list[str]:
     """The first example and the first law that notice, if any do."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for part in ("bdn/core", "docs", "tests/support", "tests/property", EXAMPLES):
-            shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(root / "pyproject.toml", copy)
-        (copy / "bdn/__init__.py").touch()
+        copy = copied(root, folder)
         broken = copy / "bdn/core" / file
         source = broken.read_text()
         if source.count(old) != 1:
             msg = f"{file}: {old!r} stands there {source.count(old)} times; the list of mutants is stale"
             raise ValueError(msg)
         broken.write_text(source.replace(old, new))
-        laws = LAWS.get(file, "tests/property/test_content_laws.py")
-        return [name for name in (first_failure(copy, EXAMPLES), first_failure(copy, laws)) if name]
+        return [name for name in (first_failure(copy, EXAMPLES), first_failure(copy, laws_of(file))) if name]
+
+
+def laws_of(file: str) -> str:
+    """The laws of one file of core."""
+    return LAWS.get(file, "tests/property/test_content_laws.py")
 
 
 def main() -> int:
@@ -89,9 +113,9 @@ def main() -> int:
     root = Path(__file__).parents[2]
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     rows, survivors = [], 0
-    for file, breakage, old, new in MUTANTS:
-        if word not in f"{file} {breakage}":
-            continue
+    chosen = [mutant for mutant in MUTANTS if word in f"{mutant[0]} {mutant[1]}"]
+    check_the_unbroken(root, {laws_of(file) for file, *_ in chosen})
+    for file, breakage, old, new in chosen:
         caught = caught_by(root, file, old, new)
         survivors += not caught
         rows.append(f"| `{file}` | {breakage} | {', '.join(f'`{name}`' for name in caught) or '**nothing**'} |")

@@ -64,6 +64,11 @@ class Host:
         """What it has put on its link, headers included."""
         return int(Path(f"/sys/class/net/{self.link}/statistics/rx_bytes").read_text())
 
+    @property
+    def received_bytes(self) -> int:
+        """What its link has brought, headers included."""
+        return int(Path(f"/sys/class/net/{self.link}/statistics/tx_bytes").read_text())
+
 
 @dataclass
 class Network:
@@ -83,8 +88,9 @@ class Network:
         self._hosts += 1
         host = Host(f"{self.name}-{self._hosts}", str(self.net[self._hosts]), f"{self.name}h{self._hosts}")
         _run("ip", "netns", "add", host.namespace)
-        self._stack.callback(_run, "ip", "netns", "del", host.namespace)  # its end of the cable goes with it
+        self._stack.callback(_run, "ip", "netns", "del", host.namespace)
         _run("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+        self._stack.callback(_run, "ip", "link", "del", host.link)  # else it stays until the kernel has cleaned up
         _run("ip", "link", "set", host.link, "master", self.name, "up")
         _run(*host.prefix, "ip", "address", "add", f"{host.address}/{self.net.prefixlen}", "dev", "eth0")
         for device in ("lo", "eth0"):

@@ -38,7 +38,7 @@ class Content:
 
 def planted(folder: Path, root: Path, source: str, **environment: str) -> Content:
     """Mirror ``source``, whose files lie in ``folder``, into a data directory below ``root``, on loopback."""
-    with services.mirror(root, None, **environment) as mirror:
+    with services.mirror(root, **environment) as mirror:
         ready = mirror.ready(source)
     digests = {path.name: file_digest(path) for path in folder.iterdir()}
     return Content(root / "data", ready["id"], ready["bytes_total"], digests)
@@ -113,7 +113,7 @@ def _is_up(agent: Agent) -> bool:
 def _known_to(agent: Agent) -> Sequence[Any]:
     """The members it has heard of. Who has not heard of all would read from the mirror what others own."""
     path = agent.shell.data / "cache" / "members.json"
-    return json.loads(path.read_bytes())["members"] if path.exists() else []  # type: ignore[no-any-return]
+    return json.loads(path.read_bytes())["members"] if path.exists() else []
 
 
 def _link(source: str, target: str) -> str:

@@ -127,7 +127,7 @@ def metric(http: httpx2.Client, name: str) -> float:
 
 
 @contextmanager
-def mirror(root: Path, host: Host | None = None, **environment: str) -> Iterator[Mirror]:
+def mirror(root: Path, host: Host | None = None, /, **environment: str) -> Iterator[Mirror]:
     """A mirror that answers, on ports of its own; in a host of a network it asks for ``TOKEN``."""
     port, data_port = free_port(), free_port()
     own = {"BDN_PORT": str(port), "BDN_DATA_PORT": str(data_port)}
@@ -141,7 +141,7 @@ def mirror(root: Path, host: Host | None = None, **environment: str) -> Iterator
 
 @contextmanager
 def agent(
-    root: Path, mirror_url: str, host: Host | None = None, command: Sequence[str] = AGENT, **environment: str
+    root: Path, mirror_url: str, host: Host | None = None, command: Sequence[str] = AGENT, /, **environment: str
 ) -> Iterator[Agent]:
     """An agent that the mirror knows, named after ``root``, where its content and its socket are."""
     with starting_agent(root, mirror_url, host, command, **environment) as started:
@@ -153,7 +153,7 @@ def agent(
 
 @contextmanager
 def starting_agent(
-    root: Path, mirror_url: str, host: Host | None = None, command: Sequence[str] = AGENT, **environment: str
+    root: Path, mirror_url: str, host: Host | None = None, command: Sequence[str] = AGENT, /, **environment: str
 ) -> Iterator[Agent]:
     """The same before it answers, for whoever starts many at once."""
     own = {"BDN_URL": mirror_url, "BDN_AGENT_EXPOSURE": "none", "BDN_AGENT_NODE": root.name}

@@ -9,6 +9,7 @@ from math import inf
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.hedging import Deadlines, HedgeBudget
 from bdn.core.peer_standing import PeerStanding
+from node_agent.ring.patience import SourcePatience
 
 OWN, PEERS = 0, 1
 
@@ -43,7 +44,8 @@ class Asked:
     size: int = CHUNK_SIZE
     began: float | None = None  # its answer
     arrives: float = inf  # where it is known
-    is_held: bool = False  # late, and no more may be asked for twice
+    seen: int = 0  # bytes that its patience knows of
+    patience: SourcePatience | None = None
 
 
 class Node:

@@ -1,10 +1,11 @@
-"""A cluster that stages one manifest on simulated links, with the real rules: placement, lanes, routes, deadlines, standing.
+"""A cluster that stages one manifest on simulated links, with the real rules: placement, lanes, routes, deadlines, patience, standing.
 
-Nothing here decides: it carries out what ``bdn.core`` says, as the agent does, and counts.
+Nothing here decides: it carries out what ``bdn.core`` and the agent's patience say, as the agent does, and counts.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
@@ -16,14 +17,15 @@ from bdn.core.lanes import lanes, own_in_flight
 from bdn.core.peer_standing import Fault
 from bdn.core.placement import Placement
 from bdn.core.routes import OWNERS_LOOKED_AT, route
+from node_agent.ring.patience import LateError, Limits, SourcePatience
 from tests.support.names import named
 from tests.support.simulated_links import MIRROR, Links, QueuedLinks
 from tests.support.simulated_node import OWN, PEERS, Asked, Case, Node
 
 LATENCY_SECONDS: Final = 0.0005
-HELD: Final = 2.0  # times the deadline: with a source that is late when no more may be asked for twice
 DEAD_SECONDS: Final = 2.0  # until a request to a machine that is gone has failed
-LOOK_SECONDS: Final = 1.0  # between two looks at the deadline: as often as an owner says that it is at work
+LOOK_SECONDS: Final = 1.0  # between two looks at a request: as often as an owner says that it is at work
+NEVER: Final = threading.Event()
 
 
 class Ring:
@@ -42,6 +44,7 @@ class Ring:
         self._number = count()
         self._ticks = 0
         self._expected_at = -1.0
+        self._now = 0.0  # the clock of the patience
         self._place(0.0)
         for node in self.nodes:
             self._at(case.joins.get(node.number, case.starts.get(node.number, 0.0)), self._start, node)
@@ -78,21 +81,23 @@ class Ring:
     def _place(self, now: float) -> None:
         """The members of this moment, for chunks that nobody has begun."""
         members = [node.name for node in self.nodes if self.case.joins.get(node.number, 0.0) <= now]
-        self._placement = Placement(self.chunks, members)
-        self._owners = [self._placement.owners(index, OWNERS_LOOKED_AT) for index in range(len(self.chunks))]
+        self.placement = Placement(self.chunks, members)
+        self._owners = [self.placement.owners(index, OWNERS_LOOKED_AT) for index in range(len(self.chunks))]
         for node in self.nodes:
             if node.orders != ((), ()) and node.is_alive:
-                self._order(node)
+                self._start(now, node)
 
     def _order(self, node: Node) -> None:
-        order = lanes(self._placement, node.name)
+        order = lanes(self.placement, node.name)
         node.orders, node.positions = (order.own, order.peers), [0, 0]
-        node.slots = (own_in_flight(len(self._placement.members), self.case.in_flight), self.case.in_flight)
+        node.slots = (own_in_flight(len(self.placement.members), self.case.in_flight), self.case.in_flight)
 
     def _start(self, now: float, node: Node) -> None:
+        """Or go on, in a new order: all slots that are free take up what is next."""
         self._order(node)
+        busy = [sum(asked.lane == lane for asked in node.asked.values()) for lane in (OWN, PEERS)]
         for lane in (OWN, PEERS):
-            for _ in range(node.slots[lane]):
+            for _ in range(busy[lane], node.slots[lane]):
                 self._next(now, node, lane)
 
     def _next(self, now: float, node: Node, lane: int) -> None:
@@ -166,7 +171,9 @@ class Ring:
                 self._obtain(now, node, following)
 
     def _serve(self, now: float, node: Node, index: int, asked: Asked) -> None:
-        asked.began = now
+        asked.began = self._now = now
+        if asked.patience is not None:
+            asked.patience.receiving(0)
         arrives = self.links.send(now, (node.number, index, asked.source), asked.size)
         if arrives is None:
             self._expect(now)
@@ -175,38 +182,51 @@ class Ring:
             self._at(asked.arrives, self._arrived, node, index, asked)
 
     def _look(self, now: float, node: Node, index: int, asked: Asked) -> None:
-        """Whether a source is late: then the rest is asked for elsewhere, if the budget allows."""
+        """What the agent's patience says to a request that is not over at once."""
         if node.asked.get(index) is not asked or not node.is_alive:
             return
-        since = asked.asked if asked.began is None else asked.began
-        limit = node.heads.deadline(0) if asked.began is None else node.bodies.deadline(asked.size)
+        if asked.patience is None:
+            asked.patience = self._patience(node, asked)
+        self._now = now
         missing = self._missing(now, node, index, asked)
-        is_hopeless = asked.began is None or (now - since) * asked.size > limit * (asked.size - missing)
-        if is_hopeless and node.standing.is_at_fault(self.nodes[asked.source].name, now):
-            self._failed(now, node, index, asked, Fault.SLOW)
-        elif now >= since + limit and not asked.is_held and node.hedges.take(missing):
-            self._late(now, node, index, asked, missing)
-        elif now >= since + HELD * limit:
-            self._failed(now, node, index, asked, Fault.SLOW)
+        try:
+            if asked.began is None:
+                asked.patience.at_work()  # says an owner that waits for the mirror
+                asked.patience.waiting()
+            else:
+                asked.patience.receiving(asked.size - missing - asked.seen)
+                asked.seen = asked.size - missing
+        except LateError as late:
+            node.retries += bool(late.failure)
+            (node.heads if asked.began is None else node.bodies).left()
+            node.standing.blame(self.nodes[asked.source].name, Fault.SLOW, now)
+            self._move(now, node, index, asked, missing)
         else:
-            asked.is_held = now >= since + limit
-            due = since + (HELD if asked.is_held else 1.0) * limit
-            self._at(min(due, now + LOOK_SECONDS), self._look, node, index, asked)
+            self._at(now + LOOK_SECONDS, self._look, node, index, asked)
 
-    def _failed(self, now: float, node: Node, index: int, asked: Asked, fault: Fault = Fault.FAILED) -> None:
+    def _patience(self, node: Node, asked: Asked) -> SourcePatience:
+        """As it would be had it been there from the beginning: most requests are over before anybody looks."""
+        name = self.nodes[asked.source].name
+        self._now = asked.asked
+        patience = SourcePatience.with_peer(
+            asked.size,
+            NEVER,
+            lambda: Limits(node.heads.deadline(0), node.bodies.deadline(asked.size), node.bodies.usual(asked.size)),
+            node.hedges.take,
+            lambda: node.standing.is_at_fault(name, self._now),
+            lambda: self._now,
+        )
+        if asked.began is not None:
+            self._now = asked.began
+            patience.receiving(0)
+        return patience
+
+    def _failed(self, now: float, node: Node, index: int, asked: Asked) -> None:
         if node.asked.get(index) is not asked or not node.is_alive:
             return
         node.retries += 1
-        node.standing.blame(self.nodes[asked.source].name, fault, now)
-        missing = self._missing(now, node, index, asked)
-        if fault is Fault.SLOW:
-            (node.heads if asked.began is None else node.bodies).left()
-        self._move(now, node, index, asked, missing)
-
-    def _late(self, now: float, node: Node, index: int, asked: Asked, missing: int) -> None:
-        (node.heads if asked.began is None else node.bodies).left()
-        node.standing.blame(self.nodes[asked.source].name, Fault.SLOW, now)
-        self._move(now, node, index, asked, missing)
+        node.standing.blame(self.nodes[asked.source].name, Fault.FAILED, now)
+        self._move(now, node, index, asked, self._missing(now, node, index, asked))
 
     def _missing(self, now: float, node: Node, index: int, asked: Asked) -> int:
         if asked.began is None:

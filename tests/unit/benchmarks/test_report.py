@@ -53,6 +53,13 @@ def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
     ]
 
 
+def test_sections_stand_in_the_order_of_the_benchmarks(page: Path) -> None:
+    for name in ("old", "second", "first"):
+        report.write(name, "Words.", [], 1, ["first", "second", "third"])
+    headings = [line for line in page.read_text().splitlines() if line.startswith("#")]
+    assert headings == ["# Benchmarks", "## first", "## second", "## old"]
+
+
 def test_what_was_tried_at_a_smaller_scale_does_not_change_the_page(
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from bdn.core.errors import StoreUnavailableError
-from node_agent.ring.patience import LateError, Limits, SourcePatience
+from node_agent.ring.patience import Alternative, LateError, Limits, SourcePatience
 from tests.support.ring_supply import StepClock
 
 MIB = 1024 * 1024
@@ -19,7 +19,7 @@ def with_peer(
     is_at_fault: Callable[[], bool] = lambda: False,
     limits: Callable[[], Limits] = lambda: LIMITS,
 ) -> SourcePatience:
-    return SourcePatience.with_peer(8 * MIB, threading.Event(), limits, may_leave, is_at_fault, clock)
+    return SourcePatience.with_peer(8 * MIB, threading.Event(), Alternative(limits, may_leave, is_at_fault), clock)
 
 
 def test_a_sign_of_life_ends_a_silence() -> None:

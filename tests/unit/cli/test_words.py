@@ -1,0 +1,55 @@
+"""What commands say, where it takes no service to find out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from bdn.cli import admin
+from bdn.cli.exit_codes import USAGE
+from bdn.cli.main import main as bdn
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
+
+MANIFEST = f"b3:{'0' * 64}"
+
+
+def test_an_argument_that_cannot_be_is_named_as_it_is_and_not_as_a_setting() -> None:
+    done = CliRunner().invoke(admin.main, ["evict", "--lru", "0"])
+
+    assert (done.exit_code, done.output) == (USAGE, "error: lru_bytes: Input should be greater than 0\n")
+
+
+def test_a_setting_that_cannot_be_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BDN_UPLOAD_RATE", "0")
+
+    done = CliRunner().invoke(bdn, ["migrate"])
+
+    assert (done.exit_code, done.output) == (USAGE, "error: BDN_UPLOAD_RATE: Input should be greater than 0\n")
+
+
+def test_what_an_agent_holds_for_its_cluster_is_listed_beside_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        async def held(self) -> HeldManifests:
+            nodes = {
+                "c/node": Holding(manifest=MANIFEST, bytes=17_000_000, held_by=["job"]),
+                "c/cache": Holding(manifest=MANIFEST, bytes=0, complete=False, cluster_bytes=5_000_000),
+            }
+            one = HeldManifest(
+                manifest=MANIFEST, sources=["hf://o/m"], files_total=None, bytes_total=None, mirror=False, nodes=nodes
+            )
+            return HeldManifests(items=[one])
+
+    @asynccontextmanager
+    async def reachable_mirror(_: object) -> AsyncIterator[Client]:
+        yield Client()
+
+    monkeypatch.setattr(admin, "reachable_mirror", reachable_mirror)
+
+    assert CliRunner().invoke(admin.main, ["ls"]).output.splitlines() == [
+        f"hf://o/m  {MANIFEST}",
+        "  c/node: whole, 17 MB, in use by job",
+        "  c/cache: incomplete, 0 B, 5 MB for its cluster",
+    ]

@@ -1,0 +1,92 @@
+"""The cluster tier between threads, and over a restart."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bdn.core.chunk_index import ChunkIndex
+from bdn.core.digest import digest_of
+from bdn.core.errors import CacheFullError
+from node_agent.cache.cache_events import CacheEvents
+from node_agent.cluster.chunk_files import ChunkFiles
+from node_agent.cluster.tier import ClusterTier
+from node_agent.disk.direct import DirectWrites
+from tests.support.agent_rig import Clock
+from tests.support.names import named
+
+M, N = named("m"), named("n")
+BRINGERS = 3
+
+
+def tier_at(root: Path, clock: Clock, budget: int = 1000) -> ClusterTier:
+    events = CacheEvents(lambda: None, lambda _reason, _count: None)
+    tier = ClusterTier(ChunkFiles(root, DirectWrites()), ChunkIndex(), lambda: budget, clock, events)
+    tier.load()
+    return tier
+
+
+def test_chunks_that_come_while_their_manifest_is_evicted_fail_neither_themselves_nor_the_eviction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A makes the manifest's folder; B deletes it; A must not find it gone, nor B find it filled again."""
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+    tier, ended = tier_at(tmp_path, Clock()), threading.Semaphore(0)
+    interval = sys.getswitchinterval()
+
+    def bring(number: int) -> None:
+        try:
+            for turn in range(200):
+                content = f"{number} {turn % 50}".encode()
+                tier.bring(M, digest_of(content), memoryview(content), lambda _: None)
+        finally:
+            ended.release()
+
+    def evict() -> None:
+        count = 0
+        while count < BRINGERS:
+            count += ended.acquire(blocking=False)
+            tier.evict(lambda index: index.plan([M]), "request")
+
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(BRINGERS + 1) as threads:
+            working = [threads.submit(bring, number) for number in range(BRINGERS)] + [threads.submit(evict)]
+            for one in working:
+                one.result(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert tier.use().committed == tier.use().reserved == 0
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_was_read_last_goes_last_also_after_a_restart(tmp_path: Path) -> None:
+    clock = Clock(time.time())  # folders bear the time of the disk as well
+    tier = tier_at(tmp_path, clock, budget=8)
+    for manifest, content in ((M, b"mmmm"), (N, b"nnnn")):
+        assert tier.keep(manifest, digest_of(content), memoryview(content))
+    clock.now += 100
+    file = tier.open(digest_of(b"mmmm"))
+    assert file is not None
+    file.close()
+
+    clock.now += 100
+    tier = tier_at(tmp_path, clock, budget=8)
+    assert list(tier.held()) == [N, M]
+    assert tier.keep(named("new"), digest_of(b"new"), memoryview(b"new"))
+    assert list(tier.held()) == [M, named("new")]
+
+
+def test_without_room_a_chunk_is_not_read_at_all(tmp_path: Path) -> None:
+    tier = tier_at(tmp_path, Clock(), budget=8)
+    assert tier.keep(M, digest_of(b"mmmm"), memoryview(b"mmmm"))
+    with pytest.raises(CacheFullError):
+        tier.bring(N, digest_of(b"nnnnn"), memoryview(bytearray(5)), lambda _: pytest.fail("it was read"))
+    assert not tier.keep(N, digest_of(b"nnnnn"), memoryview(b"nnnnn"))
+    assert list(tier.held()) == [M]

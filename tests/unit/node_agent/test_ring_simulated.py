@@ -1,0 +1,86 @@
+"""A whole cluster, simulated with the real rules: what it costs the mirror, and when the last node is through.
+
+Times are those of the simulated links, in times that one node alone needs. The bounds are those of issue 4.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from tests.support.simulated_fluid import FluidLinks
+from tests.support.simulated_links import QueuedLinks
+from tests.support.simulated_node import Case
+from tests.support.simulated_ring import Ring
+
+LINK = 50e6
+
+
+def through(case: Case, *, is_exact: bool = True) -> Ring:
+    """A run in which everybody who lives has got everything, and nobody asked for more than a twentieth twice."""
+    ring = Ring(case, FluidLinks if is_exact else QueuedLinks)
+    ring.run()
+    assert all(node.left == 0 for node in ring.survivors)
+    assert all(node.hedges.used <= node.hedges.limit for node in ring.nodes)
+    return ring
+
+
+def cluster(nodes: int, chunks: int, **happens: dict[int, float]) -> Case:
+    return Case(nodes, chunks, LINK, LINK, **happens)
+
+
+@pytest.mark.parametrize(("nodes", "chunks", "is_exact"), [(8, 64, True), (20, 128, False), (40, 256, False)])
+def test_the_mirror_sends_each_chunk_once_however_many_nodes_want_it(
+    nodes: int, chunks: int, *, is_exact: bool
+) -> None:
+    ring = through(cluster(nodes, chunks), is_exact=is_exact)
+    assert ring.origin_bytes == chunks * CHUNK_SIZE
+    assert ring.last_ratio <= 1.6
+    assert not any(node.retries or node.hedges.used for node in ring.nodes)
+
+
+def test_the_two_models_of_links_agree() -> None:
+    queued, exact = (through(cluster(8, 64), is_exact=is_exact) for is_exact in (False, True))
+    assert queued.last_ratio == pytest.approx(exact.last_ratio, rel=0.15)
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_a_member_at_a_twentieth_holds_nobody_up(slow: int) -> None:
+    ring = through(cluster(8, 64, slow={slow: 20.0}))
+    owned = len(ring.placement.owned[slow])
+    assert ring.last_ratio <= 1.6
+    assert ring.origin_bytes <= (64 + 1.5 * owned) * CHUNK_SIZE  # it reads its own, and so do those who come next
+
+
+def test_of_two_members_one_at_a_twentieth_is_left() -> None:
+    assert through(cluster(2, 64, slow={1: 20.0})).last_ratio <= 1.6
+
+
+def test_a_slow_node_blames_nobody_for_its_own_link() -> None:
+    slow = through(cluster(8, 64, slow={3: 20.0})).nodes[3]
+    assert (slow.retries, slow.hedges.used) == (0, 0)
+
+
+def test_one_member_killed_and_one_slow_hold_nobody_up() -> None:
+    alone = cluster(8, 64).alone_seconds
+    assert through(cluster(8, 64, slow={3: 20.0}, kills={5: alone / 2})).last_ratio <= 2.0
+
+
+def test_what_a_killed_member_owned_is_read_once_more_at_most() -> None:
+    ring = through(cluster(20, 128, kills={3: 10.0}), is_exact=False)
+    assert ring.origin_bytes <= (128 + len(ring.placement.owned[3])) * CHUNK_SIZE
+    assert ring.last_ratio <= 2.0
+
+
+def test_a_member_that_joins_and_one_that_comes_late_cost_the_mirror_little() -> None:
+    alone = cluster(20, 128).alone_seconds
+    ring = through(cluster(20, 128, joins={19: alone / 2}, starts={7: alone / 4}), is_exact=False)
+    assert ring.origin_ratio <= 1.1
+    assert ring.last_ratio <= 2.0
+
+
+def test_a_simulation_replays_exactly() -> None:
+    case = cluster(8, 64, slow={3: 20.0}, kills={5: 4.0})
+    first, second = through(case), through(case)
+    assert [node.finished_at for node in first.nodes] == [node.finished_at for node in second.nodes]
+    assert first.origin_bytes == second.origin_bytes
