@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from socket import gethostname
 
 from bdn import __version__
 from bdn.core.retry import RetryPolicy
@@ -33,6 +33,8 @@ from node_agent.stage.staging import Staging
 from node_agent.stage.warm import Warmer
 from node_agent.view.exposure import choose, exposures
 from node_agent.view.views import Views
+
+logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -118,13 +120,18 @@ def _let_go(book: StageBook, delivery: Delivery) -> None:
 
 
 def _identity(settings: AgentSettings, data_port: int) -> Identity:
-    host = gethostname() if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104 - a comparison
-    address = f"http://[{host}]:{data_port}" if ":" in host else f"http://{host}:{data_port}"
+    advertise = settings.advertised(data_port)
+    if advertise is None and "cluster" in settings.roles:
+        logger.warning(
+            "peers on other machines cannot reach the data plane on %s, so this agent owns no chunks of its cluster: "
+            "set BDN_AGENT_HOST or BDN_AGENT_ADVERTISE",
+            settings.host,
+        )
     return Identity(
         node=settings.node,
         cluster=settings.cluster,
         boot_id=boot_id(),
         roles=list(settings.roles),
-        advertise=settings.advertise or address,
+        advertise=advertise,
         version=__version__,
     )

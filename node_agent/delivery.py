@@ -64,13 +64,7 @@ async def open_delivery(
     """Threads, connections and a server, until the stack ends. Raises ``InUseError`` when another has the data port."""
     to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
     to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(ground.members)
-    pools = Pools(
-        ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
-        ByteThreads(settings.byte_threads, "agent-peers"),
-        Turns(settings.byte_threads),
-    )
-    for threads in (pools.own, pools.peers):
-        stack.push_async_callback(in_thread, threads.close)
+    pools = _open_pools(stack, settings)
     metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
     reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
     supplier = Supplier(to_mirror, to_peers, ground.shelf, reads, peers, policy, metrics.mismatched)
@@ -89,27 +83,50 @@ async def open_delivery(
         mirror_url=settings.url,
         on_bytes=metrics.filled,
     )
-
-    # For peers: what is here, and what an owner obtains for them.
-    serving = ByteThreads(settings.byte_threads, "agent-serving")
-    stack.push_async_callback(in_thread, serving.close)
-    obtaining = Obtaining(
-        loop=asyncio.get_running_loop(),
-        crew=await stack.enter_async_context(Crew()),
-        threads=serving,
-        lists=ChunkLists(LayoutSource(client, ground.manifests)),
-        reads=reads,
-        bandwidth=bandwidth,
-        shelf=ground.shelf,
-        tier=ground.tier,
-        opener=supplier,
-        mirror_url=settings.url,
-        on_obtained=metrics.obtained,
-        members=ground.members,
-        origin=pools.origin,
-    )
+    obtaining = await _open_obtaining(stack, settings, ground, provision, reads=reads, client=client, metrics=metrics)
     face = OwnersShelf(ground.shelf, obtaining) if "cluster" in settings.roles else ground.shelf
     pace = pacer(settings.upload_rate)
     server = ChunkServer(face, settings.host, settings.data_port, on_sent=metrics.served, pace=pace)
     stack.push_async_callback(in_thread, server.close)
     return Delivery(provision, server, to_mirror, to_peers)
+
+
+def _open_pools(stack: AsyncExitStack, settings: AgentSettings) -> Pools:
+    pools = Pools(
+        ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
+        ByteThreads(settings.byte_threads, "agent-peers"),
+        Turns(settings.byte_threads),
+    )
+    for threads in (pools.own, pools.peers):
+        stack.push_async_callback(in_thread, threads.close)
+    return pools
+
+
+async def _open_obtaining(
+    stack: AsyncExitStack,
+    settings: AgentSettings,
+    ground: Ground,
+    provision: Provision,
+    *,
+    reads: OriginReads,
+    client: MirrorClient,
+    metrics: Metrics,
+) -> Obtaining:
+    """For peers: what is not here yet. Its threads are its own, its share of the mirror is that of all."""
+    serving = ByteThreads(settings.byte_threads, "agent-serving")
+    stack.push_async_callback(in_thread, serving.close)
+    return Obtaining(
+        loop=asyncio.get_running_loop(),
+        crew=await stack.enter_async_context(Crew()),
+        threads=serving,
+        lists=ChunkLists(LayoutSource(client, ground.manifests)),
+        reads=reads,
+        bandwidth=provision.filler.bandwidth,
+        shelf=ground.shelf,
+        tier=ground.tier,
+        opener=provision.supplier,
+        mirror_url=settings.url,
+        on_obtained=metrics.obtained,
+        members=ground.members,
+        origin=provision.pools.origin,
+    )

@@ -89,6 +89,16 @@ class AgentSettings(BaseSettings):
         """The control API's unix socket."""
         return self.socket or self.data_dir / "agent.sock"
 
+    def advertised(self, data_port: int) -> str | None:
+        """Where peers reach the data plane; None when it listens on loopback and the mirror is another machine.
+
+        A loopback address would lead each peer to itself.
+        """
+        if self.advertise or (is_loopback(self.host) and not is_loopback(urlsplit(self.url).hostname or "")):
+            return self.advertise
+        host = gethostname() if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - a comparison
+        return f"http://[{host}]:{data_port}" if ":" in host else f"http://{host}:{data_port}"
+
     def check(self) -> None:
         """Refuse what cannot work together. Raises ``SettingsError``."""
         if self.auth == "off" and not is_loopback(self.host):

@@ -7,7 +7,7 @@ import click
 import bdn
 from bdn.cli.embedding import reachable_mirror
 from bdn.cli.exit_codes import DONE, FAILED, IN_USE
-from bdn.cli.output import Output, command_line
+from bdn.cli.output import Output, check_usage, command_line
 from bdn.cli.prefetch import prefetch
 from bdn.cli.secrets import secrets
 from bdn.core.errors import InvalidRequestError
@@ -77,7 +77,7 @@ async def evict(
         dry_run=dry_run,
         force=force,
     )
-    request.check()
+    check_usage(request)
     async with reachable_mirror(output) as client:
         eviction = await client.evict(request, LONGEST_WAIT_SECONDS)
         while eviction.status == "RUNNING":

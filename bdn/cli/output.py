@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 import click
 from pydantic import BaseModel, ValidationError
 
 from bdn.cli.exit_codes import INTERRUPTED, USAGE, exit_code_of
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.wire.errors import document_of
 from bdn.wire.settings import SettingsError
 
@@ -64,6 +64,22 @@ class Output:
     def _write(self, document: Document) -> None:
         content = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
         click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+class Checked(Protocol):
+    """A request whose parts may contradict each other."""
+
+    def check(self) -> None:
+        """Raises ``InvalidRequestError``."""
+        ...
+
+
+def check_usage(request: Checked) -> None:
+    """Options that do not go together are a matter of usage, found out before anything is asked. Raises ``UsageError``."""
+    try:
+        request.check()
+    except InvalidRequestError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., None]:

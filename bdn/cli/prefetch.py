@@ -8,7 +8,7 @@ import click
 
 from bdn.cli.embedding import reachable_mirror
 from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, command_line
+from bdn.cli.output import Output, check_usage, command_line
 from bdn.cli.progress import progress_bar
 from bdn.core.sizes import format_size
 from bdn.wire.client import LONGEST_WAIT_SECONDS
@@ -34,7 +34,7 @@ async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tup
     Example: bdn-admin prefetch mir_0123456789abcdef01234567 --node gpu-17 --node gpu-18
     """
     request = PrefetchRequest(**{_kind(what): what}, cluster=cluster, nodes=list(nodes))
-    request.check()
+    check_usage(request)
     async with reachable_mirror(output) as client:
         found = await client.prefetch(request)
         if wait:

@@ -83,7 +83,7 @@ class Scanner:
         return whole
 
     def _take_over(self, path: Path, digest: Digest) -> None:
-        """Versions before 0.4 kept a file one folder deeper, in ``aa/bb``. Views have it by its inode, and notice nothing."""
+        """A file used to stand one folder deeper, in ``aa/bb``. Views have it by its inode, and notice nothing."""
         place = self._places.file(digest)
         if path != place:
             path.rename(place)

@@ -106,8 +106,11 @@ async def others(landing: Future[None]) -> None:
             once more for each of many that wait would not make it well. A read that ended for its reader's own reasons,
             such as a grant that expired or a stage that was released, is no reason to fail.
     """
-    # Shielded: the future is everybody's, and canceling one who waits must not cancel it.
-    await asyncio.wait([asyncio.shield(asyncio.wrap_future(landing))])
+    # The future is everybody's: ``wait`` does not cancel it with one who waits. Its error is looked at below, or, by one who
+    # was canceled, nowhere: asyncio is not to complain of that.
+    waiter = asyncio.wrap_future(landing)
+    waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([waiter])
     error = landing.exception()
     if isinstance(error, BdnError) and error.transient:
         raise error

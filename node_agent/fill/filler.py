@@ -167,8 +167,9 @@ class Filler:
         return order.supply.fetch(chunk.digest, buffer, keep)
 
     async def _run(self, place: Place, size: int, work: Callable[[memoryview], _Result], order: Order) -> _Result:
-        """``work`` in a thread, once it is this chunk's turn: on this node's network, where a prefetch may wait for long
-        without being in a stage's way, and then in its lane.
+        """``work`` in a thread, once it is this chunk's turn.
+
+        First on this node's network, where a prefetch may wait for long without being in a stage's way, then in its lane.
         """
         lane, position = place
         async with self.bandwidth.turn(order.traffic(), size), lane.turn(position):

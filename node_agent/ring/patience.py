@@ -22,9 +22,9 @@ _HELD_SECONDS: Final = 5.0  # and as long again we wait for a late peer, when no
 
 # A link that is as slow as one in trouble is told from a busy one by what it brings, in multiples of what is usual: after
 # the first of these at the earliest, when the whole would take longer than the last; the one between is for a peer at fault.
-_TRIED: Final = 4.0
-_LATE: Final = 8.0
-_HOPELESS: Final = 16.0
+_TRIED: Final = 1.5
+_LATE: Final = 2.0
+_HOPELESS: Final = 4.0
 
 
 class LateError(Exception):
@@ -152,8 +152,11 @@ class SourcePatience:
 
     def _judge(self, other: Alternative, seconds: float, missing: int, *, is_late: bool) -> None:
         if is_late and self._held_until is None:
+            was_at_fault = other.is_at_fault()
             if other.may_leave(missing):
                 raise LateError
+            if was_at_fault:  # what waits for a peer that is known to be in trouble waits in vain
+                self._fail("others had to leave it")
             self._held_until = 2 * seconds + _HELD_SECONDS
         if self._held_until is not None and seconds >= self._held_until:
             self._fail(f"too slow: {missing} bytes are missing after {seconds:.1f} s")

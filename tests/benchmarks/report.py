@@ -118,5 +118,6 @@ HEAD = """# Benchmarks
 measures it alone. Ratios travel, absolutes do not: the machines that these figures come from are shared and noisy. Whatever is
 compared runs in turn, on the same disk, and its ratio is that of each pair. What is *ours* is verified and synced before the
 clock stops. `BDN_BENCH_SCALE=0.1` makes everything smaller and leaves this page alone; `BDN_BENCH_RUNS` is the number of pairs
-(5; what is long and nothing new has 3).
+(5; what is long and nothing new has 3). Everything lies below `TMPDIR`, which should be on the disk in question and have 30 GB
+free.
 """

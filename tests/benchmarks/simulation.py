@@ -45,8 +45,8 @@ def measure() -> list[Row]:
 
 
 def _faults(nodes: int) -> list[tuple[str, Case]]:
-    def case(**happens: dict[int, float]) -> Case:
-        return Case(nodes, FEW_CHUNKS, SLOW_LINK, SLOW_LINK, **happens)
+    def case(kills: dict[int, float] | None = None, slow: dict[int, float] | None = None) -> Case:
+        return Case(nodes, FEW_CHUNKS, SLOW_LINK, SLOW_LINK, kills=kills or {}, slow=slow or {})
 
     half = case().alone_seconds / 2
     return [

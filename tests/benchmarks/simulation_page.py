@@ -7,6 +7,8 @@ from math import log10
 from pathlib import Path
 from typing import Protocol
 
+from tests.benchmarks.scale import SCALE
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = """# A thousand nodes, simulated
 
@@ -68,7 +70,9 @@ class Outcome(Protocol):
 
 
 def write_page(scales: Sequence[Outcome], faults: Sequence[Outcome]) -> None:
-    """The page with both tables, and the plot of ``scales``."""
+    """The page with both tables, and the plot of ``scales``; at the full scale only, as benchmarks.md."""
+    if SCALE != 1:
+        return
     (DOCS / "simulation.svg").write_text(_plot(scales))
     (DOCS / "simulation.md").write_text(PAGE.format(scales=_table(scales), faults=_table(faults)))
 

@@ -210,4 +210,4 @@ class ChunkIndexMachine(RuleBasedStateMachine):
 
 
 TestChunkIndexMachine = ChunkIndexMachine.TestCase
-TestChunkIndexMachine.settings = settings(max_examples=settings().max_examples // 2)
+TestChunkIndexMachine.settings = settings(max_examples=settings().max_examples)

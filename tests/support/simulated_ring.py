@@ -17,7 +17,7 @@ from bdn.core.lanes import lanes, own_in_flight
 from bdn.core.peer_standing import Fault
 from bdn.core.placement import Placement
 from bdn.core.routes import OWNERS_LOOKED_AT, route
-from node_agent.ring.patience import LateError, Limits, SourcePatience
+from node_agent.ring.patience import Alternative, LateError, Limits, SourcePatience
 from tests.support.names import named
 from tests.support.simulated_links import MIRROR, Links, QueuedLinks
 from tests.support.simulated_node import OWN, PEERS, Asked, Case, Node
@@ -208,14 +208,12 @@ class Ring:
         """As it would be had it been there from the beginning: most requests are over before anybody looks."""
         name = self.nodes[asked.source].name
         self._now = asked.asked
-        patience = SourcePatience.with_peer(
-            asked.size,
-            NEVER,
+        alternative = Alternative(
             lambda: Limits(node.heads.deadline(0), node.bodies.deadline(asked.size), node.bodies.usual(asked.size)),
             node.hedges.take,
             lambda: node.standing.is_at_fault(name, self._now),
-            lambda: self._now,
         )
+        patience = SourcePatience.with_peer(asked.size, NEVER, alternative, lambda: self._now)
         if asked.began is not None:
             self._now = asked.began
             patience.receiving(0)
@@ -289,10 +287,11 @@ class Ring:
 
     def _arrived(self, now: float, node: Node, index: int, asked: Asked) -> None:
         """It came from a peer."""
-        if node.asked.get(index) is not asked or not node.is_alive:
+        if node.asked.get(index) is not asked or not node.is_alive or asked.began is None:
             return
         node.standing.succeeded(self.nodes[asked.source].name, now)
-        node.bodies.came(asked.size, now - (asked.began or now))
+        node.heads.came(0, asked.began - asked.asked)
+        node.bodies.came(asked.size, now - asked.began)
         node.held[index] = 1
         self._filled(now, node, index, asked.lane)
         self._serve_waiting(now, node, index)
@@ -313,7 +312,6 @@ class Ring:
     def _serve_waiting(self, now: float, node: Node, index: int) -> None:
         for waiting, asks in node.parked.pop(index, ()):
             if waiting.asked.get(index) is asks:
-                waiting.heads.came(0, now - asks.asked)
                 self._serve(now, waiting, index, asks)
 
     def _kill(self, now: float, node: Node) -> None:

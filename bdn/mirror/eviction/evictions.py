@@ -36,7 +36,12 @@ class Evictions:
         self._running = SharedLook(self._look_for_running, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
 
     async def start(self, request: EvictionRequest, organisation: str) -> Eviction:
-        """Record the eviction, do the mirror's part, and queue the agents' parts."""
+        """Record the eviction, do the mirror's part, and queue the agents' parts.
+
+        Raises:
+            InvalidRequestError: the selectors do not go together.
+            NotFoundError: no such source was mirrored, or no agent of that name was ever heard of.
+        """
         request.check()
         manifests = await self._manifests(request, organisation)
         command = EvictCommand(
@@ -52,6 +57,8 @@ class Evictions:
         async with self.database.read() as session:
             rows = await agents.all_agents(session)
         asked = [row for row in rows if _concerns(request, row)]
+        if not asked and (request.node is not None or request.cluster is not None):
+            raise NotFoundError(f"an agent of {request.cluster or 'any cluster'}, {request.node or 'any node'}")
         alive = [row for row in asked if is_alive(row, time.time())]
         row = EvictionRow(
             id=command.id,

@@ -98,6 +98,12 @@ def test_what_could_not_be_installed_is_no_failure(
     assert "| it | not measured: fio is not installed | | 0 | | >= 1 |" in page.read_text()
 
 
+@pytest.mark.parametrize("needs", ["no-such-program", "import no_such_module"])
+def test_a_peer_that_is_not_here_says_so(needs: str) -> None:
+    peer = Peer("other", needs, lambda *_: None)
+    assert peer.missing() == "other is not installed; `make bench` installs what can be had"
+
+
 def test_a_peer_that_breaks_is_a_row_and_is_not_asked_again(tmp_path: Path) -> None:
     asked: list[Path] = []
 

@@ -22,6 +22,21 @@ def test_an_argument_that_cannot_be_is_named_as_it_is_and_not_as_a_setting() -> 
     assert (done.exit_code, done.output) == (USAGE, "error: lru_bytes: Input should be greater than 0\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evict"], "exactly one"),
+        (["evict", "--all", "--job", "train-7"], "exactly one"),
+        (["prefetch", "hf://org/model"], "say where to"),
+    ],
+)
+def test_options_that_do_not_go_together_are_a_matter_of_usage(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(admin.main, arguments)
+
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
 def test_a_setting_that_cannot_be_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BDN_UPLOAD_RATE", "0")
 

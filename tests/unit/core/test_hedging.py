@@ -82,3 +82,11 @@ def test_a_twentieth_of_a_stage_may_be_asked_for_twice() -> None:
     assert budget.take(20)
     assert not budget.take(1)
     assert (budget.used, budget.limit) == (50, 50)
+
+
+def test_nine_of_ten_chunks_take_what_is_usual_and_twice_as_much_is_said_while_few_are_known() -> None:
+    assert after(*[0.1] * 180, *[9.0] * 20).usual(7 * MIB) == pytest.approx(0.1)
+    assert after(*[0.1] * 179, *[9.0] * 21).usual(7 * MIB) == pytest.approx(9.0)
+    assert after(*[0.1] * 8).usual(7 * MIB) == pytest.approx(0.2)
+    assert after(*[0.1] * 7).usual(7 * MIB) == 30.0
+    assert after(*[0.0001] * 8).usual(7 * MIB) == 0.01  # the shortest

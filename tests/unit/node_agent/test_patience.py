@@ -80,6 +80,15 @@ def test_nobody_waits_for_the_head_of_a_peer_at_fault() -> None:
         patience.waiting()
 
 
+def test_a_request_to_a_peer_at_fault_that_may_not_be_left_fails_at_once() -> None:
+    clock = StepClock()
+    patience = with_peer(clock, lambda _: False, is_at_fault=lambda: True)
+    clock.now += 0.25
+    with pytest.raises(LateError) as caught:
+        patience.waiting()
+    assert caught.value.failure == "others had to leave it"
+
+
 def test_a_body_from_a_peer_at_fault_is_left_unless_it_will_be_in_time() -> None:
     clock = StepClock()
     quick, slow = with_peer(clock, is_at_fault=lambda: True), with_peer(clock, is_at_fault=lambda: True)
@@ -106,18 +115,18 @@ def test_the_body_has_its_time_from_the_head_on() -> None:
 
 
 def test_a_body_that_comes_much_slower_than_is_usual_is_left_before_its_limit() -> None:
-    limits = Limits(head_seconds=20.0, body_seconds=100.0, usual_seconds=2.0)
+    limits = Limits(head_seconds=20.0, body_seconds=100.0, usual_seconds=4.0)
     clock = StepClock()
     slow, busy = (with_peer(clock, limits=lambda: limits) for _ in range(2))
     for patience in (slow, busy):
         patience.receiving(0)
-    clock.now += 3.9
+    clock.now += 5.9
     slow.receiving(MIB)  # too soon to tell
     busy.receiving(MIB)
     clock.now += 0.3
-    busy.receiving(3 * MIB // 2)  # 2.5 of 8 MiB in 4.2 s: the whole takes 13.4 s, which is 6.7 times as long as usual
+    busy.receiving(3 * MIB)  # 4 of 8 MiB in 6.2 s: the whole takes 12.4 s, less than 4 times what is usual
     with pytest.raises(LateError):
-        slow.receiving(MIB // 2)  # 22.4 s
+        slow.receiving(MIB)  # 24.8 s
 
 
 def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the_end() -> None:

@@ -107,3 +107,17 @@ def test_a_config_file_that_makes_no_sense_is_refused(
 
     with pytest.raises(SettingsError, match="BDN_CONFIG: "):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({}, "http://127.0.0.1:8471"),  # everything on one machine
+        ({"url": "http://mirror.example:8460"}, None),
+        ({"url": "http://mirror.example:8460", "advertise": "http://10.0.0.5:1"}, "http://10.0.0.5:1"),
+        ({"url": "http://mirror.example:8460", "host": "10.0.0.5", "auth": "token"}, "http://10.0.0.5:8471"),
+        ({"host": "fd00::5", "auth": "token"}, "http://[fd00::5]:8471"),
+    ],
+)
+def test_peers_are_told_an_address_only_if_it_leads_them_here(given: dict[str, str], address: str | None) -> None:
+    assert load_settings(**given).advertised(8471) == address
