@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -210,4 +209,3 @@ class ChunkIndexMachine(RuleBasedStateMachine):
 
 
 TestChunkIndexMachine = ChunkIndexMachine.TestCase
-TestChunkIndexMachine.settings = settings(max_examples=settings().max_examples)

@@ -34,3 +34,7 @@ def test_nodes_that_are_no_members_begin_with_different_owners() -> None:
 @pytest.mark.parametrize(("members", "each"), [(0, 8), (1, 8), (2, 4), (3, 3), (8, 1), (9, 1), (1000, 1)])
 def test_all_members_together_read_from_the_mirror_what_one_alone_would(members: int, each: int) -> None:
     assert own_in_flight(members, 8) == each
+
+
+def test_the_order_in_which_members_are_named_plays_no_part() -> None:
+    assert lanes(Placement(CHUNKS, ["c", "a", "b"]), "a") == lanes(Placement(CHUNKS, ["a", "b", "c", "b"]), "a")
