@@ -67,9 +67,9 @@ class SourcePatience:
     One that has an ``alternative`` is left when it is late. Head and body are judged apart: an owner that waits for the mirror
     says that it is alive, and asking another one too soon would make the mirror send the chunk twice; but an owner whose link
     is slow is slow with the mirror as well. A body is late, too, when the whole would take many times what is usual, at the
-    pace up to now. When it may not be left, the request goes on for as
-    long again and then fails. Once ``is_at_fault``, because another request to the same
-    peer was late, this one is late as well unless it will be in time: what is slow is a link, and seldom one chunk.
+    pace up to now. Once ``is_at_fault``, because another request to the same peer was late, this one is late as well unless it
+    will be in time: what is slow is a link, and seldom one chunk. One that is late and may not be left goes on for as long
+    again and then fails; to a peer that was at fault before, it fails at once.
     """
 
     size: int

@@ -63,7 +63,7 @@ def measure() -> list[Row]:
             cold.append(served.from_ours(COLD_THREADS))
             page_cache.drop(served.chunks)
             if not fio.missing():
-                disk.append(fio.read(served.chunks, COLD_THREADS))
+                disk.append(fio.read(served.store, COLD_THREADS))
     beside: list[Row] = [Missing("cold: fio's direct read", fio.missing(), ">= 0.9")]
     if disk:
         beside = [

@@ -1,4 +1,4 @@
-"""A thousand nodes, simulated with the real placement, lanes, routes, deadlines and standing; and smaller rings with faults."""
+"""A thousand nodes, simulated with the real placement, lanes, routes, patience and standing; and smaller rings with faults."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.simulated_node import Case
 from tests.support.simulated_ring import Ring
 
 INTRODUCTION = """
-Simulated, not measured: time is that of modelled links. Placement, order of requests, routes, deadlines, hedging and standing
-are the agent's own code (`bdn/core`). *Completion* is when the last node is through, in times that one node alone needs at the
+Simulated, not measured: time is that of modelled links. Placement, order of requests, routes, patience, hedging and standing
+are the agent's own code. *Completion* is when the last node is through, in times that one node alone needs at the
 same link. The model, its limits and the plot: [simulation.md](simulation.md).
 """
 CHUNKS = scaled(16_690)  # 140 GB
@@ -38,10 +38,14 @@ class Outcome:
 
 def measure() -> list[Row]:
     """By number of nodes, then with faults; writes docs/simulation.md and its plot."""
-    scales = [_play(f"{nodes} nodes", Case(nodes, CHUNKS, FAST, FAST), QueuedLinks) for nodes in (1, 8, 20, 100, 1000)]
+    scales = [_play(_named(nodes), Case(nodes, CHUNKS, FAST, FAST), QueuedLinks) for nodes in (1, 8, 20, 100, 1000)]
     faults = [_play(title, case, FluidLinks) for nodes in (8, 20) for title, case in _faults(nodes)]
     write_page(scales, faults)
     return [*_rows(scales, origin="<= 1.05", completion=""), *_rows(faults, origin="", completion="<= 2.5")]
+
+
+def _named(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes:,} nodes"
 
 
 def _faults(nodes: int) -> list[tuple[str, Case]]:
@@ -50,7 +54,7 @@ def _faults(nodes: int) -> list[tuple[str, Case]]:
 
     half = case().alone_seconds / 2
     return [
-        (f"{nodes} nodes", case()),
+        (f"{nodes} nodes, nothing happens", case()),
         (f"{nodes} nodes, one killed at half time", case(kills={1: half})),
         (f"{nodes} nodes, one at 1/20", case(slow={3: 20.0})),
         (f"{nodes} nodes, one killed and one at 1/20", case(kills={1: half}, slow={3: 20.0})),

@@ -91,7 +91,7 @@ def ring(
             for number, host in enumerate(hosts, 1)
         ]
         wait_until(lambda: all(map(_is_up, agents)), seconds=120, what="the start of all agents")
-        wait_until(lambda: all(len(_known_to(agent)) == count for agent in agents), what="word of all members")
+        wait_until(lambda: all(len(_known_to(one)) == count for one in agents), seconds=120, what="word of all members")
         for host in (place, *hosts):
             host.shape(rate)
         grant = mirror.http.get(f"/mirror/{content.mirror_id}").raise_for_status().json()["grant"]
