@@ -37,4 +37,4 @@ def test_all_members_together_read_from_the_mirror_what_one_alone_would(members:
 
 
 def test_the_order_in_which_members_are_named_plays_no_part() -> None:
-    assert lanes(Placement(CHUNKS, ["c", "a", "b"]), "a") == lanes(Placement(CHUNKS, ["a", "b", "c", "b"]), "a")
+    assert lanes(Placement(CHUNKS, ["b", "a", "c"]), "a") == lanes(Placement(CHUNKS, ["a", "b", "c", "b"]), "a")

@@ -116,3 +116,23 @@ def test_who_left_the_cluster_is_forgotten() -> None:
     standing.blame("b", Fault.WRONG, 0.0)
     standing.keep(["b", "c"])
     assert standing.avoided(1.0) == ("b",)
+
+
+def test_who_is_on_trial_is_not_at_fault_any_more() -> None:
+    standing = PeerStanding()
+    assert not standing.is_at_fault("p", 0.0)
+    standing.blame("p", Fault.FAILED, 0.0)
+    assert standing.is_at_fault("p", 1.9)
+    assert standing.claim("p", 2.0)
+    assert standing.is_avoided("p", 2.0)
+    assert not standing.is_at_fault("p", 2.0)
+
+
+def test_a_request_on_trial_is_not_told_that_the_peer_is_at_fault() -> None:
+    standing = PeerStanding()
+    standing.blame("a", Fault.SLOW, 0.0)
+    later = Fault.SLOW.first_seconds
+    assert standing.is_at_fault("a", later - 0.1)
+    assert standing.claim("a", later)
+    assert standing.is_avoided("a", later + 0.1)
+    assert not standing.is_at_fault("a", later + 0.1)
