@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from math import ceil
 from typing import Final
 
 _REMEMBERED: Final = 200  # chunks
+_LATELY: Final = 16  # chunks
 _NEEDED: Final = 8  # fewer tell nothing about what is usual
 _TAIL: Final = 0.99
 _USUAL: Final = 0.9
@@ -46,28 +48,41 @@ class Deadlines:
         again; if it counted with its time, every stalled peer would bring it up.
         """
         if self._paces:
-            self._paces.append(self._percentile(_TAIL))
+            self._paces.append(_percentile(self._paces, _TAIL))
 
     def deadline(self, size: int) -> float:
         """Seconds that ``size`` bytes may take, from the moment when an answer begins."""
         if len(self._paces) < _NEEDED:
             return self._longest
         slack = _SLACK_OF_FEW if len(self._paces) < _MANY else _SLACK
-        return min(self._longest, max(self._shortest, slack * self._percentile(_TAIL) * (size + _OVERHEAD_SIZE)))
+        return min(
+            self._longest, max(self._shortest, slack * _percentile(self._paces, _TAIL) * (size + _OVERHEAD_SIZE))
+        )
 
     def usual(self, size: int) -> float:
-        """Seconds that nine of ten chunks with ``size`` bytes take at most; twice as many while few are known.
+        """Seconds that nine of ten chunks with ``size`` bytes take at most; twice as many while few are known."""
+        return self.common(size) * (1.0 if len(self._paces) >= _MANY else 2.0)
+
+    def common(self, size: int) -> float:
+        """Seconds that nine of ten of the known chunks would have taken at most, had they had ``size`` bytes.
 
         Never less than the shortest deadline: on a fast network everybody waits for a disk now and then.
         """
-        if len(self._paces) < _NEEDED:
-            return self._longest
-        doubt = 1.0 if len(self._paces) >= _MANY else 2.0
-        return max(self._shortest, doubt * self._percentile(_USUAL) * (size + _OVERHEAD_SIZE))
+        return self._common(list(self._paces), size)
 
-    def _percentile(self, share: float) -> float:
-        """Chunks come much more often than anybody asks: sorted only then, in 10 to 20 microseconds."""
-        return sorted(self._paces)[ceil(share * len(self._paces)) - 1]
+    def lately(self, size: int) -> float:
+        """As ``common``, of the last 16 chunks: when all of a manifest is in the cluster, nobody waits for the mirror any more."""
+        return self._common(list(self._paces)[-_LATELY:], size)
+
+    def _common(self, paces: list[float], size: int) -> float:
+        if len(paces) < _NEEDED:
+            return self._longest
+        return max(self._shortest, _percentile(paces, _USUAL) * (size + _OVERHEAD_SIZE))
+
+
+def _percentile(paces: Collection[float], share: float) -> float:
+    """Chunks come much more often than anybody asks: sorted only then, in 10 to 20 microseconds."""
+    return sorted(paces)[ceil(share * len(paces)) - 1]
 
 
 class HedgeBudget:

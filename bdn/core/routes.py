@@ -8,7 +8,7 @@ from typing import Final
 OWNERS_LOOKED_AT: Final = (
     4  # ask ``Placement.owners`` for so many: with a third avoided, 99 of 100 chunks have a peer left
 )
-_PEERS_ASKED: Final = 2
+_PEERS_ASKED: Final = 3  # the owner may be dead, and the next one slow
 
 
 def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> tuple[str, ...]:

@@ -40,6 +40,11 @@ class Lane:
         """How many chunks are in hand at once, at most."""
         return min(self.threads.count, self.turns.limit)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether all chunks that are left are in hand. Any thread may ask."""
+        return self.turns.is_last
+
     def turn(self, position: Position) -> AbstractAsyncContextManager[None]:
         """To be held while a chunk is in hand."""
         return self.turns.take(position)

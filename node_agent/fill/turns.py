@@ -23,6 +23,11 @@ class Turns:
         self._waiting: list[tuple[Position, int, asyncio.Future[None]]] = []
         self._number = count()
 
+    @property
+    def is_last(self) -> bool:
+        """Whether nobody waits for a place. Any thread may ask."""
+        return not self._waiting
+
     @asynccontextmanager
     async def take(self, position: Position) -> AsyncIterator[None]:
         """Hold one place until the block ends."""

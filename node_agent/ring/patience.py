@@ -30,21 +30,27 @@ _HOPELESS: Final = 4.0
 class LateError(Exception):
     """The peer is to be left, and the rest asked for elsewhere. Never seen outside of a fill.
 
-    ``failure`` is empty when a limit has passed and the stage may still ask for bytes a second time.
+    ``failure`` is empty when a limit has passed and the stage may still ask for bytes a second time. ``is_fault`` is whether
+    the peer is to blame; it is not when we have nothing else to do than to ask elsewhere.
     """
 
-    def __init__(self, failure: str = "") -> None:
+    def __init__(self, failure: str = "", *, is_fault: bool = True) -> None:
         super().__init__(failure)
         self.failure = failure
+        self.is_fault = is_fault
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds until an answer should begin, and from then on until it should have come; and what a body usually takes."""
+    """Seconds until an answer should begin, and from then on until it should have come; and what a body usually takes.
+
+    The last is for the end of a stage: when an answer that has not begun may be asked for elsewhere.
+    """
 
     head_seconds: float
     body_seconds: float
     usual_seconds: float = inf
+    ending_head_seconds: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +58,13 @@ class Alternative:
     """There is another source to go to: how late this one may be, and what is to be asked before it is left.
 
     ``limits`` are asked for at each judgement, because what others achieve meanwhile counts. ``may_leave`` is told the bytes
-    that would be asked for again.
+    that would be asked for again; ``is_ending`` is whether the stage has nothing else left to ask of peers.
     """
 
     limits: Callable[[], Limits]
     may_leave: Callable[[int], bool]
     is_at_fault: Callable[[], bool]
+    is_ending: Callable[[], bool] = lambda: False
 
 
 @dataclass(slots=True)
@@ -69,7 +76,8 @@ class SourcePatience:
     is slow is slow with the mirror as well. A body is late, too, when the whole would take many times what is usual, at the
     pace up to now. Once ``is_at_fault``, because another request to the same peer was late, this one is late as well unless it
     will be in time: what is slow is a link, and seldom one chunk. One that is late and may not be left goes on for as long
-    again and then fails; to a peer that was at fault before, it fails at once.
+    again and then fails; to a peer that was at fault before, it fails at once. Towards the end of a stage a node waits less long for
+    answers to begin: its last chunks would else be those of the slowest peer, whom nobody had the time to find out.
     """
 
     size: int
@@ -117,9 +125,11 @@ class SourcePatience:
         if (silence := self.clock() - self._heard) >= self.silence_seconds:
             self._fail(f"no sign of life for {silence:.1f} s")
         if (other := self.alternative) is not None:
-            seconds = self.taken.head_seconds
-            is_late = seconds >= other.limits().head_seconds or other.is_at_fault()
-            self._judge(other, seconds, self.size, is_late=is_late)
+            seconds, limits = self.taken.head_seconds, other.limits()
+            if seconds >= limits.ending_head_seconds and other.is_ending():
+                raise LateError(is_fault=False)
+            is_late = seconds >= limits.head_seconds or other.is_at_fault()
+            self._judge(other, seconds, 0, is_late=is_late)  # nothing came: nothing comes twice
 
     def at_work(self) -> None:
         """A sign of life."""
@@ -159,7 +169,7 @@ class SourcePatience:
                 self._fail("others had to leave it")
             self._held_until = 2 * seconds + _HELD_SECONDS
         if self._held_until is not None and seconds >= self._held_until:
-            self._fail(f"too slow: {missing} bytes are missing after {seconds:.1f} s")
+            self._fail(f"too slow: not done after {seconds:.1f} s")
 
     def _fail(self, reason: str) -> None:
         raise LateError(reason) if self.alternative is not None else StoreUnavailableError(reason)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Final
 
 from bdn.core.hedging import Deadlines
 from bdn.core.peer_standing import Fault, PeerStanding
 from node_agent.ring.members import Members
 from node_agent.ring.patience import Clock, Limits
+
+# Towards the end of a stage we wait for an answer twice as long as nine of ten took to begin lately: whoever is asked instead
+# has to read the chunk from the mirror first, which then sends it once more.
+_ENDING: Final = 2.0
+_LEAST_ENDING_SECONDS: Final = 10.0
 
 
 class Peers:
@@ -68,7 +74,12 @@ class Peers:
     def limits(self, size: int) -> Limits:
         """How long ``size`` bytes from a peer may take, by what is known now."""
         with self._lock:
-            return Limits(self._heads.deadline(0), self._bodies.deadline(size), self._bodies.usual(size))
+            return Limits(
+                self._heads.deadline(0),
+                self._bodies.deadline(size),
+                usual_seconds=self._bodies.usual(size),
+                ending_head_seconds=max(_LEAST_ENDING_SECONDS, _ENDING * self._heads.lately(0)),
+            )
 
     def avoided(self) -> tuple[str, ...]:
         """Who is avoided now, of those who are members."""

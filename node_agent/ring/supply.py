@@ -38,12 +38,16 @@ class Local(Protocol):
 
 @dataclass(frozen=True)
 class Bearings:
-    """What the supplies of one stage share: whose its chunks are, whose right it has, and what it may still spend."""
+    """What the supplies of one stage share: whose its chunks are, whose right it has, and what it may still spend.
+
+    ``is_ending`` tells whether no chunk is left to be asked of peers but those that are being asked for.
+    """
 
     manifest: Digest
     bearer: str
     routing: Routing
     effort: Effort
+    is_ending: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ class RingSupply:
             reader.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("cluster", peer))
             chunk.check()
         except LateError as late:
-            self.peers.late(peer, has_begun=patience.has_begun)
+            if late.is_fault:
+                self.peers.late(peer, has_begun=patience.has_begun)
             if late.failure and not effort.retry():
                 raise StoreUnavailableError(late.failure) from None
         except ChecksumMismatchError:
@@ -131,9 +136,8 @@ class RingSupply:
             return False
 
         limits, is_at_fault = partial(self.peers.limits, size), partial(self.peers.is_at_fault, peer)
-        patience = SourcePatience.with_peer(
-            size, self.stop, Alternative(limits, may_leave, is_at_fault), self.peers.clock
-        )
+        alternative = Alternative(limits, may_leave, is_at_fault, self.bearings.is_ending)
+        patience = SourcePatience.with_peer(size, self.stop, alternative, self.peers.clock)
         return patience
 
     def _suspect(self, chunk: Gathering) -> None:

@@ -141,8 +141,11 @@ class _Fill:
             base_url = chunk_base(self._provision.mirror_url, one.layout.data_port)
             parcels += await in_thread(parcels_of, layouts.values(), digest, base_url)
             routing = Routing(one.layout, self._provision.members)
-            self._bearings[digest] = Bearings(digest, self._errand.grant, routing, self._effort)
+            self._bearings[digest] = Bearings(digest, self._errand.grant, routing, self._effort, self._is_ending)
         return sorted(parcels, key=lambda parcel: parcel.size, reverse=True)
+
+    def _is_ending(self) -> bool:
+        return self._lanes.peers.is_ending
 
     def _is_own(self, parcel: Parcel, chunk: Digest) -> bool:
         return self._bearings[parcel.manifest].routing.turn(chunk).is_own

@@ -15,7 +15,9 @@ arrivals = st.tuples(st.integers(0, 8 * MIB), st.floats(0, 60))
 
 
 @given(came=st.lists(st.one_of(arrivals, st.none()), max_size=300), size=st.integers(0, 8 * MIB))
-def test_it_is_in_proportion_to_the_percentile_of_the_last_two_hundred(came: list[tuple[int, float] | None], size: int) -> None:
+def test_it_is_in_proportion_to_the_percentile_of_the_last_two_hundred(
+    came: list[tuple[int, float] | None], size: int
+) -> None:
     deadlines = Deadlines()
     paces: list[float] = []
 
