@@ -61,7 +61,7 @@ class Deadlines:
 
     def usual(self, size: int) -> float:
         """Seconds that nine of ten chunks with ``size`` bytes take at most; twice as many while few are known."""
-        return self.common(size) * (1.0 if len(self._paces) >= _MANY else 2.0)
+        return min(self._longest, self.common(size) * (1.0 if len(self._paces) >= _MANY else 2.0))
 
     def common(self, size: int) -> float:
         """Seconds that nine of ten of the known chunks would have taken at most, had they had ``size`` bytes.

@@ -89,4 +89,11 @@ def test_nine_of_ten_chunks_take_what_is_usual_and_twice_as_much_is_said_while_f
     assert after(*[0.1] * 179, *[9.0] * 21).usual(7 * MIB) == pytest.approx(9.0)
     assert after(*[0.1] * 8).usual(7 * MIB) == pytest.approx(0.2)
     assert after(*[0.1] * 7).usual(7 * MIB) == 30.0
-    assert after(*[0.0001] * 8).usual(7 * MIB) == 0.01  # the shortest
+    assert after(*[0.0001] * 8).usual(7 * MIB) == 0.02  # twice the shortest
+
+
+def test_what_is_common_lately_is_told_by_the_last_sixteen_chunks() -> None:
+    paces = after(*[9.0] * 50, *[0.1] * 15, 9.0)
+    assert paces.lately(7 * MIB) == pytest.approx(0.1)
+    assert paces.common(7 * MIB) == pytest.approx(9.0)
+    assert after(*[0.1] * 7).lately(7 * MIB) == 30.0

@@ -32,6 +32,25 @@ def test_a_sign_of_life_ends_a_silence() -> None:
     assert patience.taken.head_seconds > 19
 
 
+def test_towards_the_end_of_a_stage_an_answer_that_does_not_begin_is_left_early_and_nobody_is_to_blame() -> None:
+    clock, is_ending = StepClock(), False
+    limits, asked = Limits(head_seconds=20.0, body_seconds=4.0, ending_head_seconds=6.0), list[int]()
+
+    def may_leave(size: int) -> bool:
+        asked.append(size)
+        return True
+
+    alternative = Alternative(lambda: limits, may_leave, lambda: False, lambda: is_ending)
+    patience = SourcePatience.with_peer(8 * MIB, threading.Event(), alternative, clock)
+    clock.now += 6.0
+    patience.waiting()
+    is_ending = True
+    with pytest.raises(LateError) as caught:
+        patience.waiting()
+    assert not caught.value.is_fault
+    assert asked == []  # nothing came, so that nothing is asked for twice
+
+
 def test_a_silent_peer_is_left_and_has_failed() -> None:
     clock = StepClock()
     patience = with_peer(clock)

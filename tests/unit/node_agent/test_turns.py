@@ -29,6 +29,23 @@ async def test_the_lowest_position_is_next_whoever_came_first() -> None:
     assert served == [5, 1, 7, 9]
 
 
+async def test_the_last_ones_are_those_who_have_their_places() -> None:
+    turns, gate = Turns(2), asyncio.Event()
+
+    async def work(position: int) -> None:
+        async with turns.take((position,)):
+            await gate.wait()
+
+    async with asyncio.TaskGroup() as group:
+        seen = [turns.is_last]
+        for position in range(3):
+            group.create_task(work(position))
+            await settle()
+            seen.append(turns.is_last)
+        gate.set()
+    assert seen == [True, True, True, False]
+
+
 async def test_one_who_is_canceled_when_it_is_its_turn_passes_it_on() -> None:
     turns = Turns(1)
     first = turns.take((0,))
