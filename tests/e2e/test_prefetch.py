@@ -66,4 +66,4 @@ def test_the_exit_code_tells_a_node_without_room_from_what_nobody_knows(tmp_path
             ("hf://org/model", "--cluster", "nowhere"),
         )
         assert [shell.run("bdn-admin", "prefetch", *arguments).code for arguments in unknown] == [4] * 4
-        assert shell.run("bdn-admin", "prefetch", "hf://org/model").code == 1  # where to?
+        assert shell.run("bdn-admin", "prefetch", "hf://org/model").code == 2  # where to?

@@ -215,4 +215,4 @@ def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
     assert node.run("bdn", "stage", f"mir_{nothing}", "--job", "x").code == 4
     assert node.run("bdn", "unstage", f"stg_{nothing}").code == 4
     assert node.run("bdn-admin", "evict", "--source", "hf://org/never").code == 4
-    assert node.run("bdn-admin", "evict").code == 1  # selects nothing: a bad request, and nothing else
+    assert node.run("bdn-admin", "evict", "--all", "--node", "nobody").code == 4
