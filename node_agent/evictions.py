@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bdn.core.cache_index import EvictionPlan, EvictionReason
+from bdn.core.cache_index import EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
 from bdn.core.leases import Holder
@@ -92,8 +92,13 @@ class Evictions:
         done = await self.cache.evict(plan, _reason(command))
         for victim in done.victims:
             logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
-        victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
-        return EvictionPlan(tuple(victims), done.refused)
+        victims = [replace(victim, holders=broken.pop(victim.manifest, ())) for victim in done.victims]
+        kept = {victim.manifest for victim in done.refused}
+        # What was only begun went with its last holder, who is to be named all the same.
+        begun = [
+            Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in kept
+        ]
+        return EvictionPlan((*victims, *begun), done.refused)
 
     async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
         """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,17 +176,19 @@ async def test_a_pull_that_was_interrupted_does_not_go_on_behind_the_users_back(
     manifest = mirror.publish({"large": noise(20 * MIB, 7)})
     rig.given["cache_bytes"] = 30 * MIB
     asked, loop = asyncio.Event(), asyncio.get_running_loop()
-    seen: list[Digest] = []
+    seen, has_ended = list[Digest](), threading.Event()
 
     def note(chunk: Digest) -> None:
         seen.append(chunk)
         if len(seen) == 2:
             loop.call_soon_threadsafe(asked.set)
+            assert has_ended.wait(30)
 
     mirror.on_request = note
     async with rig.agent(byte_threads=1) as agent:
         stage = await agent.stages.pull(mirror.grant(manifest), dest)
         await asked.wait()
+    has_ended.set()
     mirror.forget()
     async with rig.agent(byte_threads=1) as agent:
         assert agent.stages.book.find(stage.record.id).record.state == "RELEASED"

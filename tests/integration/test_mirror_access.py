@@ -102,11 +102,17 @@ async def test_every_route_refuses_who_has_no_token(guarded: MirrorUnderTest, su
         "mirror_id": document["id"],
         "digest": document["sources"][0]["manifest"],
         "eviction_id": "evi_" + "0" * 24,
+        "prefetch_id": "pre_" + "0" * 24,
         "name": "hf-token",
     }
     paths: dict[str, dict[str, Any]] = (await guarded.http.get("/openapi.json")).json()["paths"]
     assert len(paths) >= 14
-    bodies = {"/agents/heartbeat": heartbeat(), "/evictions": {"all": True}, "/secrets/{name}": {"value": "x"}}
+    bodies = {
+        "/agents/heartbeat": heartbeat(),
+        "/evictions": {"all": True},
+        "/prefetches": {"source": "hf://org/one", "cluster": "c"},
+        "/secrets/{name}": {"value": "x"},
+    }
     async with httpx2.AsyncClient(transport=guarded.http._transport, base_url="http://mirror") as stranger:
         for path, methods in paths.items():
             for method in methods:

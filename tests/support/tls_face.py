@@ -28,7 +28,11 @@ def tls_face(port: int, context: ssl.SSLContext) -> Iterator[int]:
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(_carry(reader, back), _carry(there, writer))
+        try:
+            await asyncio.gather(_carry(reader, back), _carry(there, writer))
+        finally:
+            for end in (writer, back):
+                end.transport.abort()
 
     async def serve() -> None:
         server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
@@ -40,6 +44,7 @@ def tls_face(port: int, context: ssl.SSLContext) -> Iterator[int]:
         for task in carrying:
             task.cancel()
         await asyncio.gather(*carrying, return_exceptions=True)
+        await asyncio.sleep(0.01)  # for the transports to close
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
