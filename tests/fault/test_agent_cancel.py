@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,15 +19,11 @@ from tests.support.agent_points import Points
 from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 FILES = {"large": noise(9 * MIB, 1), "middle": noise(MIB, 2), "small": noise(1000, 3)}
 WAYS = [("whole", "direct"), ("packed", "direct"), ("whole", "cached")]  # packs are never written directly
 THREADS = 2  # a buffer or a thread that is lost twice stops everything
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 def descriptors() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +17,9 @@ from tests.support.agent_mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture(params=FORMS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,10 @@ from tests.support.agent_mirror import FORMS, AgentMirror, Fault, failing, flipp
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 FILES = {"large": noise(9 * MIB, 1), "small": b"small"}
 busy = failing(StoreUnavailableError("it is busy"))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture(params=FORMS)

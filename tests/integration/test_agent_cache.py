@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,11 +22,7 @@ from tests.support.agent_mirror import FORMS, AgentMirror, failing, held_by, mis
 from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
 from tests.support.trees import tree
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
+pytest_plugins = ("tests.support.agent_fixtures",)
 
 
 @pytest.fixture(params=FORMS)

@@ -17,14 +17,10 @@ from node_agent.crew import in_thread
 from tests.support.agent_mirror import FORMS, AgentMirror
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 LARGE = noise(9 * MIB, 1)
 FILES = {"large": LARGE, "small": b"small"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture(params=FORMS)

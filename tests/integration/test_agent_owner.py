@@ -25,14 +25,10 @@ from tests.support.agent_process import Program
 from tests.support.agent_rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.cluster import free_port
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 LARGE = noise(9 * MIB, 1)
 FILES = {"large": LARGE, "small": b"small", "other": b"other"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture

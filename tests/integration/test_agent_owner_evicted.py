@@ -23,15 +23,11 @@ from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent_rig import MIB, Rig, noise, staged
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 LARGE = noise(17 * MIB, 1)
 PIECES = [LARGE[start : start + CHUNK_SIZE] for start in range(0, len(LARGE), CHUNK_SIZE)]
 FILES = {"large": LARGE}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture

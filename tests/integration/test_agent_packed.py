@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,14 +20,10 @@ from tests.support.agent_rig import Rig, disk_bytes, noise, staged
 from tests.support.slabs import pack
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 THOUSAND = {f"part-{number % 7}/{number:04}.bin": noise(300, number) for number in range(1000)}
 SMALL = dict(list(THOUSAND.items())[:100])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture

@@ -16,14 +16,10 @@ from node_agent.agent import Agent
 from tests.support.agent_mirror import AgentMirror, held_by
 from tests.support.agent_rig import MIB, Rig, noise, staged
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 FILES = {"a.bin": noise(20 * MIB, 1), "b.bin": noise(3 * MIB, 2)}
 SIZE = sum(map(len, FILES.values()))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,9 @@ from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent_rig import MIB, Rig, noise, staged
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 OLD, NEW = {"config.json": b"{}", "weights": noise(MIB, 1)}, {"config.json": b"{}", "weights": noise(MIB, 2)}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture(params=FORMS)

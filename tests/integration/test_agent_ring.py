@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from tests.support.agent_rig import MIB, noise, staged
 from tests.support.agent_ring import Ring, came_from
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 FILES = {
     "large.safetensors": noise(41 * MIB + 5, 1),
     "other.safetensors": noise(17 * MIB, 2),
@@ -23,12 +24,6 @@ FILES = {
     **{f"small/{number}": noise(30_000 + number, 100 + number) for number in range(20)},
 }
 SIZE = sum(map(len, FILES.values()))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture(params=FORMS)

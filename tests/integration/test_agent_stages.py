@@ -26,6 +26,8 @@ from tests.support.agent_mounts import needs_mounts, unmounting
 from tests.support.agent_rig import MIB, Clock, Rig, noise, staged
 from tests.support.trees import tree
 
+pytest_plugins = ("tests.support.agent_fixtures",)
+
 FILES = {
     "model.safetensors": noise(17 * MIB + 3),
     "config.json": b"{}",
@@ -33,12 +35,6 @@ FILES = {
     "nested/empty": b"",
     "same/again": b"{}",
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
 
 
 @pytest.fixture(params=FORMS)
