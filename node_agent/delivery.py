@@ -33,7 +33,7 @@ from node_agent.stage.provision import Provision
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
 _PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; how long an answer may take is for the ring to judge
-_LEAST_THREADS: Final = 8  # that move bytes, whatever they achieve: four of them may be waiting for the disk
+_LEAST_THREADS: Final = 4  # that receive, whatever they achieve
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Final
 
 from bdn.core.pace_window import Measure, Window
 
-_WORTHWHILE: Final = 0.2  # elasticity of goodput from which more requests in flight are kept
 _SLOWER: Final = 0.7  # a request that gets less than this share of what it got: the host has become slower
 _FASTER: Final = 1.3
 _FAILING: Final = 0.1  # share of failures from which they are taken for congestion
@@ -37,7 +36,8 @@ class Outcome(Enum):
 class PaceRule:
     """``most`` at once, ``first`` before anything is known, never fewer than ``least``.
 
-    A window of less than ``long_seconds`` holds ``window_rounds`` requests of each slot, a longer one holds one.
+    A window of less than ``long_seconds`` holds ``window_rounds`` requests of each slot, a longer one holds one. More
+    requests in flight are kept where the elasticity of goodput is at least ``worthwhile``.
     """
 
     most: int
@@ -46,6 +46,7 @@ class PaceRule:
     window_rounds: int = 2
     long_seconds: float = 5.0
     least: int = 1
+    worthwhile: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Pace:
         self._trial = None
         worth = measure.worth_against(trial.measure)
         was_up = self.limit > trial.limit
-        if worth is None or (worth >= _WORTHWHILE) == was_up:
+        if worth is None or (worth >= self._rule.worthwhile) == was_up:
             self._known = measure
             if worth is None:
                 self._rest()

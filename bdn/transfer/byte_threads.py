@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from bdn.core.errors import CanceledError
 from bdn.core.pace import Outcome, Pace, PaceRule
 from bdn.transfer.buffers import BufferPool
+from bdn.transfer.slots import Slots, Turn
 
+_WORTHWHILE: Final = 0.4  # threads that take the processor from each other seem to bring a little
 _Result = TypeVar("_Result")
 
 
 class ByteThreads:
     """At most ``count`` threads and as many buffers. Everybody who shares them waits in one fair queue.
 
-    With ``least``, how many of them work at once follows what they achieve, up and down and never below that. The memory
-    of the others goes back. Without it all of them work, because somebody else decides how many requests pay off.
+    With ``least``, how many of them receive at once follows what they achieve, up and down and never below that; the others
+    write what they have received, or wait. Without it nobody waits, because somebody else decides how many requests pay off.
     """
 
     def __init__(
@@ -30,14 +33,14 @@ class ByteThreads:
         self._buffers = BufferPool(count)
         self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
         least = count if least is None else min(least, count)
-        self._pace = Pace(PaceRule(count, least=least), clock())
-        self._clock = clock
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._slots = Slots(Pace(PaceRule(count, least=least, worthwhile=_WORTHWHILE), clock()), clock)
+        self._here = threading.local()
+        self._in_hand = 0
 
     @property
     def limit(self) -> int:
-        """How many may work at once now."""
-        return self._pace.limit
+        """How many may receive at once now."""
+        return self._slots.limit
 
     @property
     def buffers(self) -> int:
@@ -52,20 +55,9 @@ class ByteThreads:
         Cancelling waits for the thread: a thread that is left behind would still write where its caller has cleaned up.
         ``on_cancel`` may tell it to hurry.
         """
-        await self._take_slot()
-        outcome, begun = Outcome.ANSWERED, self._clock()
-        self._pace.began(begun)
-        try:
-            result = await self._work(size, work, on_cancel)
-            outcome = Outcome.ARRIVED
-            return result
-        finally:
-            self._give_slot_back(outcome, size, begun)
-
-    async def _work(
-        self, size: int, work: Callable[[memoryview], _Result], on_cancel: Callable[[], None] | None
-    ) -> _Result:
-        future = self._executor.submit(self._with_buffer, size, work)
+        self._begin()
+        turn = Turn(size)
+        future = self._executor.submit(self._work, turn, work)
         waiter = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(waiter)
@@ -73,41 +65,45 @@ class ByteThreads:
             if on_cancel is not None:
                 on_cancel()
             if not future.cancel():
+                self._slots.withdraw(turn)
                 await _ended(waiter)
             raise
+        finally:
+            self._end()
 
-    def _with_buffer(self, size: int, work: Callable[[memoryview], _Result]) -> _Result:
-        with self._buffers.take(size) as buffer:
-            return work(buffer)
+    def received(self) -> None:
+        """To be called by work that has received all its bytes: what it still does is the disk's, and another may receive.
 
-    async def _take_slot(self) -> None:
-        if not self._waiting and not self._pace.is_full:
-            self._pace.take()
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        Network and disk are kept busy at the same time that way, by few threads.
+        """
+        turn = getattr(self._here, "turn", None)
+        if turn is not None:
+            self._slots.give_back(turn, Outcome.ARRIVED)
+
+    def _work(self, turn: Turn, work: Callable[[memoryview], _Result]) -> _Result:
+        if not self._slots.take(turn):
+            raise CanceledError("the transfer")  # which nobody hears
+        self._here.turn = turn
+        outcome = Outcome.ANSWERED
         try:
-            await turn  # whoever calls us has taken the slot for us
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # we were called, and canceled before we heard it
-                self._pace.give_back()
-                self._call()
-            raise
+            with self._buffers.take(turn.size) as buffer:
+                result = work(buffer)
+            outcome = Outcome.ARRIVED
+            return result
+        finally:
+            self._here.turn = None
+            self._slots.give_back(turn, outcome)
 
-    def _give_slot_back(self, outcome: Outcome, size: int, begun: float) -> None:
-        now, before = self._clock(), self._pace.limit
-        self._pace.give_back()
-        self._pace.ended(now, outcome, size, now - begun)
-        if self._pace.limit != before:
-            self._buffers.keep(self._pace.limit)
-        self._call()
+    def _begin(self) -> None:
+        if not self._in_hand:
+            self._buffers.keep(self.count)
+        self._in_hand += 1
 
-    def _call(self) -> None:
-        while self._waiting and not self._pace.is_full:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self._pace.take()
-                turn.set_result(None)
+    def _end(self) -> None:
+        """Who has nothing to do holds no more memory than those who may receive will need."""
+        self._in_hand -= 1
+        if not self._in_hand:
+            self._buffers.keep(self._slots.limit)
 
     def close(self) -> None:
         """Wait for the threads to end."""

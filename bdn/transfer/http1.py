@@ -28,7 +28,7 @@ from bdn.transfer.patience import TICK_SECONDS, Patience
 
 _TICK_SECONDS: Final = 0.02  # the kernel's clock is coarse: without this, it may give up just before a window is over
 _CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-_PIECE: Final = 512 * 1024  # shown at once: fits the cache of a core, and is worth giving the GIL away for
+_PIECE: Final = 1024 * 1024  # shown at once: fits the cache of a core, and is worth giving the GIL away for
 _INTERIM_LIMIT: Final = 16  # answers before the answer (1xx)
 
 Clock = Callable[[], float]

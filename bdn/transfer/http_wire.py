@@ -12,6 +12,7 @@ from typing import Final
 from bdn.transfer.http_head import ProtocolError
 
 _HEAD_PIECE: Final = 4096  # what is received beyond a head is copied later, so this is small,
+_WAKE_BYTES: Final = 512 * 1024
 _ALONG_LIMIT: Final = (
     64 * 1024
 )  # unless the whole body is: then it comes along, and a system call costs more than a copy
@@ -24,7 +25,7 @@ class NoAnswerError(ConnectionResetError):
 class Wire:
     """One connected socket, and what was received on it and belongs to what comes next."""
 
-    __slots__ = ("_is_plain", "_is_unanswered", "_patience_seconds", "_spare", "socket")
+    __slots__ = ("_is_plain", "_is_unanswered", "_patience_seconds", "_poll", "_spare", "_wakes_at", "socket")
 
     def __init__(self, connected: socket.socket, timeout_seconds: float) -> None:
         """Takes the socket over. ``timeout_seconds`` bounds each send, and each wait until told otherwise."""
@@ -33,6 +34,9 @@ class Wire:
         self._is_plain = not isinstance(connected, ssl.SSLSocket)
         self._is_unanswered = False  # something was sent, and nothing came since
         self._patience_seconds = 0.0
+        self._wakes_at = 1  # bytes for which the kernel wakes us
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
         if self._is_plain:
             # The kernel's timeouts instead of Python's: those poll before every call, and cannot wait for a whole body.
             connected.setblocking(True)
@@ -48,9 +52,8 @@ class Wire:
         """Wait at most so long until something can be received, be it the connection's end."""
         if len(self._spare) or (isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()):
             return True
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        self._wake_at(1)
+        return bool(self._poll.poll(seconds * 1000))
 
     def wait_at_most(self, seconds: float) -> None:
         """From now on, ``TimeoutError`` when nothing comes for so long."""
@@ -78,9 +81,11 @@ class Wire:
             self._spare = self._spare[count:]
             return count
         try:
-            if self._is_plain:
-                return self.socket.recv_into(buffer, 0, socket.MSG_WAITALL)
-            return self.socket.recv_into(buffer)
+            if not self._is_plain:
+                return self.socket.recv_into(buffer)
+            self._wake_at(min(len(buffer), _WAKE_BYTES))
+            self._poll.poll(self._patience_seconds * 1000)
+            return self.socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise TimeoutError("timed out") from None
 
@@ -91,6 +96,7 @@ class Wire:
             ProtocolError: there is no ``end`` in the first ``limit`` bytes.
             ConnectionError: the connection ended before; ``NoAnswerError`` when nothing had come at all.
         """
+        self._wake_at(1)
         room = _HEAD_PIECE + (along if along <= _ALONG_LIMIT else 0)
         content, searched, begun = bytes(self._spare) or self._receive(room), 0, 0.0
         while (at := content.find(end, searched)) < 0:
@@ -122,6 +128,12 @@ class Wire:
         if self._is_unanswered:
             raise NoAnswerError("Remote end closed connection without response")
         raise ConnectionResetError("the connection ended inside the answer")
+
+    def _wake_at(self, count: int) -> None:
+        """Sleep until so many bytes can be received, or the connection ends."""
+        if self._is_plain and count != self._wakes_at:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._wakes_at = count
 
     def break_off(self) -> None:
         """Let whoever waits on this connection fail now. From any thread."""

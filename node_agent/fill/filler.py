@@ -78,16 +78,18 @@ class Filler:
     async def _fill_from_slab(self, lies: Slice, order: Order) -> None:
         """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
         parts = PackedParts(self.places, self.sync, self.aside, order.files)
+        place = order.place(lies.slab)
 
         def work(buffer: memoryview) -> Came:
             def keep() -> None:
+                place[0].threads.received()
                 parts.write(buffer)
                 order.keep_slab(lies.slab, buffer)
 
             return order.supply.fetch(lies.slab, buffer, keep)
 
         try:
-            came = await self._run(order.place(lies.slab), lies.slab_size, work, order)
+            came = await self._run(place, lies.slab_size, work, order)
             await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
             tier = max(came, key=came.__getitem__)
             for file in order.files:
@@ -101,6 +103,8 @@ class Filler:
 
     async def _fill_at_once(self, part: Part, order: Order) -> None:
         """One chunk, one thread, no bitmap."""
+        digest = part.layout.digest
+        place = order.place(digest)
 
         def work(buffer: memoryview) -> Came:
             try:
@@ -108,6 +112,7 @@ class Filler:
                 placed = part.layout.placed()
 
                 def keep() -> None:
+                    place[0].threads.received()
                     for chunk in placed:
                         part.write(chunk, buffer)
                     part.commit()
@@ -119,8 +124,7 @@ class Filler:
             finally:
                 part.close()
 
-        digest = part.layout.digest
-        self._tell(digest, await self._run(order.place(digest), part.layout.size, work, order), order)
+        self._tell(digest, await self._run(place, part.layout.size, work, order), order)
 
     async def _fill_in_pieces(self, part: Part, order: Order) -> None:
         lanes: dict[Lane, list[_Placed]] = {}
@@ -146,14 +150,14 @@ class Filler:
             for position, chunk in queue:
 
                 def work(buffer: memoryview, chunk: PlacedChunk = chunk) -> Came:
-                    return self._obtain(part, chunk, buffer, order)
+                    return self._obtain(lane, part, chunk, buffer, order)
 
                 self._tell(part.layout.digest, await self._run((lane, position), chunk.range.size, work, order), order)
         except BaseException:
             order.stop.set()  # before the group cancels the others: they shall not go on trying
             raise
 
-    def _obtain(self, part: Part, chunk: PlacedChunk, buffer: memoryview, order: Order) -> Came:
+    def _obtain(self, lane: Lane, part: Part, chunk: PlacedChunk, buffer: memoryview, order: Order) -> Came:
         """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
         file = part.layout.digest
         if part.holds(chunk, buffer):
@@ -161,6 +165,7 @@ class Filler:
             return {"node": chunk.range.size}
 
         def keep() -> None:
+            lane.threads.received()
             part.write(chunk, buffer)
             self.shelf.arrived(file, chunk.index)
 
