@@ -12,7 +12,8 @@ from typing import Final
 from bdn.transfer.http_head import ProtocolError
 
 _HEAD_PIECE: Final = 4096  # what is received beyond a head is copied later, so this is small,
-_WAKE_BYTES: Final = 512 * 1024
+_WAKE_BYTES: Final = 512 * 1024  # slept for at once: of a body on a fast link, waking up was a third of the work
+_WORTH_A_CALL: Final = 64 * 1024
 _ALONG_LIMIT: Final = (
     64 * 1024
 )  # unless the whole body is: then it comes along, and a system call costs more than a copy
@@ -83,6 +84,10 @@ class Wire:
         try:
             if not self._is_plain:
                 return self.socket.recv_into(buffer)
+            if len(buffer) < _WORTH_A_CALL:
+                self._wake_at(1)
+                return self.socket.recv_into(buffer, 0, socket.MSG_WAITALL)
+            # A blocking call would be woken up for each packet; and with a mark of its own, for the last ones never.
             self._wake_at(min(len(buffer), _WAKE_BYTES))
             self._poll.poll(self._patience_seconds * 1000)
             return self.socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
@@ -130,7 +135,7 @@ class Wire:
         raise ConnectionResetError("the connection ended inside the answer")
 
     def _wake_at(self, count: int) -> None:
-        """Sleep until so many bytes can be received, or the connection ends."""
+        """From now on, sleep until so many bytes can be received, or the connection ends (``SO_RCVLOWAT``, tcp(7))."""
         if self._is_plain and count != self._wakes_at:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._wakes_at = count

@@ -124,3 +124,67 @@ async def test_a_slot_that_was_handed_over_to_somebody_who_is_canceled_before_he
             assert await following == 3
             await first
         assert canceled.cancelled()
+
+
+async def test_who_has_received_lets_another_receive_and_keeps_its_buffer() -> None:
+    """Of four threads one may receive. The others write what they have."""
+    with closing(ByteThreads(4, "byte", least=1)) as threads:
+        threads._slots._pace.limit = 1
+        gate, begun = threading.Event(), threading.Semaphore(0)
+
+        def work(_: memoryview) -> None:
+            threads.received()
+            threads.received()  # once is enough
+            begun.release()
+            assert gate.wait(20)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(threads.run(CHUNK_SIZE, work))
+            for _ in range(4):
+                assert await asyncio.to_thread(begun.acquire, timeout=20)
+            assert threads.buffers == 4
+            gate.set()
+        assert threads.buffers == 1
+
+
+async def test_while_anybody_works_no_memory_is_given_back_and_taken_again() -> None:
+    with closing(ByteThreads(2, "byte", least=1)) as threads:
+        threads._slots._pace.limit = 1
+        gate, begun = threading.Event(), threading.Semaphore(0)
+
+        def work(_: memoryview) -> None:
+            threads.received()
+            begun.release()
+            assert gate.wait(20)
+
+        for _ in range(2):  # the second time, after nobody worked
+            gate.clear()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(threads.run(1, work))
+                assert await asyncio.to_thread(begun.acquire, timeout=20)
+                await threads.run(1, lambda _: threads.received())
+                assert threads.buffers == 2
+                gate.set()
+            assert threads.buffers == 1
+
+
+async def test_work_that_waits_for_a_slot_is_canceled_at_once() -> None:
+    with closing(ByteThreads(2, "byte", least=1)) as threads:
+        threads._slots._pace.limit = 1
+        gate, called = threading.Event(), threading.Event()
+        busy = asyncio.create_task(threads.run(1, lambda _: gate.wait(20)))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(threads.run(1, lambda _: called.set()))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gate.set()
+        assert await busy
+        assert not called.is_set()
+
+
+def test_nobody_has_received_outside_of_work() -> None:
+    with closing(ByteThreads(1, "byte")) as threads:
+        threads.received()

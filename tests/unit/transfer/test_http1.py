@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -286,3 +288,109 @@ def test_what_came_before_a_stall_was_shown(line: Line) -> None:
         answer.fill(memoryview(bytearray(len(BODY))), StallPolicy(1 << 20, 0.01), on_bytes=shown.extend)
     assert shown == BODY[:-10]
     assert answer.received == len(shown)
+
+
+class TcpLine(Line):
+    """The same over loopback, where the kernel knows of ``SO_RCVLOWAT``."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = socket.create_connection(listener.getsockname())
+            self.server, _ = listener.accept()
+        self.server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.wire = Wire(ours, 10)
+
+
+@pytest.fixture
+def tcp() -> Iterator[TcpLine]:
+    made = TcpLine()
+    with made.server:
+        yield made
+        made.wire.close()
+
+
+@pytest.mark.parametrize("size", [60_000, 64 * 1024, 600_000, 3 * 1024**2 + 1])
+@pytest.mark.parametrize("piece", [7_001, 300_000])
+def test_a_body_in_packets_comes_completely_and_the_next_answer_is_heard_at_once(
+    tcp: TcpLine, size: int, piece: int
+) -> None:
+    body = bytes(range(256)) * (size // 256 + 1)
+    body = body[:size]
+    pieces = [body[start : start + piece] for start in range(0, size, piece)]
+    with ThreadPoolExecutor(1) as pool:
+        answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
+        sending = pool.submit(send_pieces, tcp.server, pieces)
+        assert filled(answer, size) == body
+        sending.result()
+    assert answer.keeps_alive
+    assert tcp.ask(message("204 No Content")).status == 204
+    assert (
+        tcp.wire.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    )  # or a head would be waited for in vain
+
+
+class Watched:
+    """A poll object that remembers how its waits ended."""
+
+    def __init__(self, inner: select.poll) -> None:
+        self.inner = inner
+        self.ends: list[bool] = []
+
+    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+        events = self.inner.poll(milliseconds)
+        self.ends.append(bool(events))
+        return events
+
+
+def test_the_end_of_a_large_body_is_not_waited_for_in_vain(tcp: TcpLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left is less than what is slept for otherwise."""
+    size = 1024**2
+    answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
+    watched = Watched(tcp.wire._poll)
+    monkeypatch.setattr(tcp.wire, "_poll", watched)
+    tcp.wire.wait_at_most(1.0)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send_pieces, tcp.server, [bytes(size - 100_000), bytes(100_000)])
+        assert len(filled(answer, size)) == size
+        sending.result()
+    assert watched.ends
+    assert all(watched.ends)
+
+
+def test_nothing_sleeps_for_more_than_the_few_bytes_that_are_left(tcp: TcpLine) -> None:
+    size = 1024**2 + 10  # a piece that is shown at once, and ten bytes
+    answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send_pieces, tcp.server, [bytes(size)])
+        answer.fill(memoryview(bytearray(size)), on_bytes=bytearray().extend)
+        sending.result()
+    assert tcp.wire.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) <= 10
+
+
+def test_of_a_large_body_that_stalls_what_came_is_there(tcp: TcpLine) -> None:
+    answer = tcp.ask(message("200 OK", "Content-Length: 1000000", body=b"x" * 1000))
+    with pytest.raises(StalledError):
+        answer.fill(memoryview(bytearray(1_000_000)), StallPolicy(1 << 20, 0.01))
+    assert answer.received == 1000
+
+
+def test_who_receives_a_large_body_is_not_woken_up_for_each_packet(tcp: TcpLine) -> None:
+    size, packets = 1024**2, 64
+    seen: list[int] = []
+    answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
+
+    def dribble() -> None:
+        for _ in range(packets):
+            tcp.server.sendall(bytes(size // packets))
+            time.sleep(0.001)
+
+    def look() -> bool:
+        seen.append(answer.received)
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(dribble)
+        answer.fill(memoryview(bytearray(size)), is_wanted=look)
+        sending.result()
+    assert answer.received == size
+    assert len(seen) < packets // 4
