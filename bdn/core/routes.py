@@ -1,8 +1,8 @@
-"""Where one chunk is asked for: its owner, the next owner, the mirror."""
+"""Where one chunk is asked for: its owner, who may have it from the owner, the next owner, the mirror."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 OWNERS_LOOKED_AT: Final = (
@@ -29,3 +29,15 @@ def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> 
         if not is_avoided(owner):
             peers.append(owner)
     return tuple(peers)
+
+
+def ahead(members: Sequence[str], owner: str, me: str) -> tuple[str, ...]:
+    """The members that ask ``owner`` for a chunk before the node ``me`` does, by the order of ``bdn.core.lanes``.
+
+    They are the first to hold what it owns. None where one of the two is no member, or both are one.
+    """
+    if owner == me or owner not in members or me not in members:
+        return ()
+    first, stop = members.index(me) + 1, members.index(owner)
+    circle = [*members[first:], *members[:first]]
+    return tuple(circle[: (stop - first) % len(members)])

@@ -6,8 +6,8 @@ nginx on the same machine):
     this file 29 us · http.client with ``readinto`` 79 us · h11 on the same socket 82 us
 
 With 20,000 files of 32 KiB that is the mirror's throughput. And a body in ``http.client`` passes through a ``BufferedReader``,
-which takes the GIL for every piece; here one system call fills what is left of an 8 MiB buffer, or of a piece that somebody
-wants to see while it is hot. System calls are few because each one gives the GIL away and has to win it back: with 8 threads,
+which takes the GIL for every piece; here one system call fills a large piece of an 8 MiB buffer, which somebody may want to see
+while it is hot. System calls are few because each one gives the GIL away and has to win it back: with 8 threads,
 that costs more than the call.
 """
 

@@ -1,4 +1,4 @@
-"""One connection's socket: blocking, with the kernel's own timeouts, so that a whole body is one system call."""
+"""One connection's socket: blocking, with the kernel's own timeouts, so that a large piece of a body is one system call."""
 
 from __future__ import annotations
 

@@ -20,5 +20,5 @@ class Patience:
 
     idle_seconds: float = 60.0
     head_seconds: float = 10.0
-    obtaining_seconds: float = 60.0
+    obtaining_seconds: float = 120.0
     slowest: StallPolicy = _SLOWEST

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bdn.core.digest import Digest
 from bdn.core.lanes import lanes
 from bdn.core.placement import Placement
-from bdn.core.routes import OWNERS_LOOKED_AT, route
+from bdn.core.routes import OWNERS_LOOKED_AT, ahead, route
 from bdn.wire.layout_form import Layout
 from node_agent.ring.members import Member, Members
 
@@ -49,11 +49,20 @@ class Routing:
             return ()
         return route(made.placement.owners(index, OWNERS_LOOKED_AT), self._members.me, is_avoided)
 
-    def is_mine(self, chunk: Digest) -> bool:
-        """Whether peers will ask this node for it. Blocks as ``peers`` does."""
+    def owner(self, chunk: Digest) -> str | None:
+        """Who reads it from the mirror for the others; None when this node is alone. Blocks as ``peers`` does."""
         made = self._now()
         index = self._index.get(chunk)
-        return made is not None and index is not None and made.placement.owner(index) == self._members.me
+        return made.placement.owner(index) if made is not None and index is not None else None
+
+    def ahead(self, chunk: Digest) -> tuple[str, ...]:
+        """Who asks its owner before this node does, and so may hold it already. Blocks as ``peers`` does."""
+        made, owner = self._now(), self.owner(chunk)
+        return ahead(made.placement.members, owner, self._members.me) if made is not None and owner is not None else ()
+
+    def is_mine(self, chunk: Digest) -> bool:
+        """Whether peers will ask this node for it. Blocks as ``peers`` does."""
+        return self.owner(chunk) == self._members.me
 
     def prepare(self) -> None:
         """Work out what ``turn`` says. Blocking."""

@@ -1,16 +1,19 @@
-"""The chunks of one fill: from this node, from the owner, from the next owner, from the mirror. Read ``_once`` first."""
+"""The chunks of one fill: from this node, from their owner, from who has them from it, from the next owner, from the mirror.
+
+Read ``_once`` first.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, StoreUnavailableError
+from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
 from bdn.core.peer_standing import Fault
 from bdn.core.retry import RetryPolicy
 from bdn.transfer.connections import ConnectionPool
@@ -25,6 +28,7 @@ from node_agent.ring.peers import Peers
 from node_agent.ring.routing import Routing
 
 _MIRROR: Final = ""  # among the names of sources; no node is called so
+_HOLDERS_ASKED: Final = 4
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
 
 
@@ -87,44 +91,63 @@ class RingSupply:
         if tier := self.local.read_into(chunk.digest, chunk.buffer):
             keep()
             return {tier: len(chunk.buffer)}
-        for peer in self.bearings.routing.peers(chunk.digest, self.peers.is_avoided):
-            if self._ask(peer, chunk):
+        for peer, manifest in self._sources(chunk.digest):
+            if self._ask(peer, chunk, manifest):
                 keep()
                 return chunk.came
         return self._lead_or_wait(chunk, keep)
 
     # --- peers ---
 
-    def _ask(self, peer: str, chunk: Gathering) -> bool:
+    def _sources(self, digest: Digest) -> Iterator[tuple[str, Digest | None]]:
+        """Peers, each with the manifest for which it is to obtain the chunk.
+
+        Where the owner does not serve, the next owner would read the chunk from the mirror once more. So others are asked
+        before it, only for what they hold: of those who asked the owner first, some by lot, that not all ask the same.
+        """
+        routing, manifest = self.bearings.routing, self.bearings.manifest
+        owners = routing.peers(digest, self.peers.is_avoided)
+        if owners and owners[0] == routing.owner(digest):
+            yield owners[0], manifest
+            owners = owners[1:]
+        holders = [peer for peer in routing.ahead(digest) if not (peer in owners or self.peers.is_avoided(peer))]
+        for _ in range(min(_HOLDERS_ASKED, len(holders))):
+            yield holders.pop(int(self.draw() * len(holders))), None
+        for owner in owners:
+            yield owner, manifest
+
+    def _ask(self, peer: str, chunk: Gathering, manifest: Digest | None) -> bool:
         """What is missing of the chunk from this peer. False when the next source is to go on, with what is there by then."""
         address = self.peers.address(peer)
         if address is None or not self.peers.claim(peer):
             return False
         missing, effort = chunk.missing, self.bearings.effort
         patience = self._patience(peer, missing)
-        reader = HttpChunkReader(
-            self.connections, address, self.bearings.bearer, self.bearings.manifest, lambda _: patience
-        )
+        reader = HttpChunkReader(self.connections, address, self.bearings.bearer, manifest, lambda _: patience)
         try:
             reader.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("cluster", peer))
             chunk.check()
         except LateError as late:
-            if late.is_fault:
-                self.peers.late(peer, has_begun=patience.has_begun)
-            if late.failure and not effort.retry():
-                raise StoreUnavailableError(late.failure) from None
+            self._leave(peer, late, patience)
         except ChecksumMismatchError:
             self._suspect(chunk)
         except CanceledError:
             raise
-        except BdnError:
-            self.peers.blame(peer, Fault.FAILED)
-            if not effort.retry():
-                raise
+        except BdnError as error:
+            if manifest is not None or not isinstance(error, NotFoundError):  # else it does not hold what it need not
+                self.peers.blame(peer, Fault.FAILED)
+                if not effort.retry():
+                    raise
         else:
             self.peers.served(peer, missing, patience.taken)
             return True
         return False
+
+    def _leave(self, peer: str, late: LateError, patience: SourcePatience) -> None:
+        if late.is_fault:
+            self.peers.late(peer, has_begun=patience.has_begun)
+        if late.failure and not self.bearings.effort.retry():
+            raise StoreUnavailableError(late.failure) from None
 
     def _patience(self, peer: str, size: int) -> SourcePatience:
         """With one request for so many bytes."""

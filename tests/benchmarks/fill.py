@@ -15,8 +15,8 @@ Cold stage of 4 files of 2 GiB: `bdn-node-agent` fills its cache from the data p
 BLAKE3, every file synced and renamed into place, the view built; the clock is the agent's own, from the request to READY.
 In turn with the same agent made to believe every byte (*unverified*: no hash is computed; it is no option of the agent), and
 with *fio*: direct sequential writes to as many fresh files of the same size, in blocks of 8 MiB, 8 at any time, with fsync.
-Both processes of ours run with their defaults (as many byte threads as pay off, at most 16, each of which receives, hashes or
-writes one chunk of 8 MiB); the mirror's chunks are in the page cache. *verification* is what it adds to the time. CPU is that
+Both processes of ours run with their defaults (16 byte threads, each with one chunk of 8 MiB, of which as many as pay off receive
+and hash while the others write); the mirror's chunks are in the page cache. *verification* is what it adds to the time. CPU is that
 of the agent's process; memory is its `VmHWM`.
 Between runs the agents evict everything and the file system is synced; its mount option `discard`, where it is set, may still
 be at work on freed blocks when the next one starts, whoever that is. The first run of each agent is compared with the source.

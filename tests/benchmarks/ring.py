@@ -17,7 +17,7 @@ from tests.support import network, ring
 
 INTRODUCTION = """
 Agents on one machine, each in a network namespace of its own (`BDN_AUTH=token`, addresses that are not loopback), all asked
-for the same 1 GiB at once: 8 at 400 Mbit/s, then 20 at 200 Mbit/s. `tc tbf` shapes both directions of every link, the
+for the same 1 GiB at once: 8 at 200 Mbit/s, then 20 at 100 Mbit/s. `tc tbf` shapes both directions of every link, the
 mirror's too; at these rates the CPU is not the limit. *alone* is one agent in the same network. *bytes from the mirror* is
 what its link has carried, with headers and control, over the unique bytes; *of its data plane* is its own metric. *hurt*: one
 member gets SIGKILL at half the time that the unhurt run took, and another's link is slowed to 1/20; the figure is the last of
@@ -25,7 +25,7 @@ the others. *far*: a round trip between agents and the mirror takes 50 ms more, 
 every stage is compared with the source's BLAKE3.
 """
 FILES, SIZE = 4, 256 * 1024**2
-SIZES = {8: 400_000_000, 20: 200_000_000}  # members, and the links' bits per second
+SIZES = {8: 200_000_000, 20: 100_000_000}  # members, and the links' bits per second
 PREFIX = "model"
 DELAY_SECONDS = 0.025  # each way
 

@@ -177,6 +177,7 @@ class Bench:
     held: Held
     effort: Effort
     peers: Peers
+    members: Members
     names: tuple[str, str]
     mismatches: list[None]
 
@@ -232,7 +233,7 @@ def bench(
             lambda: mismatches.append(None),
         )
         asked, then, last = sources
-        yield Bench(supply, asked, then, last, clock, held, effort, peers, (names[0], names[1]), mismatches)
+        yield Bench(supply, asked, then, last, clock, held, effort, peers, members, (names[0], names[1]), mismatches)
 
 
 def join(members: Members, addresses: Mapping[str, str]) -> None:

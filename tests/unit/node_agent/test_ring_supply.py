@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
+from bdn.core.placement import Placement
 from bdn.wire.paths import MANIFEST_HEADER
 from node_agent.ring.patience import Limits
 from node_agent.ring.peers import Peers
@@ -20,6 +21,7 @@ from tests.support.ring_supply import (
     bench,
     breaks_off,
     hangs,
+    join,
     lies,
     refuses,
     sends,
@@ -135,6 +137,35 @@ def test_no_more_is_asked_for_twice_than_the_stage_allows(tmp_path: Path) -> Non
         assert ring.fetch(CONTENT) == {"cluster": SIZE}  # in the end it counts as a failure
         assert ring.effort.document().bytes_hedged == 0
         assert ring.effort.document().retries == 1
+
+
+def content_owned_by_the_last_and_next_by_me(root: Path) -> bytes:
+    """Among the members ``me``, ``n`` and ``z``: ``n`` asks ``z`` first, and the mirror is all that is left to ``me``."""
+    for number in range(1000):
+        content = noise(SIZE, number)
+        digest = digest_of(content)
+        owners = Placement([digest], ["me", "n", "z"]).owners(0, 3)
+        if owners[:2] == ("z", "me"):
+            return content
+    raise AssertionError("none of a thousand")
+
+
+@pytest.mark.parametrize(
+    ("holder", "came", "mirror"),
+    [(sends, "cluster", 0), (refuses("404 Not Found"), "mirror", 1)],
+    ids=["held", "not held"],
+)
+def test_where_the_owner_fails_who_asked_it_before_us_is_asked_for_what_it_holds(
+    tmp_path: Path, holder: Play, came: str, mirror: int
+) -> None:
+    content = content_owned_by_the_last_and_next_by_me(tmp_path)
+    with bench(tmp_path, content, (refuses("503 Service Unavailable"),), (holder,)) as ring:
+        members = {"me": ring.mirror.url, "n": ring.second.url, "z": ring.owner.url}
+        join(ring.members, members)
+        assert ring.fetch(content) == {came: SIZE}
+        assert (len(ring.owner.starts), len(ring.second.starts), len(ring.mirror.starts)) == (1, 1, mirror)
+        assert MANIFEST_HEADER.encode() not in ring.second.heads[0]
+        assert ring.peers.avoided() == ("z",)
 
 
 def test_a_chunk_that_cannot_be_kept_fails_and_leaves_the_lead(tmp_path: Path) -> None:
