@@ -23,7 +23,7 @@ PACE: Final = [
         "self.limit = max(self._rule.least, min(limit, self._rule.most))",
         "self.limit = max(self._rule.least, limit)",
     ),
-    ("pace.py", "every increase is kept", "(worth >= _WORTHWHILE) == was_up", "was_up"),
+    ("pace.py", "every increase is kept", "(worth >= self._rule.worthwhile) == was_up", "was_up"),
     ("pace.py", "in flight under the old limit counts", "self._settling = self.active\n", "self._settling = 0\n"),
     ("pace.py", "a slower host is not noticed", "speed < _SLOWER", "speed < 0"),
     ("pace.py", "failures are no congestion", "window.failed >= _FAILING * window.ended", "False"),
