@@ -13,7 +13,7 @@ REQUESTS: list[Mutant] = [
     ("patterns.py", "`**` stays in its folder", '_ACROSS: Final = ".*?"', '_ACROSS: Final = "(?:[^/])*?"'),
     ("patterns.py", "a trailing slash means direct children", 'f"{pattern}**" if', 'f"{pattern}*" if'),
     ("patterns.py", "a trailing slash means nothing", 'if pattern.endswith("/") else pattern', "if False else pattern"),
-    ("patterns.py", "a leading `./` is not understood", 'else pattern).removeprefix("./")', 'else pattern)'),
+    ("patterns.py", "a leading `./` is not understood", 'else pattern).removeprefix("./")', "else pattern)"),
     ("patterns.py", "a negated class matches a slash", 'return f"[^/{', 'return f"[^{'),
     ("patterns.py", "a class matches a slash", 'f"(?!/)[{', 'f"[{'),
     ("patterns.py", "`^` negates a class", 'negated = body.startswith("!")', 'negated = body.startswith(("!", "^"))'),

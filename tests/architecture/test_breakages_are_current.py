@@ -1,0 +1,32 @@
+"""Every breakage that the mutation runs apply still finds the code that it breaks; otherwise a run would stop half-way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.mirror_breakages import BREAKAGES as OF_THE_MIRROR
+from tests.support.mutants import MUTANTS as OF_CORE
+from tests.support.wire_breakages import BREAKAGES as OF_WIRE
+
+_BDN = Path(__file__).parents[2] / "bdn"
+_ROWS = [
+    *((_BDN / "core" / file, breakage, old, new) for file, breakage, old, new in OF_CORE),
+    *((_BDN / file, breakage, old, new) for file, breakage, old, new in OF_WIRE),
+    *((_BDN / "mirror" / row.file, row.breakage, row.old, row.new) for row in OF_THE_MIRROR),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [pytest.param(file, old, new, id=f"{file.name}: {breakage}") for file, breakage, old, new in _ROWS],
+)
+def test_a_breakage_changes_one_place(file: Path, old: str, new: str) -> None:
+    assert file.read_text().count(old) == 1
+    assert new != old
+
+
+def test_no_two_breakages_of_a_file_have_one_name() -> None:
+    names = [(file, breakage) for file, breakage, _, _ in _ROWS]
+    assert len(set(names)) == len(names)
