@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from random import Random
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -16,7 +17,7 @@ from bdn.core.digest import Digest
 from bdn.core.lanes import lanes, own_in_flight
 from bdn.core.peer_standing import Fault
 from bdn.core.placement import Placement
-from bdn.core.routes import OWNERS_LOOKED_AT, route
+from bdn.core.routes import OWNERS_LOOKED_AT, ahead, route
 from node_agent.ring.patience import Alternative, LateError, Limits, SourcePatience
 from tests.support.names import named
 from tests.support.simulated_links import MIRROR, Links, QueuedLinks
@@ -24,6 +25,7 @@ from tests.support.simulated_node import OWN, PEERS, Asked, Case, Node
 
 LATENCY_SECONDS: Final = 0.0005
 DEAD_SECONDS: Final = 2.0  # until a request to a machine that is gone has failed
+HOLDERS_ASKED: Final = 4
 LOOK_SECONDS: Final = 1.0  # between two looks at a request: as often as an owner says that it is at work
 NEVER: Final = threading.Event()
 
@@ -43,6 +45,7 @@ class Ring:
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._number = count()
         self._ticks = 0
+        self._lots = Random(0)
         self._expected_at = -1.0
         self._now = 0.0  # the clock of the patience
         self._place(0.0)
@@ -124,12 +127,23 @@ class Ring:
         if node.held[index]:
             self._filled(now, node, index, lane)
             return
-        for name in route(self._owners[index], node.name, lambda peer: standing.is_avoided(peer, now)):
+        owners = route(self._owners[index], node.name, lambda peer: standing.is_avoided(peer, now))
+        for name in (*self._holders(now, node, index, owners), *owners):
             if standing.claim(name, now):
                 self._ask_peer(now, node, index, self.by_name[name], Asked(lane, self.by_name[name].number, now, size))
                 return
         node.asked[index] = Asked(lane, MIRROR, now, size)
         self._read_mirror(now, node, index, size)
+
+    def _holders(self, now: float, node: Node, index: int, owners: tuple[str, ...]) -> list[str]:
+        """Of some that are asked only for what they hold, those who do. The others' answers take no time here."""
+        owner = self._owners[index][0]
+        if owners[:1] == (owner,):
+            return []
+        others = ahead(self.placement.members, owner, node.name)
+        others = tuple(name for name in others if not (name in owners or node.standing.is_avoided(name, now)))
+        lot = self._lots.sample(others, min(HOLDERS_ASKED, len(others)))
+        return [name for name in lot if self.by_name[name].is_alive and self.by_name[name].held[index]]
 
     def _read_mirror(self, now: float, node: Node, index: int, size: int) -> None:
         """Unless it is being read: one read of a chunk at a time on one node."""
