@@ -8,6 +8,7 @@ from typing import Final
 OWNERS_LOOKED_AT: Final = (
     4  # ask ``Placement.owners`` for so many: with a third avoided, 99 of 100 chunks have a peer left
 )
+HOLDERS_ASKED: Final = 4  # of those ``ahead`` of us: cheap questions, and most of them have it when an owner is late
 _PEERS_ASKED: Final = 3  # the owner may be dead, and the next one slow
 
 

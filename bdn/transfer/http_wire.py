@@ -13,7 +13,7 @@ from bdn.transfer.http_head import ProtocolError
 
 _HEAD_PIECE: Final = 4096  # what is received beyond a head is copied later, so this is small,
 _WAKE_BYTES: Final = 512 * 1024  # slept for at once: of a body on a fast link, waking up was a third of the work
-_WORTH_A_CALL: Final = 64 * 1024
+_WORTH_A_CALL: Final = 64 * 1024  # below that, one blocking call costs less than asking whether enough has come
 _ALONG_LIMIT: Final = (
     64 * 1024
 )  # unless the whole body is: then it comes along, and a system call costs more than a copy

@@ -43,9 +43,9 @@ class Slots:
             else:
                 self._waiting.append(turn)
         turn.called.wait()
-        if turn.is_withdrawn:
+        if is_withdrawn := turn.is_withdrawn:  # looked at once: who withdraws after this look finds a thread at work
             self.give_back(turn, Outcome.ANSWERED)
-        return not turn.is_withdrawn
+        return not is_withdrawn
 
     def give_back(self, turn: Turn, outcome: Outcome) -> None:
         """Let the next one receive; nothing is done for a turn without a slot. The pace learns how it went."""

@@ -78,18 +78,18 @@ class Filler:
     async def _fill_from_slab(self, lies: Slice, order: Order) -> None:
         """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
         parts = PackedParts(self.places, self.sync, self.aside, order.files)
-        place = order.place(lies.slab)
+        lane, position = order.place(lies.slab)
 
         def work(buffer: memoryview) -> Came:
             def keep() -> None:
-                place[0].threads.received()
+                lane.threads.received()
                 parts.write(buffer)
                 order.keep_slab(lies.slab, buffer)
 
             return order.supply.fetch(lies.slab, buffer, keep)
 
         try:
-            came = await self._run(place, lies.slab_size, work, order)
+            came = await self._run((lane, position), lies.slab_size, work, order)
             await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
             tier = max(came, key=came.__getitem__)
             for file in order.files:
@@ -104,7 +104,7 @@ class Filler:
     async def _fill_at_once(self, part: Part, order: Order) -> None:
         """One chunk, one thread, no bitmap."""
         digest = part.layout.digest
-        place = order.place(digest)
+        lane, position = order.place(digest)
 
         def work(buffer: memoryview) -> Came:
             try:
@@ -112,7 +112,7 @@ class Filler:
                 placed = part.layout.placed()
 
                 def keep() -> None:
-                    place[0].threads.received()
+                    lane.threads.received()
                     for chunk in placed:
                         part.write(chunk, buffer)
                     part.commit()
@@ -124,7 +124,7 @@ class Filler:
             finally:
                 part.close()
 
-        self._tell(digest, await self._run(place, part.layout.size, work, order), order)
+        self._tell(digest, await self._run((lane, position), part.layout.size, work, order), order)
 
     async def _fill_in_pieces(self, part: Part, order: Order) -> None:
         lanes: dict[Lane, list[_Placed]] = {}

@@ -16,6 +16,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
 from bdn.core.peer_standing import Fault
 from bdn.core.retry import RetryPolicy
+from bdn.core.routes import HOLDERS_ASKED
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.eviction_schema import Tier
@@ -28,7 +29,6 @@ from node_agent.ring.peers import Peers
 from node_agent.ring.routing import Routing
 
 _MIRROR: Final = ""  # among the names of sources; no node is called so
-_HOLDERS_ASKED: Final = 4
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
 
 
@@ -111,7 +111,7 @@ class RingSupply:
             yield owners[0], manifest
             owners = owners[1:]
         holders = [peer for peer in routing.ahead(digest) if not (peer in owners or self.peers.is_avoided(peer))]
-        for _ in range(min(_HOLDERS_ASKED, len(holders))):
+        for _ in range(min(HOLDERS_ASKED, len(holders))):
             yield holders.pop(int(self.draw() * len(holders))), None
         for owner in owners:
             yield owner, manifest

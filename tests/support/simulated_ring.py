@@ -17,7 +17,7 @@ from bdn.core.digest import Digest
 from bdn.core.lanes import lanes, own_in_flight
 from bdn.core.peer_standing import Fault
 from bdn.core.placement import Placement
-from bdn.core.routes import OWNERS_LOOKED_AT, ahead, route
+from bdn.core.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, route
 from node_agent.ring.patience import Alternative, LateError, Limits, SourcePatience
 from tests.support.names import named
 from tests.support.simulated_links import MIRROR, Links, QueuedLinks
@@ -25,7 +25,6 @@ from tests.support.simulated_node import OWN, PEERS, Asked, Case, Node
 
 LATENCY_SECONDS: Final = 0.0005
 DEAD_SECONDS: Final = 2.0  # until a request to a machine that is gone has failed
-HOLDERS_ASKED: Final = 4
 LOOK_SECONDS: Final = 1.0  # between two looks at a request: as often as an owner says that it is at work
 NEVER: Final = threading.Event()
 

@@ -39,6 +39,33 @@ def test_who_withdraws_after_the_call_passes_the_slot_on() -> None:
     assert made.take(second)
 
 
+class WithdrawnMeanwhile(Turn):
+    """Somebody withdraws it between two looks."""
+
+    looks = 0
+
+    @property
+    def is_withdrawn(self) -> bool:  # type: ignore[override]
+        self.looks += 1
+        return self.looks > 1
+
+    @is_withdrawn.setter
+    def is_withdrawn(self, value: bool) -> None:
+        pass
+
+
+def test_who_withdraws_after_the_look_loses_no_slot() -> None:
+    made, first, second = slots(1), WithdrawnMeanwhile(1), Turn(1)
+    if made.take(first):
+        made.give_back(first, Outcome.ARRIVED)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(made.take, second)
+        try:
+            assert following.result(5)
+        finally:
+            made.withdraw(second)
+
+
 def test_nobody_overtakes_who_was_called_and_has_not_woken_up() -> None:
     made, first, second, third = slots(2), Turn(1), Turn(1), Turn(1)
     assert made.take(first)
