@@ -126,46 +126,51 @@ async def test_a_slot_that_was_handed_over_to_somebody_who_is_canceled_before_he
         assert canceled.cancelled()
 
 
+class Disk:
+    """``write`` is work that has received its bytes, twice over, and then takes until ``gate`` opens."""
+
+    def __init__(self, threads: ByteThreads) -> None:
+        self.threads = threads
+        self.gate = threading.Event()
+        self._begun = threading.Semaphore(0)
+
+    def write(self, _: memoryview) -> None:
+        self.threads.received()
+        self.threads.received()  # once is enough
+        self._begun.release()
+        assert self.gate.wait(20)
+
+    async def begun(self, count: int) -> None:
+        """So many more are writing."""
+        for _ in range(count):
+            assert await asyncio.to_thread(self._begun.acquire, timeout=20)
+
+
 async def test_who_has_received_lets_another_receive_and_keeps_its_buffer() -> None:
     """Of four threads one may receive. The others write what they have."""
     with closing(ByteThreads(4, "byte", least=1)) as threads:
         threads._slots._pace.limit = 1
-        gate, begun = threading.Event(), threading.Semaphore(0)
-
-        def work(_: memoryview) -> None:
-            threads.received()
-            threads.received()  # once is enough
-            begun.release()
-            assert gate.wait(20)
-
+        disk = Disk(threads)
         async with asyncio.TaskGroup() as group:
             for _ in range(4):
-                group.create_task(threads.run(CHUNK_SIZE, work))
-            for _ in range(4):
-                assert await asyncio.to_thread(begun.acquire, timeout=20)
+                group.create_task(threads.run(CHUNK_SIZE, disk.write))
+            await disk.begun(4)
             assert threads.buffers == 4
-            gate.set()
+            disk.gate.set()
         assert threads.buffers == 1
 
 
 async def test_while_anybody_works_no_memory_is_given_back_and_taken_again() -> None:
     with closing(ByteThreads(2, "byte", least=1)) as threads:
         threads._slots._pace.limit = 1
-        gate, begun = threading.Event(), threading.Semaphore(0)
-
-        def work(_: memoryview) -> None:
-            threads.received()
-            begun.release()
-            assert gate.wait(20)
-
         for _ in range(2):  # the second time, after nobody worked
-            gate.clear()
+            disk = Disk(threads)
             async with asyncio.TaskGroup() as group:
-                group.create_task(threads.run(1, work))
-                assert await asyncio.to_thread(begun.acquire, timeout=20)
+                group.create_task(threads.run(1, disk.write))
+                await disk.begun(1)
                 await threads.run(1, lambda _: threads.received())
                 assert threads.buffers == 2
-                gate.set()
+                disk.gate.set()
             assert threads.buffers == 1
 
 

@@ -45,7 +45,7 @@ class WithdrawnMeanwhile(Turn):
     looks = 0
 
     @property
-    def is_withdrawn(self) -> bool:  # type: ignore[override]
+    def is_withdrawn(self) -> bool:
         self.looks += 1
         return self.looks > 1
 
