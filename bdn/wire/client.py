@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -42,6 +42,20 @@ class ServiceUnreachableError(ServiceError):
 
     def __str__(self) -> str:
         return f"no answer from {self.address} ({self.reason}); is the service running there?"
+
+
+class _Handshake:
+    """Closes the connection of a request that is canceled in its TLS handshake: httpcore leaves it to nobody, and open."""
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+
+    async def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        """Told by the ``trace`` extension of httpcore."""
+        if event == "connection.connect_tcp.complete":
+            self._connection = facts["return_value"]
+        elif event == "connection.start_tls.failed":
+            await self._connection.aclose()
 
 
 class ServiceClient:
@@ -102,6 +116,7 @@ class ServiceClient:
                 params=params,
                 headers=headers,
                 timeout=self._timeout_seconds + wait_seconds,
+                extensions={"trace": _Handshake()},
             )
         except httpx2.TransportError as error:
             raise ServiceUnreachableError(self.address, str(error) or type(error).__name__) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -145,6 +146,27 @@ async def test_a_service_that_hangs_up_is_unreachable() -> None:
         async with MirrorClient(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_seconds=0.05) as client:
             with pytest.raises(ServiceUnreachableError, match="Timeout"):
                 await client.agents()
+
+
+async def test_a_request_that_is_canceled_in_the_handshake_leaves_no_connection() -> None:
+    has_begun, is_over = asyncio.Event(), asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        has_begun.set()
+        await reader.read()
+        is_over.set()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    async with server, MirrorClient(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        asking = asyncio.create_task(client.agents())
+        async with asyncio.timeout(10):
+            await has_begun.wait()
+            asking.cancel()
+            await asyncio.wait([asking])
+            await is_over.wait()
+        assert asking.cancelled()
 
 
 async def test_an_address_without_a_scheme_is_unreachable_and_says_why() -> None:
