@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from tests.benchmarks import (
     chunk_server,
     fill,
+    fill_capped,
     kill,
     listings,
     memory,
@@ -30,6 +31,7 @@ from tests.benchmarks.report import Missing, Row
 # files come first, and between two that make many there are minutes of something else.
 BENCHMARKS: dict[str, tuple[str, Callable[[], Sequence[Row]]]] = {
     "fill": (fill.INTRODUCTION, fill.measure),
+    "fill-capped": (fill_capped.INTRODUCTION, fill_capped.measure),
     "peers": (peers_fill.INTRODUCTION, peers_fill.measure),
     "sink": (sink.INTRODUCTION, sink.measure),
     "chunk-server": (chunk_server.INTRODUCTION, chunk_server.measure),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 from tests.benchmarks import fio
 from tests.benchmarks.cold_stages import ColdStages
-from tests.benchmarks.mirrored import Mirrored, mirrored
+from tests.benchmarks.mirrored import mirrored
 from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled_size
 
@@ -36,7 +34,7 @@ def measure() -> list[Row]:
         for _ in range(RUNS):
             ours.run()
             if not fio.missing():
-                disk.append(_write(content))
+                disk.append(fio.write(content.root, content.files, content.size, IN_FLIGHT))
             unverified.run()
         peak = verifying.peak_megabytes
     title = f"{FILES} x {content.size // 1024**2} MiB"
@@ -59,11 +57,3 @@ def _beside_the_disk(title: str, ours: list[float], disk: list[float]) -> list[R
         Figure(f"{title}: fio's direct write", "GB/s", tuple(disk)),
         Figure(f"{title}: ratio to fio, pair by pair", "x", ratios(ours, disk), ">= 0.90"),
     ]
-
-
-def _write(content: Mirrored) -> float:
-    folder = content.root / "fio"
-    folder.mkdir()
-    rate = fio.write(folder, content.files, content.size, IN_FLIGHT)
-    shutil.rmtree(folder)
-    return rate
