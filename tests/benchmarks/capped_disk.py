@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.benchmarks import disk
+
 _CONTROLLER: Final = Path("/sys/fs/cgroup/blkio")
 _LIMIT: Final = "blkio.throttle.write_bps_device"
 
@@ -45,15 +47,6 @@ def capped_disk(folder: Path) -> Iterator[CappedDisk]:
     group = _CONTROLLER / f"bdn-benchmark-{os.getpid()}"
     group.mkdir()
     try:
-        yield CappedDisk(group, _disk_of(folder))
+        yield CappedDisk(group, disk.number_of(folder))
     finally:
         group.rmdir()
-
-
-def _disk_of(folder: Path) -> str:
-    """The number of the whole disk, since a partition cannot be capped."""
-    device = folder.stat().st_dev
-    found = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve(strict=True)
-    if (found / "partition").exists():
-        found = found.parent
-    return (found / "dev").read_text().strip()

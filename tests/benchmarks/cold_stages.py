@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.benchmarks import disk
 from tests.benchmarks.mirrored import Mirrored
 from tests.support import services
 
@@ -23,6 +24,7 @@ class ColdStages:
     def run(self) -> None:
         """A stage of which nothing is here yet; in the end nothing is here again."""
         self.content.keep_in_memory()
+        disk.settle(self.content.root)
         before = self.agent.cpu_seconds
         stage = self.agent.stage(self.content.grant, f"job-{len(self.rates)}")
         cpu = self.agent.cpu_seconds - before

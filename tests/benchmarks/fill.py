@@ -16,8 +16,9 @@ with *fio*: direct sequential writes to as many fresh files of the same size, in
 Both processes of ours run with their defaults (16 byte threads, each with one chunk of 8 MiB, of which as many as pay off receive
 and hash while the others write); the mirror's chunks are in the page cache. *verification* is what it adds to the time. CPU is that
 of the agent's process; memory is its `VmHWM`.
-Between runs the agents evict everything and the file system is synced; its mount option `discard`, where it is set, may still
-be at work on freed blocks when the next one starts, whoever that is. The first run of each agent is compared with the source.
+Between runs the agents evict everything, the file system is synced, and the disk is left alone until it is quiet: the mount
+option `discard` works on freed blocks for seconds, and whoever came next would pay for the one before. The first run of each
+agent is compared with the source.
 """
 FILES, SIZE, IN_FLIGHT = 4, 2 * 1024**3, 8
 

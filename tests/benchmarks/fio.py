@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.benchmarks import disk
+
 LONGEST_SECONDS = 300
 BLOCK = "8M"  # of bdn.core.chunk
 _COMMON = ("--direct=1", f"--bs={BLOCK}", "--ioengine=libaio", "--group_reporting", "--output-format=json")
@@ -26,6 +28,7 @@ def write(root: Path, files: int, size: int, in_flight: int, within: Sequence[st
     """
     depth = max(1, in_flight // files)
     options = ("--rw=write", f"--size={size}", f"--numjobs={files}", f"--iodepth={depth}", "--end_fsync=1")
+    disk.settle(root)
     with tempfile.TemporaryDirectory(dir=root) as folder:
         return _run("write", f"--directory={folder}", *options, "--fallocate=none", "--unlink=1", within=within)
 
