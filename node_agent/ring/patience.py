@@ -22,9 +22,11 @@ _HELD_SECONDS: Final = 5.0  # and as long again we wait for a late peer, when no
 
 # A link that is as slow as one in trouble is told from a busy one by what it brings, in multiples of what is usual: after
 # the first of these at the earliest, when the whole would take longer than the last; the one between is for a peer at fault.
+# An owner that twenty ask at once for the chunk that it has just read takes six times as long as is usual: whoever leaves it
+# finds nobody else who has that chunk, and the mirror sends it once more.
 _TRIED: Final = 1.5
 _LATE: Final = 2.0
-_HOPELESS: Final = 4.0
+_HOPELESS: Final = 8.0
 
 
 class LateError(Exception):

@@ -7,7 +7,9 @@ from typing import Final
 from bdn.mirror.tables import AgentRow
 
 INTERVAL_SECONDS: Final = 10.0
-ALIVE_SECONDS: Final = 30.0  # two heartbeats with their longest waits, and some more for the network
+# Five heartbeats with their longest waits: on a full link answers are late, and who is dropped by mistake has its chunks read
+# from the mirror once more. Who is gone is found out by its peers, at their first request.
+ALIVE_SECONDS: Final = 60.0
 _SILENCE_SECONDS: Final = 15.0  # in which nobody at all is heard of: it is us who cannot be reached
 
 

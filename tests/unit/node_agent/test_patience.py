@@ -140,12 +140,12 @@ def test_a_body_that_comes_much_slower_than_is_usual_is_left_before_its_limit() 
     for patience in (slow, busy):
         patience.receiving(0)
     clock.now += 5.9
-    slow.receiving(MIB)  # too soon to tell
+    slow.receiving(MIB // 2)  # too soon to tell
     busy.receiving(MIB)
     clock.now += 0.3
-    busy.receiving(3 * MIB)  # 4 of 8 MiB in 6.2 s: the whole takes 12.4 s, less than 4 times what is usual
+    busy.receiving(MIB)  # 2 of 8 MiB in 6.2 s: the whole takes 24.8 s, less than 8 times what is usual
     with pytest.raises(LateError):
-        slow.receiving(MIB)  # 24.8 s
+        slow.receiving(MIB // 2)  # 49.6 s
 
 
 def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the_end() -> None:
