@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv/bin
 
-.PHONY: setup demo test check lint peers bench clean
+.PHONY: setup demo test debian-tests fault check lint peers bench clean
 
 setup: .venv/.ready
 
@@ -38,9 +38,22 @@ peers: .venv/.ready
 demo: setup
 	$(VENV)/bdn demo
 
-test: setup .venv-aws/.ready
-	@command -v mkfs.xfs >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy --no-install-recommends xfsprogs; } || true
-	$(VENV)/python -m pytest
+# What tests need of Debian, as program:package: another file system, and file systems of their own.
+TESTED := mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fusermount3:fuse3
+
+debian-tests:
+	@PATH="$$PATH:/usr/sbin:/sbin"; for one in $(TESTED); do \
+	    command -v $${one%:*} >/dev/null && continue; \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy --no-install-recommends $${one#*:} \
+	        || echo "$${one%:*} cannot be installed here: its tests are skipped" >&2; \
+	done
+
+test: setup .venv-aws/.ready debian-tests
+	$(VENV)/python -m pytest -n 3 --dist loadfile
+
+# Every test of a promise, at full size: 10,000 restarts of the state machine, 300 kills of real processes, and the table of it all.
+fault: setup debian-tests
+	BDN_FAULT=full $(VENV)/python -m pytest -m promise -n 3 --dist worksteal -o faulthandler_timeout=900
 
 lint: setup
 	sh requirements/lock.sh --check

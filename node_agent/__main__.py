@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import click
@@ -11,6 +10,7 @@ from bdn import __version__
 from bdn.cli.exit_codes import USAGE, exit_code_of
 from bdn.cli.logs import log_to_stderr
 from bdn.core.errors import BdnError
+from bdn.wire.service_loop import run_program
 from bdn.wire.settings import SettingsError
 from node_agent.server import serve
 from node_agent.settings import load_settings
@@ -38,7 +38,7 @@ def main(roles: str | None) -> None:
         sys.exit(USAGE)
     log_to_stderr()
     try:
-        sys.exit(asyncio.run(serve(settings)))
+        sys.exit(run_program(serve(settings)))
     except BdnError as error:
         click.echo(f"error: {error} [{error.code}]", err=True)
         sys.exit(exit_code_of(error))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from bdn.core.errors import DiskFailedError
 from node_agent.cache.node_cache import NodeCache
+from node_agent.disk.fitness import check_fitness
 from node_agent.disk.places import Places
 from node_agent.evictions import Evictions
 from node_agent.heartbeat import Heartbeats
 from node_agent.holdings import Holdings
+from node_agent.journal.journal import Journal
 from node_agent.metrics import Metrics
+from node_agent.scrubbing import Scrub
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.stages import Stages
@@ -25,10 +26,12 @@ class Agent:
     settings: AgentSettings
     places: Places
     cache: NodeCache
+    journal: Journal
     stages: Stages
     evictions: Evictions
     holdings: Holdings
     housekeeping: Housekeeping
+    scrub: Scrub
     heartbeats: Heartbeats
     trust: Trust
     metrics: Metrics
@@ -36,10 +39,4 @@ class Agent:
 
     def check_ready(self) -> None:
         """Whether new stages have a chance. Blocking. Raises ``DiskFailedError``."""
-        root = self.places.root
-        try:
-            is_read_only = bool(os.statvfs(root).f_flag & os.ST_RDONLY)
-        except OSError as error:
-            raise DiskFailedError(str(root), error.strerror or str(error)) from error
-        if is_read_only:
-            raise DiskFailedError(str(root), "it is mounted read-only")
+        check_fitness(self.places.root)

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi import APIRouter, FastAPI, Query, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.wire.client import LONGEST_WAIT_SECONDS
+from bdn.wire.event_schema import NodeEvents
+from bdn.wire.event_stream import EVENTS, EventStream
 from bdn.wire.service import new_service
-from bdn.wire.stage_schema import Cache, RenewRequest, StageRequest, Stages
+from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageRequest, Stages
 from bdn.wire.stage_schema import Stage as StageDocument
+from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
 from node_agent.agent import Agent
 from node_agent.crew import in_thread
-from node_agent.stage.book import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.story import Story
 
+_TEXT: Final = r"^[^\x00]*$"
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
-
-
-def _find(stage_id: str, request: Request) -> Stage:
-    """For answers that are streams: a stage must be found before its answer begins."""
-    book: StageBook = request.app.state.book
-    return book.find(stage_id)
-
-
-Found = Annotated[Stage, Depends(_find)]
 
 
 def build_app(agent: Agent) -> FastAPI:
     """The whole API of one agent."""
     app = new_service("BDN node agent", limit_request_bytes=agent.settings.limit_request_bytes)
-    app.state.book = agent.stages.book
     app.include_router(_stages_router(agent))
     app.include_router(_service_router(agent))
     return app
@@ -64,13 +56,11 @@ def _stages_router(agent: Agent) -> APIRouter:
         await found.wait(wait)
         return stages.document(found)
 
-    @router.get("/stages/{stage_id}/events", response_class=EventSourceResponse)  # noqa: FAST003 - it is _find's
-    async def events(found: Found) -> AsyncIterable[ServerSentEvent]:
+    @router.get("/stages/{stage_id}/events", status_code=200, response_class=EventStream, responses=EVENTS)
+    async def events(stage_id: str) -> EventStream:
         """``progress`` at least every second while the stage is worked on, then ``done``; the data is the stage."""
-        while not found.is_terminal:
-            yield ServerSentEvent(event="progress", data=stages.document(found))
-            await found.wait(1.0)
-        yield ServerSentEvent(event="done", data=stages.document(found))
+        found = stages.book.find(stage_id)  # a refusal has to come before the stream has begun
+        return EventStream(stages.follow(found.record.id, 1.0), lambda stage: stage.state in TERMINAL)
 
     @router.post("/stages/{stage_id}/renew")
     async def renew(stage_id: str, request: RenewRequest) -> StageDocument:
@@ -87,11 +77,26 @@ def _stages_router(agent: Agent) -> APIRouter:
 
 def _service_router(agent: Agent) -> APIRouter:
     router = APIRouter(tags=["service"])
+    story = Story(agent)
 
     @router.get("/cache")
     async def cache() -> Cache:
         """What the cache holds, least recently used first."""
         return await agent.holdings.document()
+
+    @router.post("/verifications")
+    async def verify(request: PathVerificationRequest) -> VerifyReport:
+        """Read a staged file again, or all below a folder, and repair what is wrong: the answer comes when it is done."""
+        return await agent.scrub.verifications.look_at(request)
+
+    @router.get("/events")
+    async def events(
+        path: Annotated[str | None, Query(min_length=1, max_length=4096, pattern=_TEXT)] = None,
+        mention: Annotated[str, Query(max_length=256, pattern=_TEXT, description="Such as a digest or a job")] = "",
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    ) -> NodeEvents:
+        """What was decided here, newest first: about what a path of a view shows, or all that mentions some words."""
+        return await (story.of(mention, limit) if path is None else story.of_path(path, limit))
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -104,7 +109,7 @@ def _service_router(agent: Agent) -> APIRouter:
         await in_thread(agent.check_ready)
         return {"status": "ok"}
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(agent.metrics.render(await agent.holdings.tiers()), media_type=CONTENT_TYPE_LATEST)

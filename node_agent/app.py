@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from bdn import __version__
-from bdn.core.retry import RetryPolicy
+from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.client import MirrorClient
 from node_agent.agent import Agent
 from node_agent.cache.node_cache import Clock
@@ -22,6 +22,8 @@ from node_agent.holdings import Holdings
 from node_agent.metrics import Metrics
 from node_agent.news import News
 from node_agent.prefetches import Prefetches
+from node_agent.ring.patience import Waits
+from node_agent.scrubbing import open_scrub
 from node_agent.settings import AgentSettings
 from node_agent.stage.book import StageBook
 from node_agent.stage.housekeeping import Housekeeping
@@ -39,12 +41,18 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_agent(
-    settings: AgentSettings, *, clock: Clock = time.time, policy: RetryPolicy | None = None
+    settings: AgentSettings,
+    *,
+    clock: Clock = time.time,
+    elapsed: Clock = time.monotonic,
+    policy: RetryPolicy | None = None,
+    waits: Waits | None = None,
 ) -> AsyncIterator[Agent]:
     """A running agent: its disk is scanned and its stages go on. Leaving the context drains it; stages survive.
 
     Raises:
         SettingsError: these settings do not go together.
+        InvalidRequestError: the cache directory is of a format that this version does not know.
         InUseError: another agent has this cache directory, or another program the data port.
         DiskFailedError: the cache directory cannot be used.
     """
@@ -56,7 +64,13 @@ async def open_agent(
         places, cache, tier, trust = ground.places, ground.cache, ground.tier, ground.trust
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
         delivery = await open_delivery(
-            stack, settings, ground, client=client, metrics=metrics, policy=policy or RetryPolicy()
+            stack,
+            settings,
+            ground,
+            client=client,
+            metrics=metrics,
+            policy=policy or RetryPolicy(),
+            waits=waits or Waits(),
         )
         provision, data_port = delivery.provision, delivery.server.port
         metrics.watch(
@@ -69,13 +83,37 @@ async def open_agent(
         crew = await stack.enter_async_context(Crew())
         staging, warmer = Staging(provision, views, places), Warmer(crew, book, views, settings.warm_rate)
         lifecycle = Lifecycle(
-            crew, staging, warmer, cache, views, stage_records, pulls, clock, metrics.ready, news.tell
+            crew,
+            staging,
+            warmer,
+            cache=cache,
+            views=views,
+            records=stage_records,
+            pulls=pulls,
+            clock=clock,
+            elapsed=elapsed,
+            on_ready=metrics.ready,
+            on_change=news.tell,
+            decided=ground.journal.record,
         )
-        housekeeping = Housekeeping(book, lifecycle, stage_records, ground.manifests, cache, tier, views, pulls, clock)
+        housekeeping = Housekeeping(
+            book, lifecycle, stage_records, ground.manifests, cache, tier, views, pulls, clock, ground.is_rebooted
+        )
 
         # What the mirror is told, and what it asks for.
-        holdings = Holdings(cache, tier, settings.roles, book, ground.writes)
+        holdings = Holdings(places, cache, tier, settings.roles, book, ground.writes)
         prefetches = Prefetches(crew, provision, cache, trust, news.wake)
+        scrub = await open_scrub(
+            crew,
+            settings,
+            ground,
+            delivery,
+            book=book,
+            views=views,
+            metrics=metrics,
+            clock=clock,
+            wake=news.wake,
+        )
         heartbeats = Heartbeats(
             _identity(settings, data_port),
             client,
@@ -83,7 +121,9 @@ async def open_agent(
             members=ground.members,
             holdings=holdings,
             prefetches=prefetches,
+            verifications=scrub.verifications,
             news=news,
+            journal=ground.journal,
         )
         evictions = Evictions(settings.cluster, settings.node, book, lifecycle, cache, tier, prefetches.cancel)
         keys, is_node = heartbeats.ask_for_keys, "node" in settings.roles
@@ -95,16 +135,20 @@ async def open_agent(
         delivery.server.start()
         stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(Crew())
+        stack.callback(scrub.stop.set)
         heartbeats.start(background, evictions.carry_out)
         background.start(housekeeping.run(), "housekeeping")
+        background.start(scrub.rounds.run(), "scrub")
         yield Agent(
             settings=settings,
             places=places,
             cache=cache,
+            journal=ground.journal,
             stages=stages,
             evictions=evictions,
             holdings=holdings,
             housekeeping=housekeeping,
+            scrub=scrub,
             heartbeats=heartbeats,
             trust=trust,
             metrics=metrics,

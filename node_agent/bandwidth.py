@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.rate_limit import RateLimit, TrafficClass
+from bdn.core.pace.rate_limit import RateLimit, TrafficClass
 
 _BURST_SECONDS: Final = 0.25
 Sleep = Callable[[float], Awaitable[object]]

@@ -7,14 +7,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.retry import RetryPolicy
+from bdn.core.pace.retry import RetryPolicy
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.pacing import pacer
-from bdn.wire.chunk_server import ChunkServer
+from bdn.wire.chunk_server.server import ChunkServer
 from bdn.wire.client import MirrorClient
 from node_agent.bandwidth import Bandwidth
 from node_agent.cache.catalogue import Catalogue
+from node_agent.cache.documents import HeldDocuments
 from node_agent.cluster.chunk_lists import ChunkLists, LayoutSource
 from node_agent.cluster.obtaining import Obtaining, OwnersShelf
 from node_agent.cluster.origin_reads import OriginReads
@@ -26,6 +27,8 @@ from node_agent.fill.lanes import Pools
 from node_agent.fill.turns import Turns
 from node_agent.ground import Ground
 from node_agent.metrics import Metrics
+from node_agent.ring.documents import PeerDocuments
+from node_agent.ring.patience import Waits
 from node_agent.ring.peers import Peers
 from node_agent.ring.supplier import Supplier
 from node_agent.settings import AgentSettings
@@ -60,6 +63,7 @@ async def open_delivery(
     client: MirrorClient,
     metrics: Metrics,
     policy: RetryPolicy,
+    waits: Waits,
 ) -> Delivery:
     """Threads, connections and a server, until the stack ends. Raises ``InUseError`` when another has the data port."""
     to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
@@ -67,11 +71,11 @@ async def open_delivery(
     pools = _open_pools(stack, settings)
     metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
     reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
-    supplier = Supplier(to_mirror, to_peers, ground.shelf, reads, peers, policy, metrics.mismatched)
+    supplier = Supplier(to_mirror, to_peers, ground.shelf, reads, peers, policy, metrics.mismatched, waits)
     sync = stack.enter_context(GroupSync(ground.places.root))
     filler = Filler(ground.places, sync, ground.writes, ground.aside, bandwidth, ground.shelf, ground.cache.commit)
     provision = Provision(
-        catalogue=Catalogue(ground.manifests, client, policy),
+        catalogue=Catalogue(ground.manifests, client, PeerDocuments(ground.members), policy, waits.document_seconds),
         cache=ground.cache,
         flights=Flights(await stack.enter_async_context(Crew())),
         filler=filler,
@@ -86,7 +90,10 @@ async def open_delivery(
     obtaining = await _open_obtaining(stack, settings, ground, provision, reads=reads, client=client, metrics=metrics)
     face = OwnersShelf(ground.shelf, obtaining) if "cluster" in settings.roles else ground.shelf
     pace = pacer(settings.upload_rate)
-    server = ChunkServer(face, settings.host, settings.data_port, on_sent=metrics.served, pace=pace)
+    documents = HeldDocuments(ground.places, None if settings.auth == "off" else ground.trust.verify)
+    server = ChunkServer(
+        face, settings.host, settings.data_port, on_sent=metrics.served, pace=pace, documents=documents
+    )
     stack.push_async_callback(in_thread, server.close)
     return Delivery(provision, server, to_mirror, to_peers)
 

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bdn.core.cache_index import EvictionPlan, EvictionReason, Victim
+from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
-from bdn.core.leases import Holder
 from bdn.wire.errors import body_of
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport, Tier
+from node_agent.cache.accounts import OnRequest
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cluster.tier import ClusterTier
 from node_agent.crew import in_thread
@@ -89,22 +90,25 @@ class Evictions:
             await self._break_leases(forced)
             # Between breaking the leases and here somebody may have taken a new one: that one is respected.
             plan = self._plan(command.model_copy(update={"force": False}))
-        done = await self.cache.evict(plan, _reason(command))
+        account = OnRequest(command, "node", broken)
+        done = await self.cache.evict(plan, _reason(command), account)
         for victim in done.victims:
             logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
-        victims = [replace(victim, holders=broken.pop(victim.manifest, ())) for victim in done.victims]
-        kept = {victim.manifest for victim in done.refused}
+        victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
+        seen = {one.manifest for one in done.victims} | {one.manifest for one in done.refused}
         # What was only begun went with its last holder, who is to be named all the same.
         begun = [
-            Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in kept
+            Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in seen
         ]
+        also = [*account.spared(done.refused), *(account(victim, 0.0) for victim in begun)]
+        await in_thread(self.cache.events.decided, also)
         return EvictionPlan((*victims, *begun), done.refused)
 
     async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
         """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""
         if command.dry_run:
             return await in_thread(self.tier.plan, plan)
-        done = await in_thread(self.tier.evict, plan, _reason(command))
+        done = await in_thread(self.tier.evict, plan, _reason(command), OnRequest(command, "cluster", {}))
         for victim in done.victims:
             logger.info("evicted the chunks of manifest %s: %d bytes", victim.manifest, victim.size)
         return done
@@ -117,7 +121,8 @@ class Evictions:
                     continue
                 stage = self.book.get(holder.stage_id)
                 if stage is not None:  # otherwise it has ended by itself meanwhile
-                    await self.lifecycle.release(stage, CanceledError(f"{holder}, by a forced eviction,"))
+                    error = CanceledError(f"{holder}, by a forced eviction,")
+                    await self.lifecycle.release(stage, error, ending="forced")
 
     def _plan(self, command: EvictCommand) -> Plan:
         """What the command selects, as a decision about an index at a later moment."""

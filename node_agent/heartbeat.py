@@ -15,9 +15,11 @@ from bdn.wire.client import MirrorClient
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from node_agent.crew import Crew, in_thread
 from node_agent.holdings import Holdings
+from node_agent.journal.journal import Journal
 from node_agent.news import News
 from node_agent.prefetches import Prefetches
 from node_agent.ring.members import Members
+from node_agent.scrub.verifications import Verifications
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,9 @@ class Heartbeats:
         members: Members,
         holdings: Holdings,
         prefetches: Prefetches,
+        verifications: Verifications,
         news: News,
+        journal: Journal,
     ) -> None:
         self._identity = identity
         self._client = client
@@ -63,11 +67,15 @@ class Heartbeats:
         self._members = members
         self._holdings = holdings
         self._prefetches = prefetches
+        self._verifications = verifications
         self._news = news
+        self._journal = journal
         self._commands: asyncio.Queue[EvictCommand] = asyncio.Queue()
         self._seen: dict[str, None] = {}
         self._reports: dict[str, EvictReport] = {}
         self._told = 0  # the version of the news that the mirror has heard
+        self._asked = 0
+        self._believed = 0  # which of them the keys are from
         self._is_down = False
 
     def start(self, crew: Crew, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
@@ -89,17 +97,24 @@ class Heartbeats:
     async def _beat(self, wait_seconds: float) -> tuple[HeartbeatReply, bool]:
         """The answer, and whether it brought other members."""
         version, asked = self._news.version, self._members.ask()
+        self._asked += 1
+        number = self._asked
         heartbeat = await self._heartbeat(wait_seconds)
         reply = await self._client.heartbeat(heartbeat)
         self._told = max(self._told, version)
         for report in heartbeat.reports:
             self._reports.pop(report.id, None)
         self._prefetches.delivered(heartbeat.prefetches)
-        are_others = await self._believe(reply, asked)
+        self._verifications.delivered(heartbeat.verifications)
+        are_others = await self._believe(reply, asked, number)
+        if heartbeat.events:
+            await in_thread(self._journal.told, heartbeat.events)
         for command in reply.commands:
             self._take(command)
         for prefetch in reply.prefetches:
             self._prefetches.take(prefetch)
+        for verification in reply.verifications:
+            self._verifications.take(verification)
         return reply, are_others
 
     async def _heartbeat(self, wait_seconds: float) -> Heartbeat:
@@ -116,14 +131,19 @@ class Heartbeats:
             holdings=await self._holdings.all() if version != self._told else None,
             reports=list(self._reports.values()),
             prefetches=self._prefetches.reports(),
+            verifications=self._verifications.reports(),
+            # Not with a request that is kept open: they would be told again before it is answered.
+            events=[] if wait_seconds else self._journal.untold(),
             epoch=self._members.current().epoch,
             wait_seconds=wait_seconds,
         )
 
-    async def _believe(self, reply: HeartbeatReply, asked: int) -> bool:
+    async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> bool:
         """Take up keys and members; returns whether the members are others."""
         try:
-            await in_thread(self._trust.update, reply.public_keys)
+            if number >= self._believed:  # of two answers, the one to the later question tells the keys
+                self._believed = number
+                await in_thread(self._trust.update, reply.public_keys)
             if reply.members is not None:
                 return await in_thread(self._members.take, reply.epoch, reply.members, asked)
         except DiskFailedError as error:
@@ -159,8 +179,10 @@ class Heartbeats:
                 continue
             self._note_success()
             pause = 1.0
+            if self._journal.waiting:
+                self._news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, others come and go, or it keeps no request open
-                is_news = reply.commands or reply.prefetches or are_others
+                is_news = reply.commands or reply.prefetches or reply.verifications or are_others
                 await asyncio.sleep(1.0 if is_news else reply.interval_seconds)
 
     async def _tell(self) -> None:
@@ -170,6 +192,9 @@ class Heartbeats:
                 await self.beat()
             except Exception as error:  # noqa: BLE001 - likewise; the listening loop brings the news later
                 self._note_failure(error)
+            else:
+                if self._journal.waiting:  # there were more than one heartbeat takes, or it was recorded meanwhile
+                    self._news.wake()
             await asyncio.sleep(_NEWS_PAUSE_SECONDS)  # what happens meanwhile is told together
 
     async def _work(self, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:

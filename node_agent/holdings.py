@@ -6,13 +6,18 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.digest import Digest
+from bdn.core.errors import DiskFailedError
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.cache.node_cache import NodeCache
+from node_agent.cache.space import Room
 from node_agent.cluster.tier import ClusterTier
 from node_agent.crew import in_thread
 from node_agent.disk.direct import DirectWrites
+from node_agent.disk.fitness import check_fitness
+from node_agent.disk.places import Places
 from node_agent.stage.book import StageBook
 
 
@@ -20,6 +25,7 @@ from node_agent.stage.book import StageBook
 class Holdings:
     """Documents about the cache."""
 
+    places: Places
     cache: NodeCache
     tier: ClusterTier
     roles: Collection[str]
@@ -27,13 +33,26 @@ class Holdings:
     writes: DirectWrites
 
     async def tiers(self) -> dict[str, TierUse]:
-        """The space of the tiers for which this agent has the role."""
-        uses: dict[str, TierUse] = {}
+        """The space of the tiers for which this agent has the role. A disk that fails is said there, and no error."""
+        room, problem = await in_thread(self._room)
+        space, uses = self.cache.space, {}
         if "node" in self.roles:
-            uses["node"] = await self.cache.use()
-        if "cluster" in self.roles:
-            uses["cluster"] = await in_thread(self.tier.use)
+            budgets = None if room is None else (room.budgets.node, room.pressed.node)
+            uses["node"] = _use(space.node, self.cache.index.leased_bytes(), budgets, problem)
+        if "cluster" in self.roles:  # what peers want just now counts as leased by nobody
+            budgets = None if room is None else (room.budgets.cluster, room.pressed.cluster)
+            uses["cluster"] = _use(space.cluster, 0, budgets, problem)
         return uses
+
+    def _room(self) -> tuple[Room | None, str | None]:
+        """What the tiers may hold, if the disk says so, and why they take nothing new, if they do not."""
+        room = None
+        try:
+            room = self.cache.space.room()
+            check_fitness(self.places.root)
+        except DiskFailedError as error:
+            return room, str(error)
+        return room, None
 
     async def all(self) -> list[Holding]:
         """The manifests that either tier holds, least recently used first. Sources are those of the stages that are known."""
@@ -78,3 +97,16 @@ class Holdings:
 
     def _writes(self) -> Writes:
         return Writes(direct=self.writes.are_direct, reason=self.writes.reason)
+
+
+def _use(ledger: SpaceLedger, leased: int, budgets: tuple[int, int] | None, problem: str | None) -> TierUse:
+    """The figures of one tier. ``budgets`` are its budget and what of it is pressed; None: it takes no more than it has."""
+    budget, pressed = budgets or (ledger.used_bytes, 0)
+    return TierUse(
+        budget=budget,
+        committed=ledger.committed_bytes,
+        reserved=ledger.reserved_bytes,
+        leased=leased,
+        pressed=pressed,
+        problem=problem,
+    )

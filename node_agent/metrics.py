@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.stage_schema import StageState, TierUse
+from bdn.wire.verification_schema import Outcome
 from node_agent.stage.book import StageBook
 
 _STATES: Final[tuple[StageState, ...]] = ("PENDING", "STAGING", "READY", "FAILED", "RELEASED")
@@ -41,6 +42,11 @@ class Metrics:
             "bdn_agent_obtained_chunks", "Chunks read from the mirror because a peer asked", registry=self.registry
         )
         self.obtained_bytes = Counter("bdn_agent_obtained_bytes", "Bytes of these chunks", registry=self.registry)
+        self.lost_events = Counter(
+            "bdn_agent_lost_events",
+            "Decisions that the journal did not take, because the disk is full or broken",
+            registry=self.registry,
+        )
         self.mismatches = Counter(
             "bdn_agent_verification_failures", "Chunks that arrived with the wrong content", registry=self.registry
         )
@@ -50,7 +56,25 @@ class Metrics:
             buckets=_READY_BUCKETS,
             registry=self.registry,
         )
+        self._count_scrubs()
         self.registry.register(_StageCollector(book))
+
+    def _count_scrubs(self) -> None:
+        self.scrubbed_bytes = Counter(
+            "bdn_agent_scrubbed_bytes",
+            "Bytes read again and compared with their names",
+            ["tier"],
+            registry=self.registry,
+        )
+        self.damaged_chunks = Counter(
+            "bdn_agent_damaged_chunks",
+            "Chunks on this disk that were wrong, by what became of them",
+            ["tier", "outcome"],
+            registry=self.registry,
+        )
+        self.lost_files = Counter(
+            "bdn_agent_lost_files", "Whole files that were wrong and could not be repaired", registry=self.registry
+        )
 
     def filled(self, tier: Tier, size: int) -> None:
         """Bytes are here."""
@@ -80,6 +104,18 @@ class Metrics:
         """A chunk was read from the mirror for a peer."""
         self.obtained_chunks.inc()
         self.obtained_bytes.inc(size)
+
+    def scrubbed(self, tier: Tier, size: int) -> None:
+        """Bytes were read again."""
+        self.scrubbed_bytes.labels(tier).inc(size)
+
+    def damaged(self, tier: Tier, outcome: Outcome) -> None:
+        """A chunk on this disk was wrong."""
+        self.damaged_chunks.labels(tier, outcome).inc()
+
+    def lost(self) -> None:
+        """A whole file was wrong and is gone."""
+        self.lost_files.inc()
 
     def watch(self, name: str, what: str, read: Callable[[], float]) -> None:
         """A figure that is read whenever somebody asks for it."""
@@ -114,6 +150,7 @@ class _UseCollector:
             ("committed", "Bytes of what is whole"),
             ("reserved", "Bytes promised to what is on its way"),
             ("leased", "Bytes that stages need"),
+            ("pressed", "Bytes held that the disk does not have for us, because others fill it"),
         ):
             family = GaugeMetricFamily(f"bdn_agent_cache_{name}_bytes", what, labels=["tier"])
             for tier, use in self._tiers.items():

@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError
-from bdn.core.leases import Holder
-from bdn.core.rate_limit import TrafficClass
+from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport, ReportedState
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
-from node_agent.crew import Crew, to_the_end
+from node_agent.crew import Crew, in_thread, to_the_end
 from node_agent.ring.effort import Effort
+from node_agent.stage.accounts import prefetch_failed, prefetched
 from node_agent.stage.progress import StageProgress
 from node_agent.stage.provision import Errand, Provision
 from node_agent.trust import Trust
@@ -70,25 +71,34 @@ class Prefetches:
         run.task.cancel()
         await asyncio.wait([run.task])
         if run.task.cancelled():  # otherwise it ended before it heard of it
-            run.end("FAILED", CanceledError(f"prefetch {prefetch_id}, by a forced eviction,"))
+            error = CanceledError(f"prefetch {prefetch_id}, by a forced eviction,")
+            await self._fail(run, error)
         return True
 
     async def _work(self, run: _Run, grant: str) -> None:
         try:
-            manifests = list(dict.fromkeys(mount.manifest for mount in self._trust.verify(grant).mounts))
-            holder = Holder(run.id, "prefetch")
+            granted = self._trust.verify(grant)
+            run.manifests = list(dict.fromkeys(mount.manifest for mount in granted.mounts))
+            run.holder = Holder(run.id, "prefetch", organisation=granted.organisation)
             try:
-                await self._provision.run(Errand(manifests, grant, holder, TrafficClass.PREFETCH, run.begin))
+                await self._provision.run(Errand(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin))
             finally:
                 await to_the_end(self._cache.leave(run.id))
         except BdnError as error:
             logger.warning("prefetch %s failed: %s", run.id, error)
-            run.end("FAILED", error)
+            await self._fail(run, error)
         except Exception as error:
             logger.exception("prefetch %s failed", run.id)
-            run.end("FAILED", InternalError(f"{type(error).__name__}: {error}"))
+            await self._fail(run, InternalError(f"{type(error).__name__}: {error}"))
         else:
+            await in_thread(
+                self._cache.events.decided, prefetched(dict(zip(run.manifests, run.came(), strict=True)), run.holder)
+            )
             run.end("READY")
+
+    async def _fail(self, run: _Run, error: BdnError) -> None:
+        await in_thread(self._cache.events.decided, prefetch_failed(run.manifests, run.holder, error))
+        run.end("FAILED", error)
 
 
 class _Run:
@@ -96,6 +106,8 @@ class _Run:
 
     def __init__(self, prefetch_id: str, wake: Callable[[], None]) -> None:
         self.id = prefetch_id
+        self.holder = Holder(prefetch_id, "prefetch")
+        self.manifests: list[Digest] = []
         self.task: asyncio.Task[None] | None = None
         self.state: ReportedState = "RUNNING"
         self._wake = wake
@@ -110,6 +122,10 @@ class _Run:
         self._watch = _Watch(StageProgress(manifests, missing), len(manifests), self._wake)
         return self._watch
 
+    def came(self) -> list[BytesFrom]:
+        """Where the bytes of each manifest came from."""
+        return self._watch.came() if self._watch else []
+
     def end(self, state: ReportedState, error: BdnError | None = None) -> None:
         """It is over."""
         self.state = state
@@ -118,7 +134,10 @@ class _Run:
 
     def report(self) -> PrefetchReport:
         """For the mirror."""
-        came = self._watch.bytes_from() if self._watch else BytesFrom()
+        total = Counter[str]()
+        for one in self.came():
+            total.update(one.model_dump())
+        came = BytesFrom(**total)
         return PrefetchReport(
             id=self.id, state=self.state, bytes_total=self._bytes_total, bytes_from=came, error=self._error
         )
@@ -145,8 +164,5 @@ class _Watch:
     def finish(self, file: Digest, size: int) -> None:
         self._progress.finish(file, size)
 
-    def bytes_from(self) -> BytesFrom:
-        total = Counter[str]()
-        for one in range(self._manifests):
-            total.update(self._progress.bytes_from(one).model_dump())
-        return BytesFrom(**total)
+    def came(self) -> list[BytesFrom]:
+        return [self._progress.bytes_from(one) for one in range(self._manifests)]

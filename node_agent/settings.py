@@ -19,6 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from bdn.core.cache.tier_budgets import KEEP_PERCENT
 from bdn.wire.settings import Port, Rate, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
@@ -50,6 +51,7 @@ class AgentSettings(BaseSettings):
     cache_bytes: Size | None = None  # None means 90 % of the disk
     headroom_bytes: Size | None = None  # None means 5 % of the disk
     cluster_cache_bytes: Size | None = None  # None means a tenth of the cache, or all of it for a cluster cache alone
+    keep_percent: Annotated[int, Field(ge=0, le=100)] = KEEP_PERCENT  # of its limit that a tier keeps on a full disk
     roles: Annotated[tuple[Role, ...], NoDecode, BeforeValidator(_roles), Field(min_length=1)] = ("node", "cluster")
     cluster: Annotated[str, Field(min_length=1, max_length=256)] = "default"
     node: Annotated[str, Field(min_length=1, max_length=256)] = Field(default_factory=gethostname)
@@ -65,6 +67,8 @@ class AgentSettings(BaseSettings):
     upload_rate: Rate | None = None  # of chunks to peers
     prefetch_rate: Rate | None = None  # what prefetches may have of the download
     warm_rate: Rate = 1_000_000_000  # at which files of stages that are to be warm are read into memory
+    scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # within which all that is held is read again; 0: never
+    scrub_rate: Rate = 100_000_000
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @classmethod

@@ -2,6 +2,14 @@
 
 import signal
 
+from tests.support.promises import (  # noqa: F401 - hooks and fixtures
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_terminal_summary,
+    scale,
+    tally,
+)
+
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,17 +1,25 @@
-"""The command ``bdn-admin``: what is held where, who the agents are, bringing things there, taking them out, and secrets."""
+"""The command ``bdn-admin``: what is held where, who the agents are, bringing things there, taking them out, secrets, and tokens."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import click
 
 import bdn
-from bdn.cli.embedding import reachable_mirror
 from bdn.cli.exit_codes import DONE, FAILED, IN_USE
+from bdn.cli.gc import gc, restore
 from bdn.cli.output import Output, check_usage, command_line
 from bdn.cli.prefetch import prefetch
+from bdn.cli.reaching import reachable_mirror
 from bdn.cli.secrets import secrets
+from bdn.cli.tokens import tokens
+from bdn.cli.verify import verify
+from bdn.cli.waiting import waiting_for
+from bdn.cli.why import why
 from bdn.core.errors import InvalidRequestError
 from bdn.core.sizes import format_size, parse_size
+from bdn.wire.agent_schema import Agent
 from bdn.wire.client import LONGEST_WAIT_SECONDS
 from bdn.wire.eviction_schema import EvictedItem, Eviction, EvictionRequest, Tier
 from bdn.wire.mirror_schema import HeldManifest
@@ -22,13 +30,18 @@ from bdn.wire.mirror_schema import HeldManifest
 def main() -> None:
     """Look into a BDN, bring things to its nodes and take them out of it.
 
-    The mirror is found by BDN_URL and BDN_TOKEN. Where BDN_URL is not set and no service runs, the commands work on what
+    The mirror is found by BDN_URL and BDN_TOKEN; an operator acts for the organisation in BDN_ORGANISATION. Where BDN_URL is not set and no service runs, the commands work on what
     'bdn pull' has left on this machine.
     """
 
 
 main.add_command(prefetch)
+main.add_command(gc)
+main.add_command(restore)
 main.add_command(secrets)
+main.add_command(tokens)
+main.add_command(verify)
+main.add_command(why)
 
 
 @main.command()
@@ -80,8 +93,9 @@ async def evict(
     check_usage(request)
     async with reachable_mirror(output) as client:
         eviction = await client.evict(request, LONGEST_WAIT_SECONDS)
+        waiting = waiting_for(output, eviction.id)
         while eviction.status == "RUNNING":
-            eviction = await client.eviction(eviction.id, LONGEST_WAIT_SECONDS)
+            eviction = await waiting.ask(partial(client.eviction, eviction.id, LONGEST_WAIT_SECONDS))
     output.result(eviction, _eviction_lines(eviction))
     return {"DONE": DONE, "REFUSED": IN_USE}.get(eviction.status, FAILED)
 
@@ -109,7 +123,8 @@ def _item_line(item: EvictedItem, *, dry_run: bool) -> str:
     name = ", ".join(item.sources) or "unknown source"
     holders = f", in use by {', '.join(item.holders)}" if item.holders else ""
     verb = "refused" if item.refused else ("would evict" if dry_run else "evicted")
-    return f"{verb} {where}: {name} ({item.manifest[:15]}…), {format_size(item.bytes)}{holders}"
+    until = f", restorable until {item.restorable_until:%Y-%m-%d %H:%M}Z" if item.restorable_until else ""
+    return f"{verb} {where}: {name} ({item.manifest[:15]}…), {format_size(item.bytes)}{until}{holders}"
 
 
 @main.command()
@@ -146,15 +161,16 @@ async def agents(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.agents()
-    lines = []
-    for agent in found.items:
+    output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"])
+
+
+def _agent_lines(agent: Agent) -> list[str]:
+    life = f"{'alive' if agent.alive else 'silent'} since {agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z"
+    lines = [f"{agent.cluster}/{agent.node}  {life}  {agent.manifests} manifests"]
+    for tier, use in agent.tiers.items():
+        problem = f"; takes nothing new: {use.problem}" if use.problem else ""
         lines.append(
-            f"{agent.cluster}/{agent.node}  {'alive' if agent.alive else 'silent'} since "
-            f"{agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z  {agent.manifests} manifests"
+            f"  {tier}: {format_size(use.committed)} held, {format_size(use.reserved)} being filled, "
+            f"{format_size(use.leased)} in use, of {format_size(use.budget)}{problem}"
         )
-        for tier, use in agent.tiers.items():
-            lines.append(
-                f"  {tier}: {format_size(use.committed)} held, {format_size(use.reserved)} being filled, "
-                f"{format_size(use.leased)} in use, of {format_size(use.budget)}"
-            )
-    output.result(found, lines or ["no agent was heard of"])
+    return lines

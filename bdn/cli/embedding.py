@@ -16,10 +16,8 @@ from typing import Protocol, cast
 
 from bdn.cli.output import Output
 from bdn.cli.running import RunningMirror, running_mirror
-from bdn.cli.services import ClientSettings, mirror_client
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.settings import MirrorSettings
-from bdn.wire.client import MirrorClient
 from bdn.wire.stage_schema import Stage
 
 _LOOK_AGAIN_SECONDS = 0.2
@@ -84,24 +82,6 @@ async def embedded_services(output: Output, program: str) -> AsyncIterator[Servi
                 told = True
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         yield services
-
-
-@asynccontextmanager
-async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> AsyncIterator[MirrorClient]:
-    """The mirror of ``BDN_URL``; where that is not set and none runs, the one that ``bdn pull`` left in the data directory.
-
-    ``even_a_new_one`` makes one there, for what has to be said before the first pull.
-    """
-    settings = ClientSettings()
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(mirror_client())
-        embedded = "url" not in settings.model_fields_set and (
-            even_a_new_one or (settings.data_dir / "mirror.sqlite").exists()
-        )
-        if embedded and not await client.ready():
-            services = await stack.enter_async_context(embedded_services(output, "bdn-admin"))
-            client = await stack.enter_async_context(MirrorClient(services.mirror.url))
-        yield client
 
 
 def _open_agent() -> OpenAgent:

@@ -13,7 +13,16 @@ IN_USE: Final = 3
 NOT_FOUND: Final = 4
 INTERRUPTED: Final = 130
 
-_BY_CODE: Final = {"IN_USE": IN_USE, "NOT_FOUND": NOT_FOUND}
+_BY_CODE: Final = {
+    "IN_USE": IN_USE,
+    "NOT_FOUND": NOT_FOUND,
+    "SOURCE_NOT_FOUND": NOT_FOUND,
+    "REVISION_NOT_FOUND": NOT_FOUND,
+    "SECRET_NOT_FOUND": NOT_FOUND,
+    "INVALID_REQUEST": USAGE,
+    "INVALID_SOURCE": USAGE,
+    "INVALID_MOUNT": USAGE,
+}
 
 
 def exit_code_of(error: BdnError) -> int:

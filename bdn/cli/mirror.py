@@ -8,6 +8,7 @@ from bdn.cli.exit_codes import DONE, FAILED
 from bdn.cli.output import Output, command_line
 from bdn.cli.progress import progress_bar
 from bdn.cli.services import mirror_client, request_body
+from bdn.cli.waiting import waiting_for
 from bdn.core.sizes import format_size
 from bdn.wire.mirror_schema import Mirror, Plan
 
@@ -48,7 +49,7 @@ async def mirror(
         found = await client.request(body)
         if wait:
             with progress_bar(output, "mirroring") as bar:
-                async for latest in client.follow(found.id):
+                async for latest in client.follow(found.id, persistence=waiting_for(output, found.id)):
                     found = latest
                     bar.update(found.bytes_transferred + found.bytes_reused, found.bytes_total)
     for source in found.sources:

@@ -11,7 +11,7 @@ from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import running_mirror, stop_signal
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source_uri import SCHEMES
+from bdn.core.source.uri import SCHEMES
 from bdn.mirror.app import open_mirror
 from bdn.mirror.database import HEAD, Database
 from bdn.mirror.settings import MirrorSettings

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from bdn.cli.exit_codes import INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.wire.errors import document_of
+from bdn.wire.service_loop import run_program
 from bdn.wire.settings import SettingsError
 
 Document = BaseModel | dict[str, Any]
@@ -91,7 +91,7 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
     def callback(*, as_json: bool, quiet: bool, **options: Any) -> None:  # noqa: ANN401 - click's own options
         output = Output(as_json, quiet)
         try:
-            code = asyncio.run(function(output, **options)) or 0
+            code = run_program(function(output, **options)) or 0
         except BdnError as error:
             code = output.fail(error)
         except (ValidationError, SettingsError) as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import click
 
-from bdn.cli.embedding import reachable_mirror
 from bdn.cli.exit_codes import DONE, FAILED
 from bdn.cli.output import Output, check_usage, command_line
 from bdn.cli.progress import progress_bar
+from bdn.cli.reaching import reachable_mirror
+from bdn.cli.waiting import waiting_for
 from bdn.core.sizes import format_size
 from bdn.wire.client import LONGEST_WAIT_SECONDS
 from bdn.wire.prefetch_schema import Prefetch, PrefetchNode, PrefetchRequest
@@ -38,10 +40,11 @@ async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tup
     async with reachable_mirror(output) as client:
         found = await client.prefetch(request)
         if wait:
+            waiting = waiting_for(output, found.id)
             with progress_bar(output, "prefetching") as bar:
                 while found.status == "RUNNING":
                     seconds = _LOOK_AGAIN_SECONDS if output.wants_bars else LONGEST_WAIT_SECONDS
-                    found = await client.prefetch_by_id(found.id, seconds)
+                    found = await waiting.ask(partial(client.prefetch_by_id, found.id, seconds))
                     bar.update(sum(map(_bytes_done, found.nodes)), _bytes_total(found))
     output.result(found, [*map(_node_line, found.nodes), f"{found.status} ({found.id})"])
     return FAILED if found.status == "FAILED" else DONE

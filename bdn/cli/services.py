@@ -8,8 +8,10 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from bdn.core.source_uri import HuggingFaceUri, parse_source
-from bdn.wire.client import AgentClient, MirrorClient
+from bdn.core.caller import ORGANISATION_PATTERN
+from bdn.core.source.uri import HuggingFaceUri, parse_source
+from bdn.wire.admin_client import AdminClient
+from bdn.wire.client import AgentClient
 from bdn.wire.settings import default_data_dir
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 
@@ -21,6 +23,7 @@ class ClientSettings(BaseSettings):
 
     url: str = "http://127.0.0.1:8460"
     token: str | None = Field(default=None, repr=False)
+    organisation: Annotated[str | None, Field(pattern=f"^{ORGANISATION_PATTERN}$")] = None  # for an operator's commands
     data_dir: Path = Field(default_factory=default_data_dir)
     agent_socket: Annotated[Path | None, Field(description="BDN_AGENT_SOCKET")] = None
 
@@ -30,10 +33,10 @@ class ClientSettings(BaseSettings):
         return self.agent_socket or self.data_dir / "agent.sock"
 
 
-def mirror_client() -> MirrorClient:
+def mirror_client() -> AdminClient:
     """The mirror at ``BDN_URL``."""
     settings = ClientSettings()
-    return MirrorClient(settings.url, settings.token)
+    return AdminClient(settings.url, settings.token, organisation=settings.organisation)
 
 
 def agent_client() -> AgentClient:

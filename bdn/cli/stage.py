@@ -8,6 +8,7 @@ from bdn.cli.exit_codes import DONE, FAILED
 from bdn.cli.output import Output, command_line
 from bdn.cli.progress import progress_bar
 from bdn.cli.services import agent_client, mirror_client
+from bdn.cli.waiting import waiting_for
 from bdn.core.errors import InvalidRequestError
 from bdn.core.sizes import format_size
 from bdn.wire.client import LONGEST_WAIT_SECONDS
@@ -38,11 +39,11 @@ async def stage(
         found = await agent.stage(request)
         if not no_wait:
             with progress_bar(output, "staging") as bar:
-                async for latest in agent.follow(found.id):
+                async for latest in agent.follow(found.id, persistence=waiting_for(output, found.id)):
                     found = latest
                     bar.update(sum(mount.bytes_done for mount in found.mounts), stage_bytes(found))
     output.result(found, stage_lines(found))
-    return FAILED if found.state == "FAILED" else DONE
+    return stage_code(found)
 
 
 @click.command()
@@ -73,6 +74,12 @@ def stage_bytes(stage: Stage) -> int | None:
     """The size of all mounts, once it is known."""
     sizes = [mount.bytes_total for mount in stage.mounts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def stage_code(stage: Stage) -> int:
+    """A READY stage with an error shows what it showed, and is known to lack something: no job shall begin with that."""
+    is_lacking = stage.state == "READY" and stage.error is not None
+    return FAILED if is_lacking or stage.state == "FAILED" else DONE
 
 
 def stage_lines(stage: Stage) -> list[str]:

@@ -11,7 +11,7 @@ from bdn.cli.embedding import running_services
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import stop_signal
-from bdn.core.source_uri import SCHEMES
+from bdn.core.source.uri import SCHEMES
 from bdn.mirror.settings import MirrorSettings
 from bdn.sources.opener import prepare
 

@@ -325,8 +325,15 @@ class CacheFullError(ServiceError):
     free_bytes: int
     leased_bytes: int
     budget_bytes: int
+    needed_files: int | None = None  # only where the file system has too few inodes left
+    free_files: int | None = None
 
     def __str__(self) -> str:
+        if self.needed_files is not None:
+            return (
+                f"{self.needed_files} more files do not fit now: the file system has inodes for {self.free_files}, and what "
+                "may be evicted does not free enough; unstage a job, or make the file system anew with more inodes"
+            )
         return (
             f"{format_size(self.needed_bytes)} more do not fit now: of {format_size(self.budget_bytes)}, "
             f"{format_size(self.leased_bytes)} are in use by stages and {format_size(self.free_bytes)} are free; "
@@ -339,9 +346,16 @@ class DiskFailedError(ServiceError):
     code = "DISK_FAILED"
     path: str
     reason: str
+    is_full: bool = False  # there was no room on the disk
+    others_bytes: int | None = None  # that others have taken since room was promised, where somebody looked
 
     def __str__(self) -> str:
-        return f"the disk failed at {self.path}: {self.reason}"
+        message = f"the disk failed at {self.path}: {self.reason}"
+        if self.others_bytes is None:
+            return message
+        if self.others_bytes > 0:
+            return f"{message}; others have taken {format_size(self.others_bytes)} of it since room was promised"
+        return f"{message}; nobody else has taken any of it since room was promised, and so this is a bug of ours"
 
 
 @dataclass(eq=False)

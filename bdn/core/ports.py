@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, TypeVar
 
 from bdn.core.digest import Digest
-from bdn.core.upstream import Checksum, UpstreamFile
+from bdn.core.source.upstream import Checksum, UpstreamFile
 
 Buffer = bytearray | memoryview
 OnBytes = Callable[[memoryview], object]  # such as a hash's own ``update``
@@ -108,13 +108,68 @@ class ChunkStore(Protocol):
     """Where mirrored chunks rest. Blocking; called from byte threads."""
 
     def put(self, digest: Digest, content: Buffer) -> None:
-        """Make the chunk durable under its name. An existing one is left as it is. Nothing partial is ever visible."""
+        """Make the chunk durable under its name. An existing one is kept. Nothing partial is ever visible."""
         ...
 
     def open(self, digest: Digest) -> BinaryIO:
         """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held."""
         ...
 
-    def delete(self, digest: Digest) -> None:
-        """Remove the chunk; removing an absent one changes nothing."""
+    def keep(self, digest: Digest) -> bool:
+        """Count on a chunk that was put earlier: whoever looked at it before this does not collect it any more.
+
+        False when it is not held, or is on its way out: then it has to be put again.
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk as somebody who collects has seen it."""
+
+    digest: Digest
+    size: int
+    kept_at: float  # when it was last put or kept, in seconds since the epoch
+
+
+class CollectableStore(ChunkStore, Protocol):
+    """A store out of which chunks are collected while others put, keep and read."""
+
+    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
+        """Those of these chunks that are held, or all that are held; one that comes or goes meanwhile may be missed."""
+        ...
+
+    def collect(self, chunk: StoredChunk) -> bool:
+        """Remove the chunk, unless somebody put or kept it since it was seen, or somebody else removed it: then False.
+
+        Who has it open can read it to its end.
+        """
+        ...
+
+    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        """Remove what was left half-written and last changed before then. How many there are, and their bytes."""
+        ...
+
+
+class Inspection(Protocol):
+    """How a store finds out what has become of its chunks. Blocking; called from byte threads."""
+
+    def fault(self, digest: Digest) -> str | None:
+        """What is wrong with the chunk as it rests, or None. It is read past caches. ``BdnError``: cannot be found out now."""
+        ...
+
+    def set_aside(self, digest: Digest) -> bool:
+        """Keep a wrong chunk as evidence, where no reader finds it. False when it is absent, or right after all."""
+        ...
+
+    def evidence(self) -> int:
+        """How many wrong chunks are kept."""
+        ...
+
+
+class InspectedStore(ChunkStore, Inspection, Protocol):
+    """A store that can be scrubbed."""
+
+
+class MirrorStore(InspectedStore, CollectableStore, Protocol):
+    """What a mirror rests on."""

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NewType
 
-from sqlalchemy import event, func, inspect, select, text
+from sqlalchemy import event, inspect, text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from bdn.core.errors import StoreUnavailableError
+from bdn.mirror.alone import lock_held
+from bdn.mirror.database_errors import DatabaseUnavailableError, mapped_errors
 
-HEAD: Final = "0005"  # the newest migration; a test compares it with the folder
+HEAD: Final = "0009"  # the newest migration; a test compares it with the folder
 MIGRATIONS: Final = Path(__file__).parents[2] / "migrations"
 
-# Classes of SQLSTATE (PostgreSQL, appendix A): connection, lost a race, out of resources, not in the state for it,
-# operator intervention. After all of them the same statement may succeed.
-_AWAY: Final = ("08", "40", "53", "55", "57")
+# How long a write waits for others of this process, and as long again for another process that holds SQLite's one lock:
+# together less than clients wait for an answer.
+WRITER_SECONDS = 12.0
 
 ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", ReadSession)
-
-
-class DatabaseUnavailableError(StoreUnavailableError):
-    """The database does not answer, or not now."""
 
 
 class DatabaseNotMigratedError(StoreUnavailableError):
@@ -41,54 +38,95 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._is_sqlite = url.startswith("sqlite")
-        self._engine = create_async_engine(url, **({} if self._is_sqlite else {"pool_size": 10, "max_overflow": 20}))
-        self._writing = self._engine.execution_options(bdn_write=True)
-        # SQLite has one writer. Waiting for it here is fair and cheap; waiting in SQLite is polling.
-        self._sqlite_writer = asyncio.Lock()
-        self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         if self._is_sqlite:
+            self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+        else:
+            from bdn.mirror.postgres import PATIENT_SECONDS, STATEMENT_SECONDS, open_postgres  # noqa: PLC0415 - its driver
+
+            self._engine = open_postgres(url, statement_seconds=STATEMENT_SECONDS)
+            self._patient = open_postgres(url, statement_seconds=PATIENT_SECONDS)
+        # SQLite has one writer. Waiting for it here is fair and cheap; waiting in SQLite is polling.
+        self._sqlite_writer = asyncio.Lock()
+        self._waiting_since: float | None = None  # for SQLite's lock, which another process has
+        self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[ReadSession]:
-        """A consistent look; nothing is ever committed."""
-        with _mapped_errors():
-            async with AsyncSession(self._engine, expire_on_commit=False) as session:
+    async def read(self, *, patient: bool = False) -> AsyncIterator[ReadSession]:
+        """A consistent look; nothing is ever committed. ``patient``: a statement may take long, so nobody should wait for it."""
+        with mapped_errors():
+            async with AsyncSession(self._patient if patient else self._engine, expire_on_commit=False) as session:
                 yield ReadSession(session)
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[WriteSession]:
-        """One transaction: committed when the block ends, rolled back when it raises."""
-        with _mapped_errors():
+    async def write(self, *, patient: bool = False) -> AsyncIterator[WriteSession]:
+        """One transaction: committed when the block ends, rolled back when it raises. ``patient`` as in ``read``."""
+        engine = (self._patient if patient else self._engine).execution_options(bdn_write=True)
+        with mapped_errors():
             if self._is_sqlite:
                 async with (
-                    self._sqlite_writer,
-                    AsyncSession(self._writing, expire_on_commit=False) as session,
+                    self._sqlite_turn(),
+                    AsyncSession(engine, expire_on_commit=False) as session,
                     session.begin(),
                 ):
+                    await self._begin(session)
                     yield WriteSession(ReadSession(session))
             else:
-                async with AsyncSession(self._writing, expire_on_commit=False) as session, session.begin():
+                async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
                     yield WriteSession(ReadSession(session))
 
     @asynccontextmanager
+    async def _sqlite_turn(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(WRITER_SECONDS):
+                await self._sqlite_writer.acquire()
+        except TimeoutError:
+            raise DatabaseUnavailableError(f"database: others have been writing for {WRITER_SECONDS:g} s") from None
+        try:
+            yield
+        finally:
+            self._sqlite_writer.release()
+
+    async def _begin(self, session: AsyncSession) -> None:
+        """Take SQLite's lock. As it is this task's turn, only another process can have it."""
+        self._waiting_since = time.monotonic()
+        try:
+            await session.connection()
+        finally:
+            self._waiting_since = None
+
+    def check_writable(self, seconds: float) -> None:
+        """Raise when another process has kept SQLite's lock for so long. Asks nobody: workers write every second."""
+        if self._waiting_since is not None and time.monotonic() - self._waiting_since > seconds:
+            raise DatabaseUnavailableError(f"database: another process has kept it locked for more than {seconds:g} s")
+
+    @asynccontextmanager
+    async def rehearsal(self) -> AsyncIterator[WriteSession]:
+        """As a patient ``write``, and taken back at the end whatever happens."""
+        async with self.write(patient=True) as session:
+            try:
+                yield session
+            finally:
+                await session.rollback()
+
+    @asynccontextmanager
     async def alone(self, name: str) -> AsyncIterator[None]:
-        """Nobody else is in a block of this name, in whatever process, until this one ends. Holds no transaction's locks."""
+        """Nobody else is in a block of this name, in whatever process, until this one ends. Holds no transaction's locks.
+
+        Raises:
+            DatabaseUnavailableError: also out of the middle of the block, when the lock is lost.
+        """
         async with self._alone[name]:
             if self._is_sqlite:
                 yield
-                return
-            # The lock is the connection's, so that it ends with this process however that ends.
-            async with AsyncExitStack() as stack:
-                with _mapped_errors():
-                    connection = await stack.enter_async_context(self._engine.connect())
-                    await connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"bdn {name}"))))
-                yield
+            else:
+                async with lock_held(self._engine, name):
+                    yield
 
     async def version(self) -> str | None:
         """The migration that the schema is at; None for an empty database."""
-        with _mapped_errors():
+        with mapped_errors():
             async with self._engine.connect() as connection:
                 if not await connection.run_sync(lambda sync: inspect(sync).has_table("alembic_version")):
                     return None
@@ -107,8 +145,8 @@ class Database:
         version = await self.version()
         if version == HEAD:
             return
-        with _mapped_errors():
-            async with self._engine.begin() as connection:
+        with mapped_errors():
+            async with self._patient.begin() as connection:
                 if not await connection.run_sync(_upgrade):
                     raise DatabaseNotMigratedError(
                         f"the database is at migration {version}, which this version does not know; run a newer version"
@@ -117,28 +155,7 @@ class Database:
     async def close(self) -> None:
         """Close all connections."""
         await self._engine.dispose()
-
-
-class _mapped_errors:  # noqa: N801 - reads like a function where it is used
-    """Database failures become ours, around the whole block."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # IntegrityError is the callers' own: two requests made the same row.
-        if isinstance(error, IntegrityError) or not isinstance(error, (SQLAlchemyError, OSError)):
-            return
-        reason = f"database: {type(error).__name__}: {error.args[0] if error.args else ''}"
-        raise (DatabaseUnavailableError if _is_away(error) else StoreUnavailableError)(reason) from error
-
-
-def _is_away(error: SQLAlchemyError | OSError) -> bool:
-    """Whether the same statement may succeed later. An OSError is how a driver fails that finds no server."""
-    if not isinstance(error, DBAPIError):
-        return isinstance(error, (OSError, PoolTimeoutError))
-    state = str(getattr(error.orig, "sqlstate", None) or "")
-    return error.connection_invalidated or state[:2] in _AWAY or isinstance(error, (OperationalError, InterfaceError))
+        await self._patient.dispose()
 
 
 def _upgrade(connection: Connection) -> bool:
@@ -160,7 +177,8 @@ def _upgrade(connection: Connection) -> bool:
 def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's own connection
     connection.isolation_level = None  # the driver must not begin transactions; we do, below
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+    busy = f"busy_timeout={1000 * WRITER_SECONDS:.0f}"
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", busy):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from bdn.store.durable import sync_folder
 from bdn.wire.grants import GrantSigner, new_signing_key
 
 
@@ -19,7 +21,10 @@ def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
     if not path.exists():
         partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         partial.touch(mode=0o600, exist_ok=False)
-        partial.write_bytes(new())
+        with partial.open("wb") as file:
+            file.write(new())
+            file.flush()
+            os.fsync(file.fileno())
         # A link never replaces: of two that start together, the first one's key stays.
         try:
             path.hardlink_to(partial)
@@ -27,4 +32,5 @@ def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
             pass
         finally:
             partial.unlink()
+        sync_folder(path.parent)  # grants that were given out stay good, whatever becomes of the power
     return path.read_bytes()

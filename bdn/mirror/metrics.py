@@ -5,35 +5,60 @@ Names: one prefix, base units, low-cardinality labels. Source: prometheus.io, "M
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
+from bdn.core.ports import Inspection
 from bdn.mirror.cluster.liveness import is_alive
 from bdn.mirror.database import Database
-from bdn.mirror.repository import agents, contents, mirrors, quarantine
+from bdn.mirror.repository import agents, contents, damaged, mirrors, quarantine, scrub, tombstones
 
 
 class Metrics:
     """Counters that parts increment, and gauges that ``render`` reads."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, inspection: Inspection) -> None:
         self._database = database
+        self._inspection = inspection
         self.registry = CollectorRegistry()
-        self.transferred_bytes = Counter(
-            "bdn_mirror_transferred_bytes", "Bytes read from upstreams", registry=self.registry
+        self.transferred_bytes = self._counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
+        self.served_bytes = self._counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
+        self.scrubbed_bytes = self._counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
+        self.repaired_chunks = self._counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
+        self.repaired_records = self._counter(
+            "bdn_mirror_repaired_records", "Damaged records of manifests and files that the database has right again"
         )
-        self.served_bytes = Counter("bdn_mirror_served_bytes", "Bytes served by the data plane", registry=self.registry)
-        self._mirrors = Gauge("bdn_mirror_mirrors", "Mirrors by status", ["status"], registry=self.registry)
-        self._contents = Gauge("bdn_mirror_contents", "Distinct files in the store", registry=self.registry)
-        self._stored = Gauge("bdn_mirror_stored_bytes", "Bytes of distinct files in the store", registry=self.registry)
-        self._quarantined = Gauge(
-            "bdn_mirror_quarantined_files", "Files that came with the wrong content", registry=self.registry
+        self.damaged_records = self._gauge(
+            "bdn_mirror_damaged_records", "Records of manifests and files that this process found wrong in the database"
         )
-        self._agents = Gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat", registry=self.registry)
-        info = Gauge("bdn_mirror_build_info", "The running version", ["version"], registry=self.registry)
+        self._damaged = self._gauge(
+            "bdn_mirror_damaged_chunks", "Chunks that the store does not hold as their names say"
+        )
+        self._evidence = self._gauge("bdn_mirror_evidence_chunks", "Wrong chunks kept for people")
+        self._scrubbed_at = self._gauge(
+            "bdn_mirror_scrub_round_timestamp_seconds", "When all of the store had last been read again"
+        )
+        self.collected_bytes = self._counter(
+            "bdn_mirror_collected_bytes", "Bytes that collections took out of the store"
+        )
+        self._given_up = self._gauge("bdn_mirror_restorable_manifests", "Evictions that can still be taken back")
+        self._mirrors = self._gauge("bdn_mirror_mirrors", "Mirrors by status", ["status"])
+        self._contents = self._gauge("bdn_mirror_contents", "Distinct files in the store")
+        self._stored = self._gauge("bdn_mirror_stored_bytes", "Bytes of distinct files in the store")
+        self._quarantined = self._gauge("bdn_mirror_quarantined_files", "Files that came with the wrong content")
+        self._agents = self._gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
+        info = self._gauge("bdn_mirror_build_info", "The running version", ["version"])
         info.labels(bdn.__version__).set(1)
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return Counter(name, what, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(name, what, labels, registry=self.registry)
 
     async def render(self) -> bytes:
         """The exposition text."""
@@ -42,10 +67,17 @@ class Metrics:
             count, size = await contents.totals(session)
             quarantined = await quarantine.count(session)
             rows = await agents.all_agents(session)
+            wrong = await damaged.all_chunks(session)
+            newest = await scrub.get(session)
+            given_up = await tombstones.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))
         self._contents.set(count)
         self._stored.set(size)
         self._quarantined.set(quarantined)
+        self._damaged.set(len(wrong))
+        self._evidence.set(await asyncio.to_thread(self._inspection.evidence))
+        self._scrubbed_at.set((newest and newest.completed_at) or 0)
+        self._given_up.set(given_up)
         self._agents.set(sum(is_alive(row, time.time()) for row in rows))
         return generate_latest(self.registry)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.digest import digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.weights import WeightsSource
+from bdn.core.source.weights import WeightsSource
 from bdn.mirror.api.views import MirrorViews
 from bdn.mirror.database import Database
 from bdn.mirror.mirroring.survey import Survey, Surveyor
 from bdn.mirror.mirroring.worker import NEW_WORK
 from bdn.mirror.repository import mirrors
+from bdn.mirror.shared_looks import SharedLooks
 from bdn.mirror.sign_in.subject import DRY_RUN
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.watch import Watch
@@ -36,6 +38,8 @@ class MirrorRequests:
     surveyor: Surveyor
     views: MirrorViews
     watch: Watch
+    watched: SharedLooks = field(default_factory=SharedLooks)
+    asked: SharedLooks = field(default_factory=SharedLooks)
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
         """A new mirror, or the one that is running for the same request."""
@@ -43,6 +47,13 @@ class MirrorRequests:
             self.surveyor.sign_ins.check(source.auth, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
         request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex
+        request = partial(self._request, sources, bodies, organisation, request_key)
+        with self.asked.of((request_key, organisation), request) as asked:
+            return await asked.get(anew=True)  # of a thousand equal ones at once, two ask the database
+
+    async def _request(
+        self, sources: Sequence[WeightsSource], bodies: list[dict[str, object]], organisation: str, request_key: str
+    ) -> Mirror:
         while True:
             async with self.database.read() as session:
                 mirror_id = await mirrors.running(session, organisation, request_key)
@@ -122,20 +133,24 @@ class MirrorRequests:
     async def wait(self, mirror_id: str, organisation: str, seconds: float) -> Mirror:
         """The mirror once it is in a terminal state, or when the time is over."""
         deadline = time.monotonic() + seconds
-        mirror = await self.get(mirror_id, organisation)
-        while mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
-            await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
-            mirror = await self.get(mirror_id, organisation)
+        with self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation)) as look:
+            mirror = await look.get(anew=True)
+            while (
+                mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0
+            ):
+                is_news = await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
+                mirror = await look.get(anew=is_news)
         return mirror
 
-    async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncIterator[Mirror]:
+    async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
         """The mirror at least once per interval, the last time in a terminal state."""
-        mirror = await self.get(mirror_id, organisation)
-        while mirror.status not in TERMINAL and not self.watch.stopping:
+        with self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation)) as look:
+            mirror = await look.get(anew=True)
+            while mirror.status not in TERMINAL and not self.watch.stopping:
+                yield mirror
+                is_news = await self.watch.changed(mirror_id, interval_seconds)
+                mirror = await look.get(anew=is_news)
             yield mirror
-            await self.watch.changed(mirror_id, interval_seconds)
-            mirror = await self.get(mirror_id, organisation)
-        yield mirror
 
     async def cancel(self, mirror_id: str, organisation: str) -> Mirror:
         """Stop it if it runs. What was stored stays and is not fetched again."""

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
+from bdn.core.store.collection import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.sources.aws.r2_address import CLOUDFLARE_R2, check_r2_template
 from bdn.wire.settings import Port, Rate, Size, default_data_dir
 
@@ -49,10 +50,18 @@ class MirrorSettings(BaseSettings):
     egress_allow: Annotated[str, AfterValidator(_check_egress)] = ""  # hosts and networks beyond the public internet
     issuer_url: Annotated[str, AfterValidator(_issuer_url)] = ""  # "" means no identity tokens
     identity_key_file: Path | None = None  # None means one in the data dir
+    events_seconds: Annotated[float, Field(gt=0)] = 30 * 86400.0
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
+    scrub_seconds: Annotated[float, Field(ge=0)] = (
+        7 * 24 * 3600
+    )  # within which all of the store is read again; 0 is off
+    scrub_rate: Rate = 200 * 1000**2
     upload_rate: Rate | None = None  # of the data plane; None means no limit
+    tombstone_seconds: Annotated[int, Field(ge=0)] = TOMBSTONE_SECONDS  # 0: what is evicted is collected at once
+    collect_grace_seconds: Annotated[int, Field(ge=0)] = GRACE_SECONDS
+    collect_seconds: Annotated[int, Field(ge=0)] = 6 * 3600  # between collections; 0: only when asked for
     limit_files: Annotated[int, Field(gt=0)] = 1_000_000
     limit_bytes: Annotated[Size, Field(gt=0)] = 100 * 1000**4
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Generic, TypeVar
 
 _Seen = TypeVar("_Seen")
@@ -31,10 +32,15 @@ class SharedLook(Generic[_Seen]):
         self._forgotten += 1
         self._kept = None
 
-    async def get(self) -> _Seen:
-        """One looks, the others wait for it. What ``look`` raises is raised to the one who looked."""
+    async def get(self, *, anew: bool = False) -> _Seen:
+        """One looks, the others wait for it. What ``look`` raises is raised to the one who looked.
+
+        ``anew`` is for who has heard that something changed: a look that began before this call is not good enough. Of many
+        who heard it at once, the first one looks, and the second for all others.
+        """
+        asked = self._clock() if anew else -inf
         async with self._lock:
-            if self._kept is not None and self._clock() - self._kept[0] < self._seconds:
+            if self._kept is not None and self._clock() - self._kept[0] < self._seconds and self._kept[0] >= asked:
                 return self._kept[1]
             began, forgotten = self._clock(), self._forgotten
             seen = await self._look()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
-from bdn.core.layout import Slice
 from bdn.core.ports import ChunkStore
+from bdn.core.store.layout import Slice
 from bdn.mirror.access import Access
 from bdn.mirror.repository import layouts
-from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
+from bdn.mirror.verifying.damages import ChunkDamagedError, Damages
+from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 
 _ANSWER_SECONDS = 30
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -23,17 +27,22 @@ class StoreShelf:
 
     store: ChunkStore
     access: Access
+    damages: Damages
     loop: asyncio.AbstractEventLoop
 
     def authorize(self, request: ChunkRequest) -> None:
         """Refuse whoever has no token and no grant for this chunk."""
         if self.access.token is None:
             return
-        check = self.access.check_chunk(request.bearer, request.digest)
-        asyncio.run_coroutine_threadsafe(check, self.loop).result(_ANSWER_SECONDS)
+        self._wait_for(self.access.check_chunk(request.bearer, request.digest))
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        """What is not here is nowhere: the mirror obtains nothing for a reader, whatever manifest he names."""
+        """What is not here is nowhere: the mirror obtains nothing for a reader, whatever manifest he names.
+
+        Who got wrong bytes once says so, and gets none before they have been read here and found right.
+        """
+        if request.is_suspect:
+            self._wait_for(self.damages.examine(request.digest))
         return self.open(request.digest)
 
     def open(self, digest: Digest) -> OpenChunk:
@@ -45,15 +54,21 @@ class StoreShelf:
         try:
             file = self.store.open(digest)
         except NotFoundError:
-            found = asyncio.run_coroutine_threadsafe(self._slice(digest), self.loop).result(_ANSWER_SECONDS)
-            if found is None:
-                raise
-            place, size = found
+            place, size = self._wait_for(self._slice(digest))
             return OpenChunk(self.store.open(place.slab), place.offset, size)
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         return OpenChunk(file, 0, size)
 
-    async def _slice(self, content: Digest) -> tuple[Slice, int] | None:
+    async def _slice(self, content: Digest) -> tuple[Slice, int]:
         async with self.access.database.read() as session:
-            return await layouts.a_slice(session, content.hex)
+            found = await layouts.a_slice(session, content.hex)
+        reason = await self.damages.reason(found[0].slab if found else content)
+        if reason is not None:
+            raise ChunkDamagedError(reason, str(content))
+        if found is None:
+            raise NotFoundError(f"chunk {content}")
+        return found
+
+    def _wait_for(self, answer: Coroutine[Any, Any, _Answer]) -> _Answer:
+        return asyncio.run_coroutine_threadsafe(answer, self.loop).result(_ANSWER_SECONDS)

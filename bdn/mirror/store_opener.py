@@ -6,11 +6,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.ports import ChunkStore
+from bdn.core.ports import MirrorStore
 from bdn.store.directory import DirectoryStore
 
 
-def open_store(address: str, *, exclusive: bool) -> ChunkStore:
+def open_store(address: str, *, exclusive: bool) -> MirrorStore:
     """The store that ``BDN_STORE`` names. ``exclusive`` says that nobody else writes there, so leftovers may go."""
     url = urlsplit(address)
     if url.scheme != "file" or not url.path.startswith("/") or url.netloc:

@@ -87,7 +87,8 @@ class ManifestRow(Base):
 class ContentRow(Base):
     """A file's bytes, complete in the store: ``chunks`` is the concatenation of the raw chunk digests.
 
-    No chunks although it has a size: it rests in slabs only, see ``SlabSliceRow``.
+    No chunks although it has a size: it rests in slabs only, see ``SlabSliceRow``. One that no manifest names is collected
+    some time after ``recorded_at``.
     """
 
     __tablename__ = "contents"
@@ -95,6 +96,7 @@ class ContentRow(Base):
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
     size: Mapped[int]
     chunks: Mapped[bytes] = mapped_column(LargeBinary)
+    recorded_at: Mapped[float] = mapped_column(server_default="0")
 
 
 class SlabRow(Base):
@@ -157,6 +159,7 @@ class CopiedChunkRow(Base):
     identity: Mapped[str] = mapped_column(String(64), primary_key=True)
     chunk_index: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64))
+    recorded_at: Mapped[float] = mapped_column(server_default="0")
 
 
 class QuarantinedFileRow(Base):
@@ -208,15 +211,10 @@ class ClusterRow(Base):
     epoch: Mapped[int]
 
 
-class EvictionRow(Base):
-    """A recorded eviction.
+class AskedRow(Base):
+    """What was asked of several. ``pending`` names the agents (cluster/node) that have not answered, and ``mirror``."""
 
-    ``pending`` names the agents (cluster/node) that have not answered; ``doomed`` the chunks that the mirror's own part
-    still has to delete. While ``doomed`` is not null no worker claims work.
-    """
-
-    __tablename__ = "evictions"
-    __table_args__ = (Index("ix_evictions_status", "status"),)
+    __abstract__ = True
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     organisation: Mapped[str] = mapped_column(String(256))
@@ -228,8 +226,25 @@ class EvictionRow(Base):
     items: Mapped[list[Any]]
     pending: Mapped[list[Any]]
     unreachable: Mapped[list[Any]]
-    doomed: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
-    error: Mapped[Json | None]
+    error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+
+
+class EvictionRow(AskedRow):
+    """A recorded eviction."""
+
+    __tablename__ = "evictions"
+    __table_args__ = (Index("ix_evictions_status", "status"),)
+
+
+class VerificationRow(AskedRow):
+    """A recorded verification. ``mirror`` is pending until the store has been read; ``cursor`` is how far that is."""
+
+    __tablename__ = "verifications"
+    __table_args__ = (Index("ix_verifications_status", "status"),)
+
+    cursor: Mapped[str | None]
+    chunks_read: Mapped[int] = mapped_column(default=0)
+    bytes_read: Mapped[int] = mapped_column(default=0)
 
 
 class PrefetchRow(Base):
@@ -271,3 +286,107 @@ class SecretRow(Base):
     ciphertext: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[float]
     updated_at: Mapped[float]
+
+
+class TokenRow(Base):
+    """What a caller may show instead of ``BDN_TOKEN``. ``digest`` is the SHA-256 of the token, which nobody keeps.
+
+    ``role`` is what it is good for, see ``bdn.core.caller``; ``cluster`` binds an agent's token to one cluster.
+    """
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index("ix_tokens_digest", "digest", unique=True),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    name: Mapped[str] = mapped_column(String(256))
+    role: Mapped[str] = mapped_column(String(16))
+    cluster: Mapped[str | None] = mapped_column(String(256))
+    digest: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+
+
+class TombstoneRow(Base):
+    """An organisation gave a manifest up: it may not read it, unless it mirrors it again, or restores it.
+
+    The manifest is collected once no organisation that mirrored it may read it, and the last tombstone is old enough. The
+    tombstone stays: somebody else may mirror the same files again.
+    """
+
+    __tablename__ = "tombstones"
+    __table_args__ = (Index("ix_tombstones_manifest", "manifest"),)
+
+    organisation: Mapped[str] = mapped_column(String(256), primary_key=True)
+    manifest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float]
+    eviction: Mapped[str] = mapped_column(String(64))
+    collected_at: Mapped[float | None]
+
+
+class CollectionRow(Base):
+    """A collection that was asked for, is under way, or is over. ``kinds`` is what it took, kind by kind."""
+
+    __tablename__ = "collections"
+    __table_args__ = (Index("ix_collections_newest", "created_at"), Index("ix_collections_status", "status"))
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    status: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+    completed_at: Mapped[float | None]
+    request: Mapped[Json]
+    kinds: Mapped[list[Any]]
+    error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+
+
+class DamagedChunkRow(Base):
+    """A chunk or slab that the store does not hold as its name says. Whoever has seen it there again removes the row."""
+
+    __tablename__ = "damaged_chunks"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    found_at: Mapped[float]
+    reason: Mapped[str]
+
+
+class DamagedContentRow(Base):
+    """A content of which a chunk is damaged: it counts as half-copied. Those in damaged slabs are found by their slices."""
+
+    __tablename__ = "damaged_contents"
+    __table_args__ = (Index("ix_damaged_contents_chunk", "chunk"),)
+
+    content: Mapped[str] = mapped_column(ForeignKey("contents.digest", ondelete="CASCADE"), primary_key=True)
+    chunk: Mapped[str] = mapped_column(ForeignKey("damaged_chunks.digest", ondelete="CASCADE"), primary_key=True)
+
+
+class ScrubRow(Base):
+    """How far the scrub of the store is: one row. ``cursor`` is null between two rounds."""
+
+    __tablename__ = "scrubs"
+
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    started_at: Mapped[float]
+    completed_at: Mapped[float | None]
+    cursor: Mapped[str | None]
+
+
+class EventRow(Base):
+    """Something that was decided, and why. ``node`` is null for the mirror's own decisions."""
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index("ix_events_manifest", "manifest"),
+        Index("ix_events_digest", "digest"),
+        Index("ix_events_at", "at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    at: Mapped[float]
+    organisation: Mapped[str | None] = mapped_column(String(256))
+    cluster: Mapped[str | None] = mapped_column(String(256))
+    node: Mapped[str | None] = mapped_column(String(256))
+    kind: Mapped[str] = mapped_column(String(64))
+    manifest: Mapped[str | None] = mapped_column(String(64))
+    digest: Mapped[str | None] = mapped_column(String(64))
+    facts: Mapped[Json]

@@ -7,7 +7,12 @@ because every wait has a bound.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+_Seen = TypeVar("_Seen")
 
 
 def agent_topic(cluster: str, node: str) -> str:
@@ -49,3 +54,22 @@ class Watch:
                 if not waiting:
                     del self._waiters[topic]
         return True
+
+    async def look_until(
+        self,
+        topic: str,
+        look: Callable[[], Awaitable[_Seen]],
+        is_over: Callable[[_Seen], bool],
+        wait_seconds: float,
+        again_seconds: float,
+    ) -> _Seen:
+        """What ``look`` saw when it was over, or else when the time was, or the service ended.
+
+        It looks at once, whenever something changes here, and after ``again_seconds``, because of what others change.
+        """
+        deadline = time.monotonic() + wait_seconds
+        seen = await look()
+        while not is_over(seen) and not self.stopping and (left := deadline - time.monotonic()) > 0:
+            await self.changed(topic, min(left, again_seconds))
+            seen = await look()
+        return seen

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from bdn.core.ports import Location, Resolution
-from bdn.core.source_uri import BucketUri
-from bdn.core.upstream import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.uri import BucketUri
+from bdn.core.store.scope import scope_of
 from bdn.sources.bucket_tree import BucketTree
 from bdn.sources.google.bucket import GcsBucket, GcsObject
 
@@ -26,7 +27,7 @@ class GcsSource:
         self._bucket = bucket
         self._tree = BucketTree(uri, bucket)
         self._endpoint = endpoint
-        self._scope = f"organisation:{organisation}"
+        self._scope = scope_of(organisation)
 
     async def resolve(self) -> Resolution:
         """No revision; whether the bucket exists and may be read is told by the first page of the listing."""

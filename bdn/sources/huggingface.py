@@ -17,14 +17,15 @@ from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoFile, SpaceInfo
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # that is where it is documented
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import InvalidSourceError, SourceChangedError, UpstreamUnavailableError
-from bdn.core.paths import UnsafePathError, normalise_path
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
-from bdn.core.source_uri import HuggingFaceUri
-from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.source.paths import UnsafePathError, normalise_path
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.source.uri import HuggingFaceUri
+from bdn.core.store.scope import PUBLIC, scope_of
 from bdn.sources.hub.errors import SDK_ERRORS, HubErrors
 from bdn.sources.hub.listing import HubListing
 from bdn.sources.hub.session import one_attempt
@@ -149,7 +150,7 @@ class HuggingFaceSource:
             if entry.lfs
             else Checksum(ChecksumKind.GIT_BLOB, entry.blob_id)
         )
-        scope = "public" if repository.public else f"organisation:{self._organisation}"
+        scope = PUBLIC if repository.public else scope_of(self._organisation)
         where = ("hf", self._endpoint, self._uri.kind, self._uri.repo_id)
         identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
         return UpstreamFile(path, entry.size, identity, entry.path, repository.commit, checksum)

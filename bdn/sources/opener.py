@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TypedDict
 
-from bdn.core.asking import ASK_ONCE
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Source
-from bdn.core.source_uri import BucketUri, HuggingFaceUri, SourceUri
+from bdn.core.source.uri import BucketUri, HuggingFaceUri, SourceUri
 from bdn.sources.credentials import Secret, hugging_face_token
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SignIn

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
-from bdn.core.source_uri import BucketUri
+from bdn.core.source.uri import BucketUri
 from bdn.sources.aws.bucket import connect
 from bdn.sources.aws.client import S3Endpoint
 from bdn.sources.aws.r2_address import r2_address

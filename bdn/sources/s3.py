@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
-from bdn.core.source_uri import BucketUri
-from bdn.core.upstream import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.uri import BucketUri
+from bdn.core.store.scope import scope_of
 from bdn.sources.aws.bucket import S3Bucket, connect
 from bdn.sources.aws.checksums import stated_checksum
 from bdn.sources.aws.client import S3Endpoint
@@ -44,7 +45,7 @@ class S3Source:
         self._bucket = bucket
         self._tree = BucketTree(uri, bucket)
         self._place = (*place, uri.bucket)
-        self._scope = f"organisation:{organisation}"
+        self._scope = scope_of(organisation)
         self._may_read_versions: bool | None = None  # not known yet
 
     async def resolve(self) -> Resolution:

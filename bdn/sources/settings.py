@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.sources.aws.r2_address import CLOUDFLARE_R2
 from bdn.sources.credentials import DEFAULT_REGION, S3Credentials
 

@@ -2,7 +2,14 @@
 
 ``chunks/aa/bb/<hex>`` holds whole chunks, read-only; ``incoming/`` holds what is being written. A chunk is written aside,
 synced, and appears under its name with one rename; the folder is synced before ``put`` returns. After a crash
-``incoming/`` holds rubbish that nobody refers to, and ``chunks/`` holds nothing but whole chunks.
+``incoming/`` holds rubbish that nobody refers to, and ``chunks/`` holds nothing but whole chunks. What a disk has made of
+them since is found by ``fault`` and kept in ``quarantine/``.
+
+A chunk's time of modification says when it was last put or kept. Collecting beside others is a rename, a look and an unlink:
+A sees a chunk that nobody names; B is about to need the same chunk, finds it there, and counts on it; A must not delete it.
+So B changes its time *by its name*, and A moves it into ``aside/`` *before* looking at its time again. Either B's change came
+first: then A sees it and puts the chunk back. Or the rename did: then B finds no chunk and writes it. What a crash leaves in
+``aside/``, or a disk that fails, is put back by whoever opens the store or collects next; readers look there as well.
 """
 
 from __future__ import annotations
@@ -12,30 +19,42 @@ import fcntl
 import itertools
 import mmap
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.ports import Buffer
+from bdn.core.ports import Buffer, StoredChunk
+from bdn.store.durable import make_folder, sync_folder
+from bdn.store.evidence import Evidence, is_wrong
+from bdn.store.soundness import fault_of, unreadable
 
 DIRECT_BYTES: Final = 256 * 1024  # below that a trip through the page cache costs less than it saves
 
 
 class DirectoryStore:
-    """A ``ChunkStore`` in ``root``, which is made if it is absent. Safe for several threads and processes at once."""
+    """A ``MirrorStore`` in ``root``, which is made if it is absent. Safe for several threads and processes at once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self._root = root
+        self._clock = clock
         self._chunks = root / "chunks"
         self._incoming = root / "incoming"
+        self._evidence = Evidence(root / "quarantine")
+        self._aside = root / "aside"
         self._nonce = os.urandom(4).hex()
         self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
+        self._durable: set[Path] = set()  # folders of chunks whose names this process has synced
+        self._making = threading.Lock()
         with self._failures_mapped():
-            _make_folder(self._chunks)
+            make_folder(self._chunks)
             self._incoming.mkdir(exist_ok=True)
+            make_folder(self._aside)
+            self._put_all_back()
 
     def clear_incoming(self) -> None:
         """Remove what a crash left half-written. Only while no other process writes here."""
@@ -44,37 +63,158 @@ class DirectoryStore:
                 path.unlink(missing_ok=True)
 
     def put(self, digest: Digest, content: Buffer) -> None:
-        """Write, sync, rename, sync the folder."""
+        """Write, sync, rename, sync the folder. One that is there is read, and replaced when it is not what its name says.
+
+        Otherwise whoever fetches a chunk again because the one here is wrong would leave the wrong one.
+        """
         target = self._chunks / digest.fanout
         with self._failures_mapped():
-            if target.exists():
-                _sync_folder(target.parent)  # whoever renamed it may not have come to this, or have failed in it
+            if self._keep_if_right(target, digest):
+                sync_folder(target.parent)  # whoever renamed it may not have come to this, or have failed in it
                 return
-            partial = self._incoming / f"{os.getpid()}-{self._nonce}-{next(self._numbers)}"
+            partial = self._incoming / self._own_name()
             try:
-                _write_synced(partial, content)
-                _make_folder(target.parent)
+                _write_synced(partial, content, self._clock())
+                self._make_fanout(target.parent)
+                with suppress(PermissionError):  # nobody can look at it, and it may have been right
+                    self._evidence.take(target, digest)
                 partial.rename(target)
             except OSError:
                 with suppress(OSError):  # the first failure says more
                     partial.unlink()
                 raise
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
 
     def open(self, digest: Digest) -> BinaryIO:
         """The chunk's file."""
         with self._failures_mapped():
-            try:
-                return (self._chunks / digest.fanout).open("rb", buffering=0)
-            except FileNotFoundError:
-                if not self._chunks.is_dir():
-                    raise  # the store itself is gone: nobody may conclude that it never held the chunk
-                raise NotFoundError(f"chunk {digest}") from None
+            target = self._chunks / digest.fanout
+            with suppress(FileNotFoundError):
+                return target.open("rb", buffering=0)
+            for path in (*self._aside.glob(f"{digest.hex}*"), target):  # it may be put back between two looks
+                with suppress(FileNotFoundError):
+                    return path.open("rb", buffering=0)
+            self._check_is_there()
+            raise NotFoundError(f"chunk {digest}")
 
-    def delete(self, digest: Digest) -> None:
-        """Unlink the chunk's file."""
+    def keep(self, digest: Digest) -> bool:
+        """Change the time of the chunk's file."""
+        now = self._clock()
         with self._failures_mapped():
-            (self._chunks / digest.fanout).unlink(missing_ok=True)
+            try:
+                os.utime(self._chunks / digest.fanout, (now, now))
+            except FileNotFoundError:
+                self._check_is_there()
+                return False
+            return True
+
+    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
+        """Files with their times; folder by folder, in no order. Of all, also what a collector could move aside and not unlink."""
+        with self._failures_mapped():
+            self._check_is_there()
+            if digests is None:
+                self._put_all_back()
+            for digest in _named(self._chunks.glob("*/*/*")) if digests is None else digests:
+                with suppress(FileNotFoundError):
+                    found = (self._chunks / digest.fanout).stat()
+                    yield StoredChunk(digest, found.st_size, found.st_mtime)
+
+    def collect(self, chunk: StoredChunk) -> bool:
+        """Move the file aside, look at its time again, and unlink it or put it back.
+
+        The name that it has aside is this call's own. Under one name, A looks at the chunk's time; it is put anew; another
+        collector moves that over A's; and A unlinks what is younger than what it looked at.
+        """
+        target = self._chunks / chunk.digest.fanout
+        aside = self._aside / f"{chunk.digest.hex}-{self._own_name()}"
+        # Nothing is found when somebody else collects it, or puts back what is aside.
+        with self._failures_mapped(), suppress(FileNotFoundError):
+            target.rename(aside)
+            if self._kept_at(aside) == chunk.kept_at:
+                aside.unlink()
+                return True
+            self._put_back(aside, target)
+        return False
+
+    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        """Files in ``incoming/``."""
+        sizes: list[int] = []
+        with self._failures_mapped():
+            for path in self._incoming.iterdir():
+                with suppress(FileNotFoundError):  # its writer renames it, or clears it away
+                    found = path.stat()
+                    if found.st_mtime < before:
+                        if not dry_run:
+                            path.unlink()
+                        sizes.append(found.st_size)
+        return len(sizes), sum(sizes)
+
+    def _own_name(self) -> str:
+        """Nobody else's, in whatever process."""
+        return f"{os.getpid()}-{self._nonce}-{next(self._numbers)}"
+
+    def _keep_if_right(self, target: Path, digest: Digest) -> bool:
+        with suppress(FileNotFoundError, PermissionError):  # somebody moved it away meanwhile; nobody can tell
+            return self.keep(digest) and not is_wrong(target, digest)
+        return False
+
+    def _kept_at(self, aside: Path) -> float:
+        return aside.stat().st_mtime
+
+    def _put_all_back(self) -> None:
+        for path in self._aside.iterdir():
+            with suppress(ValueError):  # nothing of ours
+                self._put_back(path, self._chunks / Digest(path.name.partition("-")[0]).fanout)
+
+    @staticmethod
+    def _put_back(aside: Path, target: Path) -> None:
+        """Never in place of one that was put meanwhile: whoever put it counts on its time, which is later."""
+        with suppress(FileNotFoundError):  # whoever moved it aside unlinked it, or put it back
+            with suppress(FileExistsError):
+                target.hardlink_to(aside)
+            sync_folder(target.parent)
+            aside.unlink()
+
+    def _check_is_there(self) -> None:
+        """Raise when the store itself is gone: nobody may conclude that it never held a chunk."""
+        self._chunks.stat()
+
+    def fault(self, digest: Digest) -> str | None:
+        """By reading all of it past the page cache. One whose name is there, and that cannot be read, is wrong."""
+        with self._failures_mapped():
+            try:
+                with self.open(digest) as file:
+                    return fault_of(file, digest)
+            except NotFoundError:
+                return "it is absent"
+            except StoreUnavailableError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                (self._chunks / digest.fanout).lstat()  # otherwise it is the store, or its folders, that cannot be read
+                return unreadable(error.__cause__)
+
+    def set_aside(self, digest: Digest) -> bool:
+        """One rename; the folder is synced. What may not be read stays until right bytes take its place: it may be right."""
+        target = self._chunks / digest.fanout
+        with self._failures_mapped():
+            is_gone = self._evidence.take(target, digest)
+            if is_gone:
+                sync_folder(target.parent)
+        return is_gone
+
+    def evidence(self) -> int:
+        """Files in ``quarantine/``."""
+        with self._failures_mapped():
+            return self._evidence.count()
+
+    def _make_fanout(self, folder: Path) -> None:
+        """The folder for a chunk, durable: one that is there may be another thread's, or a killed process's, and not synced."""
+        with self._making:
+            for one in (folder.parent, folder):
+                if one not in self._durable:
+                    one.mkdir(exist_ok=True)
+                    sync_folder(one.parent)
+                    self._durable.add(one)
 
     @contextmanager
     def _failures_mapped(self) -> Iterator[None]:
@@ -84,7 +224,14 @@ class DirectoryStore:
             raise StoreUnavailableError(f"{self._root}: {error.strerror or error}") from error
 
 
-def _write_synced(path: Path, content: Buffer) -> None:
+def _named(paths: Iterable[Path]) -> Iterator[Digest]:
+    """What stands there under the name of a chunk. Anything else is not ours, such as what NFS makes of a file that is open."""
+    for path in paths:
+        with suppress(ValueError):
+            yield Digest(path.name)
+
+
+def _write_synced(path: Path, content: Buffer, kept_at: float) -> None:
     """Write past the page cache where the memory is page-aligned and the file system allows it, and sync.
 
     On the machine of ARCHITECTURE's table that is twice to three times as fast as through the cache, and it leaves the
@@ -98,6 +245,7 @@ def _write_synced(path: Path, content: Buffer) -> None:
             _switch_direct(descriptor, on=False)
         while view:
             view = view[os.write(descriptor, view) :]
+        os.utime(descriptor, (kept_at, kept_at))
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
@@ -129,19 +277,3 @@ def _write_direct(descriptor: int, view: memoryview) -> int:
                 raise
             break
     return done
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents so that they survive a power cut."""
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import io
 import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
-from bdn.core.ports import Buffer
+from bdn.core.ports import Buffer, StoredChunk
 
 
 class MemoryStore:
-    """A ``ChunkStore`` that forgets everything with the process."""
+    """A ``CollectableStore`` that forgets everything with the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._chunks: dict[Digest, bytes] = {}
+        self._kept_at: dict[Digest, float] = {}
         self._lock = threading.Lock()
 
     def put(self, digest: Digest, content: Buffer) -> None:
         """Keep a copy."""
         with self._lock:
             self._chunks.setdefault(digest, bytes(content))
+            self._kept_at[digest] = self._clock()
 
     def open(self, digest: Digest) -> BinaryIO:
         """The chunk as a file in memory."""
@@ -31,7 +36,28 @@ class MemoryStore:
             raise NotFoundError(f"chunk {digest}")
         return io.BytesIO(content)
 
-    def delete(self, digest: Digest) -> None:
+    def keep(self, digest: Digest) -> bool:
+        """Remember that it was asked for."""
+        with self._lock:
+            if digest in self._chunks:
+                self._kept_at[digest] = self._clock()
+            return digest in self._chunks
+
+    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
+        """Those that were there at the beginning."""
+        with self._lock:
+            wanted = self._chunks if digests is None else self._chunks.keys() & set(digests)
+            found = [StoredChunk(digest, len(self._chunks[digest]), self._kept_at[digest]) for digest in wanted]
+        yield from found
+
+    def collect(self, chunk: StoredChunk) -> bool:
         """Forget the chunk."""
         with self._lock:
-            self._chunks.pop(digest, None)
+            is_as_seen = self._kept_at.get(chunk.digest) == chunk.kept_at
+            if is_as_seen:
+                del self._chunks[chunk.digest], self._kept_at[chunk.digest]
+            return is_as_seen
+
+    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:  # noqa: ARG002 - as the Protocol has it
+        """Nothing is ever half-written here."""
+        return 0, 0

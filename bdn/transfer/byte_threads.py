@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from bdn.core.errors import CanceledError
-from bdn.core.pace import Outcome, Pace, PaceRule
+from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from bdn.transfer.buffers import BufferPool
 from bdn.transfer.slots import Slots, Turn
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import Buffer
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.cyclic_checksums import CYCLIC, Cyclic
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
 from bdn.transfer.dialing import Dialer
 from bdn.transfer.http1 import Answer, ask
 from bdn.transfer.http_head import ProtocolError

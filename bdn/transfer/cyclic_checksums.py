@@ -15,7 +15,7 @@ from typing import Final
 from awscrt import checksums
 
 from bdn.core.ports import Buffer
-from bdn.core.upstream import ChecksumKind
+from bdn.core.source.upstream import ChecksumKind
 
 
 @dataclass(frozen=True, slots=True)

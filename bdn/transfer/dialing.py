@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
 from bdn.transfer.http_head import HEAD_LIMIT, ProtocolError, parse_head
 from bdn.transfer.http_request import Origin
 from bdn.transfer.http_wire import Wire
@@ -44,20 +44,15 @@ class Dialer:
         """
         scheme, host, port = origin
         if scheme == "http":
-            return self._wire(self._dial(host, port))
+            return self._wire(dial(host, port, self.timeout_seconds, self.egress))
         proxy = "" if proxy_bypass(host) else getproxies().get("https", "")
-        connected = self._tunnel(proxy, host, port) if proxy else self._dial(host, port)
+        connected = self._tunnel(proxy, host, port) if proxy else dial(host, port, self.timeout_seconds, self.egress)
         try:
             connected.settimeout(self.timeout_seconds)
             return self._wire(self._context().wrap_socket(connected, server_hostname=host))
         except BaseException:
             connected.close()
             raise
-
-    def _dial(self, host: str, port: int) -> socket.socket:
-        if self.egress is None:
-            return socket.create_connection((host, port), self.timeout_seconds)
-        return dial(host, port, self.timeout_seconds, self.egress)
 
     def _wire(self, connected: socket.socket) -> Wire:
         with suppress(OSError):
@@ -79,7 +74,7 @@ class Dialer:
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         if via.scheme != "http":
             raise ProxyRefusedError("HTTPS_PROXY must be an http:// address")
-        connected = socket.create_connection((via.hostname or "", via.port or 80), self.timeout_seconds)
+        connected = dial(via.hostname or "", via.port or 80, self.timeout_seconds, None)
         try:
             _open_tunnel(Wire(connected, self.timeout_seconds), f"[{host}]" if ":" in host else host, port, via)
         except BaseException:

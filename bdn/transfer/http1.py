@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Final
 
 from bdn.core.errors import CanceledError
+from bdn.core.pace.streaming import StallPolicy, StallWindow
 from bdn.core.ports import OnBytes
-from bdn.core.streaming import StallPolicy, StallWindow
 from bdn.transfer.http_chunked import ChunkedBody
 from bdn.transfer.http_head import HEAD_LIMIT, Head, Headers, ProtocolError, parse_head
 from bdn.transfer.http_wire import NoAnswerError, Wire

@@ -10,14 +10,14 @@ from urllib.parse import urljoin, urlsplit
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import OnBytes
-from bdn.core.streaming import StallPolicy
 from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.transfer.http1 import Answer, StalledError
 from bdn.transfer.http_request import split_address
 from bdn.transfer.patience import TICK_SECONDS, Patience
 from bdn.wire.errors import error_from
-from bdn.wire.paths import MANIFEST_HEADER, chunk_path
+from bdn.wire.paths import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path
 from bdn.wire.ranges import format_range, parse_content_range
 
 _REDIRECT_LIMIT: Final = 2  # the mirror may send us to a signed URL of its store
@@ -25,11 +25,16 @@ _WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error
 _TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 
 
+class WrongLengthError(StoreUnavailableError):
+    """What would come cannot be the chunk: whoever sends it holds something else under its name."""
+
+
 @dataclass(frozen=True)
 class HttpChunkReader:
     """A ``PieceReader`` over HTTP. ``bearer`` is the grant that names a manifest with the chunks that will be asked for.
 
-    ``manifest`` is for a peer that owns the chunks: it shall obtain what it does not hold. ``patience`` is made for each
+    ``manifest`` is for a peer that owns the chunks: it shall obtain what it does not hold. ``is_suspect`` tells that the chunks
+    came with wrong content before: who is asked shall look before it sends. ``patience`` is made for each
     request, of so many bytes; without it, the timeout of the connections is all there is.
     """
 
@@ -38,6 +43,7 @@ class HttpChunkReader:
     bearer: str | None = field(default=None, repr=False)
     manifest: Digest | None = None
     patience: Callable[[int], Patience] | None = None
+    is_suspect: bool = False
 
     def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
         """Fill ``buffer`` with the chunk; content is *not* verified here."""
@@ -45,32 +51,41 @@ class HttpChunkReader:
 
     def read_rest(self, digest: Digest, buffer: memoryview, start: int, on_bytes: OnBytes | None = None) -> None:
         """As ``read_into``, but only what lies behind the first ``start`` bytes, which are in ``buffer`` already."""
+        place = urlsplit(self.base_url).netloc
+        try:
+            self._read(digest, buffer, start, on_bytes)
+        except NETWORK_ERRORS as error:  # its message may hold a signed address
+            raise StoreUnavailableError(f"{place}: {reason_of(error)}") from None
+        except WrongLengthError as error:
+            raise WrongLengthError(f"{place}: {error.reason}") from None
+        except StoreUnavailableError as error:
+            raise StoreUnavailableError(f"{place}: {error.reason}") from None
+
+    def _read(self, digest: Digest, buffer: memoryview, start: int, on_bytes: OnBytes | None) -> None:
         url = urljoin(self.base_url, chunk_path(digest))
         headers = self._headers(start, len(buffer))
         patience = self.patience(len(buffer) - start) if self.patience else None
-        try:
-            for _ in range(_REDIRECT_LIMIT + 1):
-                with self.connections.get(url, headers, len(buffer) - start, patience) as answer:
-                    if answer.status not in (302, 307):
-                        _check(answer, digest, start, len(buffer))
-                        done = start + _receive(answer, buffer[start:], on_bytes, patience)
-                        if done != len(buffer):
-                            raise StoreUnavailableError(f"chunk {digest} ended after {done} of {len(buffer)} bytes")
-                        return
-                    answer.read(_WORDS_LIMIT)
-                    target = urljoin(url, answer.headers.get("Location") or "")
-                    if split_address(target)[0] != split_address(url)[0]:
-                        headers = {name: value for name, value in headers.items() if name == "Range"}
-                    url = target
-        except NETWORK_ERRORS as error:
-            reason = f"{urlsplit(self.base_url).netloc}: {reason_of(error)}"
-            raise StoreUnavailableError(reason) from None  # its message may hold a signed address
-        raise StoreUnavailableError(f"{urlsplit(self.base_url).netloc}: too many redirects")
+        for _ in range(_REDIRECT_LIMIT + 1):
+            with self.connections.get(url, headers, len(buffer) - start, patience) as answer:
+                if answer.status not in (302, 307):
+                    _check(answer, digest, start, len(buffer))
+                    done = start + _receive(answer, buffer[start:], on_bytes, patience)
+                    if done != len(buffer):
+                        raise StoreUnavailableError(f"chunk {digest} ended after {done} of {len(buffer)} bytes")
+                    return
+                answer.read(_WORDS_LIMIT)
+                target = urljoin(url, answer.headers.get("Location") or "")
+                if split_address(target)[0] != split_address(url)[0]:
+                    headers = {name: value for name, value in headers.items() if name == "Range"}
+                url = target
+        raise StoreUnavailableError("too many redirects")
 
     def _headers(self, start: int, size: int) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}
         if self.manifest is not None:
             headers[MANIFEST_HEADER] = str(self.manifest)
+        if self.is_suspect:
+            headers[SUSPECT_HEADER] = "1"
         if start:
             headers["Range"] = format_range(ByteRange(start, size))
         return headers
@@ -86,7 +101,7 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
     if start and parse_content_range(answer.headers.get("Content-Range")) != (ByteRange(start, size), size):
         raise StoreUnavailableError(f"chunk {digest} came with another range than was asked for")
     if answer.length != size - start:
-        raise StoreUnavailableError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
+        raise WrongLengthError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
 
 
 def _receive(answer: Answer, rest: memoryview, on_bytes: OnBytes | None, patience: Patience | None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from bdn.core.ports import Buffer
-from bdn.core.upstream import Checksum
+from bdn.core.source.upstream import Checksum
 from bdn.transfer.checksums import RunningChecksum
 
 

@@ -6,7 +6,7 @@ import threading
 
 from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.ports import Buffer
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.checksums import check_equal
 from bdn.transfer.cyclic_checksums import CYCLIC
 

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from bdn.core.chunk import ByteRange
 from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.pace.streaming import Persistence, ResumePolicy, StallPolicy
 from bdn.core.ports import Headers, Location
-from bdn.core.streaming import Persistence, ResumePolicy, StallPolicy
-from bdn.core.upstream import Checksum
+from bdn.core.source.upstream import Checksum
 from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.transfer.http1 import Answer, Clock, StalledError
 from bdn.transfer.http_head import ProtocolError
@@ -76,6 +77,7 @@ class _Reading:
     is_wanted: Callable[[], bool] | None
     done: int = 0
     first: Headers | None = None  # of the answer that the buffer begins with
+    asked: str = ""  # the address asked last; it may be signed
 
     def run(self) -> Checksum | None:
         """Ask until the buffer is full, or until asking at once for the rest is of no use."""
@@ -105,6 +107,7 @@ class _Reading:
         if wanted is not None:
             headers["Range"] = format_range(wanted)
         for _ in range(REDIRECT_LIMIT + 1):
+            self.asked = url
             with self.reader.connections.get(url, headers, len(self.buffer) - self.done) as answer:
                 if answer.status not in REDIRECTS:
                     check_head(answer, self.location, self.request, wanted)
@@ -154,5 +157,13 @@ class _Reading:
     def _fail(self, error: Exception) -> NoReturn:
         """In our words, without the cause: its message may hold a signed address."""
         if isinstance(error, ssl.SSLCertVerificationError):
-            raise UpstreamUntrustedError(self._source, f"{self._path}: {reason_of(error)}") from None
-        raise self._unavailable(reason_of(error)) from None
+            raise UpstreamUntrustedError(self._source, f"{self._path}: {self._host}{reason_of(error)}") from None
+        raise self._unavailable(f"{self._host}{reason_of(error)}") from None
+
+    @property
+    def _host(self) -> str:
+        """Whose doing it is: a redirect may have led to another host than the source's."""
+        try:
+            return f"{urlsplit(self.asked).hostname}: "
+        except ValueError:
+            return ""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError
+from bdn.core.pace.retry import RetryPolicy
 from bdn.core.ports import ChunkReader
-from bdn.core.retry import RetryPolicy
+from bdn.transfer.http_chunks import WrongLengthError
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,14 @@ class Retrier:
 
 @dataclass(frozen=True)
 class RetryingReader:
-    """Wraps a reader. One wrong chunk is fetched once more, because a wire can flip a bit; twice wrong is not chance."""
+    """Wraps a reader. One wrong chunk is fetched once more, because a wire can flip a bit; twice wrong is not chance.
+
+    ``again`` is the reader for that, where another one is better: it may tell the other side what came.
+    """
 
     inner: ChunkReader
     retrier: Retrier
+    again: ChunkReader | None = None
 
     def read_into(self, digest: Digest, buffer: memoryview) -> None:
         """Fill ``buffer`` with the chunk, or raise the last error."""
@@ -55,7 +60,7 @@ class RetryingReader:
         def call() -> None:
             try:
                 self.inner.read_into(digest, buffer)
-            except ChecksumMismatchError:
-                self.inner.read_into(digest, buffer)
+            except (ChecksumMismatchError, WrongLengthError):
+                (self.again or self.inner).read_into(digest, buffer)
 
         self.retrier.run(call)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bdn.core.pace import Outcome, Pace
+from bdn.core.pace.limit import Outcome, Pace
 
 
 @dataclass(eq=False, slots=True)

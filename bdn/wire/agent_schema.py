@@ -7,17 +7,20 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
 from bdn.wire.stage_schema import TierUse
+from bdn.wire.verification_schema import VerifyCommand, VerifyReport
 
 
 class Heartbeat(BaseModel):
     """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has something to say.
 
     ``holdings`` is null when nothing changed since the last heartbeat that was answered. ``epoch`` is of the members that
-    the agent knows: they are not repeated to it, and it is told when there are others. ``leaving`` is its last word.
+    the agent knows: they are not repeated to it, and it is told when there are others. ``leaving`` is its last word. ``events``
+    are recorded once the heartbeat is answered; the agent repeats them until then.
     """
 
     node: Annotated[str, Field(min_length=1, max_length=256)]
@@ -30,6 +33,8 @@ class Heartbeat(BaseModel):
     holdings: list[Holding] | None
     reports: list[EvictReport] = []
     prefetches: list[PrefetchReport] = []
+    verifications: list[VerifyReport] = []
+    events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
     epoch: int | None = None
     leaving: bool = False
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
@@ -53,6 +58,7 @@ class HeartbeatReply(BaseModel):
     epoch: int
     commands: list[EvictCommand]
     prefetches: list[PrefetchCommand] = []
+    verifications: list[VerifyCommand] = []
     public_keys: list[dict[str, Any]]
     interval_seconds: float
 

@@ -4,76 +4,71 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, Self, TypeVar
-from urllib.parse import quote, urlsplit
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Self, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import BaseModel, ValidationError
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import BdnError, ChecksumMismatchError, InternalError, ServiceError
+from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
 from bdn.wire.errors import error_from
+from bdn.wire.event_schema import NodeEvents
 from bdn.wire.eviction_schema import Eviction, EvictionRequest
+from bdn.wire.handshakes import Handshake
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorPage, Plan
+from bdn.wire.paths import ORGANISATION_HEADER
+from bdn.wire.persistence import PERSISTENT, Persistence
 from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
-from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry
+from bdn.wire.service_failures import ServiceUnreachableError, WrongDocumentError
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, Stage, StageRequest, Stages
+from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
 from bdn.wire.weights_schema import MirrorRequestBody
 
 LONGEST_WAIT_SECONDS = 60.0
+_CONNECT_SECONDS = 5.0  # a host that is gone does not say so
+# h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
+_ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
 _Body = TypeVar("_Body", bound=BaseModel)
-
-
-@dataclass(eq=False)
-class ServiceUnreachableError(ServiceError):
-    """No answer at all from one of our services."""
-
-    code = "STORE_UNAVAILABLE"
-    transient = True
-    address: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"no answer from {self.address} ({self.reason}); is the service running there?"
-
-
-class _Handshake:
-    """Closes the connection of a request that is canceled in its TLS handshake: httpcore leaves it to nobody, and open."""
-
-    def __init__(self) -> None:
-        self._connection: Any = None
-
-    async def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        """Told by the ``trace`` extension of httpcore."""
-        if event == "connection.connect_tcp.complete":
-            self._connection = facts["return_value"]
-        elif event == "connection.start_tls.failed":
-            await self._connection.aclose()
+Params = Mapping[str, str | list[str]]
 
 
 class ServiceClient:
-    """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context."""
+    """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
 
-    def __init__(self, address: str, bearer: str | None = None, *, timeout_seconds: float = 30.0) -> None:
+    A request takes ``timeout_seconds`` at most, and as long again as it asks the service to wait: also when bytes trickle.
+    ``organisation`` is whom an operator acts for; None means its own.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        bearer: str | None = None,
+        *,
+        organisation: str | None = None,
+        timeout_seconds: float = 30.0,
+    ) -> None:
         self.address = address
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
         self._timeout_seconds = timeout_seconds
         self._http = httpx2.AsyncClient(
             base_url=self.base_url,
-            transport=httpx2.AsyncHTTPTransport(uds=socket) if socket else None,
-            headers={"Authorization": f"Bearer {bearer}"} if bearer else {},
+            transport=httpx2.AsyncHTTPTransport(uds=socket, limits=_ONE_REQUEST_EACH) if socket else None,
+            limits=_ONE_REQUEST_EACH,
+            headers=({"Authorization": f"Bearer {bearer}"} if bearer else {})
+            | ({ORGANISATION_HEADER: organisation} if organisation else {}),
             timeout=timeout_seconds,
             # The authorities that byte threads believe, and SSL_CERT_FILE names. They take 20 ms to load.
             verify=ssl.create_default_context() if address.startswith("https:") else False,
-            trust_env=not socket and urlsplit(address).hostname not in ("127.0.0.1", "::1", "localhost"),
+            trust_env=not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
         )
 
     async def __aenter__(self) -> Self:
@@ -100,7 +95,7 @@ class ServiceClient:
         path: str,
         *,
         body: BaseModel | None = None,
-        params: dict[str, str] | None = None,
+        params: Params | None = None,
         bearer: str | None = None,
         wait_seconds: float = 0,
     ) -> bytes:
@@ -108,20 +103,28 @@ class ServiceClient:
         if body is not None:
             headers["Content-Type"] = "application/json"
         content = body.model_dump_json() if body is not None else None
+        longest = self._timeout_seconds + wait_seconds
         try:
-            response = await self._http.request(
-                method,
-                path,
-                content=content,
-                params=params,
-                headers=headers,
-                timeout=self._timeout_seconds + wait_seconds,
-                extensions={"trace": _Handshake()},
-            )
-        except httpx2.TransportError as error:
+            async with asyncio.timeout(longest):
+                response = await self._http.request(
+                    method,
+                    path,
+                    content=content,
+                    params=params,
+                    headers=headers,
+                    timeout=httpx2.Timeout(longest, connect=min(_CONNECT_SECONDS, self._timeout_seconds)),
+                    extensions={"trace": Handshake()},
+                )
+        except httpx2.RequestError as error:
             raise ServiceUnreachableError(self.address, str(error) or type(error).__name__) from error
+        except TimeoutError as error:
+            raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
         if not response.is_success:
-            raise error_from(response.status_code, response.content)
+            reported = error_from(response.status_code, response.content)
+            if isinstance(reported, StoreUnavailableError):
+                # A gateway's, which does not say in front of whom it stands.
+                raise ServiceUnreachableError(self.address, reported.reason)
+            raise reported
         return response.content
 
     async def _call(
@@ -131,7 +134,7 @@ class ServiceClient:
         path: str,
         *,
         body: BaseModel | None = None,
-        params: dict[str, str] | None = None,
+        params: Params | None = None,
         wait_seconds: float = 0,
     ) -> _Body:
         content = await self._send(method, path, body=body, params=params, wait_seconds=wait_seconds)
@@ -141,12 +144,19 @@ class ServiceClient:
             raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
 
 
+def _host_of(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError as error:
+        raise InvalidRequestError(f"{address} is no service's address ({error}); such as http://mirror:8460") from None
+
+
 def _wait(seconds: float) -> dict[str, str]:
     return {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
 
 
 class MirrorClient(ServiceClient):
-    """The mirror's API."""
+    """The mirror's API. An agent's data plane answers ``manifest`` and ``layout`` likewise."""
 
     async def request(self, body: MirrorRequestBody) -> Mirror:
         """``POST /mirror``."""
@@ -162,10 +172,12 @@ class MirrorClient(ServiceClient):
             Mirror, "GET", f"/mirror/{mirror_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
         )
 
-    async def follow(self, mirror_id: str, interval_seconds: float = 0.5) -> AsyncIterator[Mirror]:
-        """The mirror again and again, the last time in a terminal state."""
+    async def follow(
+        self, mirror_id: str, interval_seconds: float = 0.5, persistence: Persistence = PERSISTENT
+    ) -> AsyncIterator[Mirror]:
+        """The mirror again and again, the last time in a terminal state. A silence is endured as ``persistence`` says."""
         while True:
-            mirror = await self.mirror(mirror_id, interval_seconds)
+            mirror = await persistence.ask(partial(self.mirror, mirror_id, interval_seconds))
             yield mirror
             if mirror.status in MIRROR_TERMINAL:
                 return
@@ -182,7 +194,7 @@ class MirrorClient(ServiceClient):
         """The manifest, verified against its name."""
         content = await self._send("GET", f"/manifests/{digest}", bearer=bearer, wait_seconds=60)
         if (actual := digest_of(content)) != digest:
-            raise ChecksumMismatchError(f"manifest {digest}", str(digest), str(actual))
+            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
         try:
             return Manifest.parse(content)
         except MalformedDocumentError as error:
@@ -191,10 +203,14 @@ class MirrorClient(ServiceClient):
     async def layout(self, digest: Digest, bearer: str | None) -> Layout:
         """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
         content = await self._send("GET", f"/manifests/{digest}/layout", bearer=bearer, wait_seconds=60)
+        name = f"the layout of {digest}"
         try:
-            return await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
+            layout = await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
         except MalformedDocumentError as error:
-            raise InternalError(f"the layout of {digest} is wrong: {error}") from error
+            raise WrongDocumentError(name, self.address, str(error)) from error
+        if layout.manifest != digest:
+            raise WrongDocumentError(name, self.address, f"it is that of {layout.manifest}")
+        return layout
 
     async def held(self) -> HeldManifests:
         """``GET /manifests``."""
@@ -232,22 +248,6 @@ class MirrorClient(ServiceClient):
         """``GET /clusters``."""
         return await self._call(Clusters, "GET", "/clusters")
 
-    async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
-        """``PUT /secrets/{name}``."""
-        return await self._call(SecretEntry, "PUT", f"/secrets/{quote(name, safe='')}", body=body)
-
-    async def secrets(self) -> SecretEntries:
-        """``GET /secrets``."""
-        return await self._call(SecretEntries, "GET", "/secrets")
-
-    async def rotate_secrets(self) -> SecretEntries:
-        """``POST /secrets/rotate``."""
-        return await self._call(SecretEntries, "POST", "/secrets/rotate")
-
-    async def remove_secret(self, name: str) -> None:
-        """``DELETE /secrets/{name}``."""
-        await self._send("DELETE", f"/secrets/{quote(name, safe='')}")
-
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """``POST /agents/heartbeat``; the mirror may keep it open for ``heartbeat.wait_seconds``."""
         return await self._call(
@@ -268,10 +268,12 @@ class AgentClient(ServiceClient):
             Stage, "GET", f"/stages/{stage_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
         )
 
-    async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncIterator[Stage]:
-        """The stage again and again, the last time in a terminal state."""
+    async def follow(
+        self, stage_id: str, interval_seconds: float = 0.5, persistence: Persistence = PERSISTENT
+    ) -> AsyncIterator[Stage]:
+        """The stage again and again, the last time in a terminal state. A silence is endured as ``persistence`` says."""
         while True:
-            stage = await self.stage_by_id(stage_id, interval_seconds)
+            stage = await persistence.ask(partial(self.stage_by_id, stage_id, interval_seconds))
             yield stage
             if stage.state in STAGE_TERMINAL:
                 return
@@ -283,6 +285,14 @@ class AgentClient(ServiceClient):
     async def unstage(self, stage_id: str) -> Stage:
         """``DELETE /stages/{id}``."""
         return await self._call(Stage, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
+
+    async def verify(self, request: PathVerificationRequest) -> VerifyReport:
+        """``POST /verifications``; the answer comes when all of it has been read, however long that takes."""
+        return await self._call(VerifyReport, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
+
+    async def events(self, params: Params) -> NodeEvents:
+        """``GET /events``."""
+        return await self._call(NodeEvents, "GET", "/events", params=params)
 
     async def cache(self) -> Cache:
         """``GET /cache``."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from bdn.core import errors
 from bdn.core.errors import BdnError
+from bdn.wire.service_failures import WrongDocumentError
 
 STATUS: Final[dict[type[BdnError], int]] = {
     errors.AuthRequiredError: 422,
@@ -24,6 +25,7 @@ STATUS: Final[dict[type[BdnError], int]] = {
     errors.CacheTooSmallError: 507,
     errors.CacheFullError: 507,
     errors.ServiceError: 503,
+    WrongDocumentError: 502,
     errors.InternalError: 500,
     BdnError: 500,
 }
@@ -62,9 +64,18 @@ class ReportedError(BdnError):
         return self.body.details
 
 
+# A code's own class, so that an error which another program reported has the status that it had there.
+_KINDS: Final = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, BdnError) and "code" in vars(kind)
+}
+
+
 def status_of(error: BdnError) -> int:
     """The status of the nearest listed ancestor, so that a new error needs no edit here."""
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    kind = _KINDS.get(error.code, BdnError) if isinstance(error, ReportedError) else type(error)
+    return next(STATUS[ancestor] for ancestor in kind.__mro__ if ancestor in STATUS)
 
 
 def body_of(error: BdnError) -> ErrorBody:

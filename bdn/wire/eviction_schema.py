@@ -44,7 +44,10 @@ class EvictionRequest(BaseModel):
 
 
 class EvictedItem(BaseModel):
-    """One manifest on one tier: evicted (planned, in a dry run), or refused because of its holders."""
+    """One manifest on one tier: evicted (planned, in a dry run), or refused because of its holders.
+
+    What the mirror evicts can be restored until ``restorable_until``; ``bytes`` are free once it is collected after that.
+    """
 
     tier: Tier
     cluster: str | None = None
@@ -54,6 +57,7 @@ class EvictedItem(BaseModel):
     bytes: int
     refused: bool = False
     holders: list[str] = []
+    restorable_until: datetime | None = None
 
 
 class Eviction(BaseModel):
@@ -69,11 +73,17 @@ class Eviction(BaseModel):
     bytes_freed: int = 0
     error: ErrorBody | None = None
 
+    def without_holders(self) -> Eviction:
+        """For whoever is no operator: jobs that hold the same content may be other organisations'."""
+        items = [item.model_copy(update={"holders": []}) for item in self.items]
+        return self.model_copy(update={"items": items})
+
 
 class EvictCommand(BaseModel):
     """What the mirror asks an agent to evict. Sources are resolved to manifests by the mirror.
 
-    ``tier`` is ``node`` or ``cluster``; null means both, and ``lru_bytes`` is then freed on each.
+    ``tier`` is ``node`` or ``cluster``; null means both, and ``lru_bytes`` is then freed on each. ``asked_by`` says in words
+    who wants it, of which organisation; the agent writes it down.
     """
 
     id: str
@@ -84,6 +94,8 @@ class EvictCommand(BaseModel):
     all: bool = False
     dry_run: bool = False
     force: bool = False
+    asked_by: str = "somebody"
+    organisation: str | None = None
 
 
 class EvictReport(BaseModel):

@@ -27,6 +27,11 @@ def new_signing_key() -> bytes:
     )
 
 
+def _name_of(public: dict[str, Any]) -> str:
+    """What a key is called: a digest of it, so that one which was damaged on its way is known for that."""
+    return digest_of(json.dumps(public, sort_keys=True).encode()).hex[:16]
+
+
 class GrantSigner:
     """Signs grants with one private key (PEM, PKCS 8)."""
 
@@ -37,7 +42,7 @@ class GrantSigner:
             raise TypeError(msg)
         self._key = key
         public = OKPAlgorithm.to_jwk(key.public_key(), as_dict=True)
-        self.key_id = digest_of(json.dumps(public, sort_keys=True).encode()).hex[:16]
+        self.key_id = _name_of(public)
         self.public_key: dict[str, Any] = {**public, "kid": self.key_id, "alg": _ALGORITHM, "use": "sig"}
 
     def sign(self, grant: Grant) -> str:
@@ -58,10 +63,14 @@ class UnknownKeyError(GrantInvalidError):
 
 
 class GrantVerifier:
-    """Verifies tokens against public keys (JWK)."""
+    """Verifies tokens against public keys (JWK). A key that has not got its own name is a ``ValueError``."""
 
     def __init__(self, public_keys: Iterable[dict[str, Any]]) -> None:
         self.public_keys = list(public_keys)
+        for key in self.public_keys:
+            if key["kid"] != _name_of({part: key[part] for part in ("crv", "kty", "x")}):
+                msg = f"{key['kid']} is not this key's name"
+                raise ValueError(msg)
         self._keys = {str(key["kid"]): jwt.PyJWK(key) for key in self.public_keys}
 
     def verify(self, token: str, *, now: float) -> Grant:

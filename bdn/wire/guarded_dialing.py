@@ -1,4 +1,4 @@
-"""Connections to addresses that the egress guard has checked: resolve once, judge every answer, connect to those alone."""
+"""Connections of byte threads: resolve once, within a time; let the egress guard judge every answer; connect to those alone."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
+from bdn.wire.host_lookups import HOST_LOOKUPS, AddressInfo, Question
 
-AddressInfo = tuple[int, int, int, str, Any]  # as of getaddrinfo; the last one is the address as its family has it
 
-
-def resolve(host: str, port: int, policy: EgressPolicy) -> Sequence[AddressInfo]:
-    """The addresses of a host in the resolver's order, every one of them allowed. Blocking.
+def resolve(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy | None) -> Sequence[AddressInfo]:
+    """The addresses of a host in the resolver's order, every one of them allowed; all are without a policy. Blocking.
 
     Raises:
         EgressRefusedError: the host or one of its addresses is refused.
-        OSError: the name does not resolve.
+        OSError: the name does not resolve, or not in time.
     """
-    found = socket.getaddrinfo(policy.admit(host), port, type=socket.SOCK_STREAM)
-    policy.admit_resolved(host, (str(info[4][0]) for info in found))
+    asked = host if policy is None else policy.admit(host)
+    found = HOST_LOOKUPS.find(Question(asked, port, kind=socket.SOCK_STREAM), timeout_seconds)
+    if policy is not None:
+        policy.admit_resolved(host, (str(info[4][0]) for info in found))
     return found
 
 
-def dial(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy) -> socket.socket:
+def dial(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy | None) -> socket.socket:
     """A connection to one of the host's addresses, tried in the resolver's order; the caller closes it.
+
+    ``timeout_seconds`` are for the name, and for each address. Without a policy, every address is allowed.
 
     Certificates and ``Host`` headers go by the host as the caller knows it: neither is this function's business.
 
@@ -34,7 +37,7 @@ def dial(host: str, port: int, timeout_seconds: float | None, policy: EgressPoli
         OSError: the name does not resolve, or no address answers (the last one's error).
     """
     failure = OSError("the name has no address")
-    for family, kind, protocol, _, address in resolve(host, port, policy):
+    for family, kind, protocol, _, address in resolve(host, port, timeout_seconds, policy):
         try:
             return _connect(family, kind, protocol, address, timeout_seconds)
         except OSError as error:

@@ -11,9 +11,12 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.groups import single_error
+from bdn.wire.descriptor_shortage import shortage_told
+from bdn.wire.impatience import ImpatientProtocol
 
 _GRACE_SECONDS = 5  # for answers that are under way when the service stops
 
@@ -24,6 +27,17 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Released:
+    """Ends without an error when the server cancels an answer that is under way at its end: a client may not have read it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # nobody else cancels this task, which ends here
+            await self._app(scope, receive, send)
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
@@ -59,10 +73,16 @@ def binding_error(host: str, port: int, error: OSError) -> InUseError | InvalidR
 async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
     """Answer requests on ``listener``, which this closes, until the block ends."""
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS, ws="none"
+        _Released(app),
+        http=ImpatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     server = _Server(config)
-    with single_error(), contextlib.closing(listener):
+    with single_error(), contextlib.closing(listener), shortage_told():
         async with asyncio.TaskGroup() as group:
             task = group.create_task(server.serve(sockets=[listener]))
             try:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout, Slice
 from bdn.core.manifest import MalformedDocumentError
+from bdn.core.store.layout import FileLayout, Slice
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Layout:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             msg = f"not a layout: {error}"
             raise MalformedDocumentError(msg) from error
+
+    def covers(self, contents: Mapping[Digest, int]) -> bool:
+        """Whether it says of each of these contents, given with their sizes, where it lies."""
+        found = self.files
+        return all(digest in found and found[digest].size == size for digest, size in contents.items())
 
     def encode(self) -> bytes:
         """The document again. Nothing in it needs escaping: there are hexadecimal digits and numbers only."""

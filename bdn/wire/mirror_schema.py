@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout, Slice
+from bdn.core.store.layout import FileLayout, Slice
 from bdn.wire.errors import ErrorBody
 
 MirrorStatus = Literal["PENDING", "SYNCING", "READY", "FAILED", "CANCELED"]
@@ -163,3 +163,12 @@ class HeldManifests(BaseModel):
     """What is held where."""
 
     items: list[HeldManifest]
+
+    def without_holders(self) -> HeldManifests:
+        """For whoever is no operator: jobs that hold the same content may be other organisations'."""
+        bare = [
+            {node: one.model_copy(update={"held_by": []}) for node, one in item.nodes.items()} for item in self.items
+        ]
+        return HeldManifests(
+            items=[item.model_copy(update={"nodes": nodes}) for item, nodes in zip(self.items, bare, strict=True)]
+        )

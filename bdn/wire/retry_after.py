@@ -26,12 +26,12 @@ def parse_retry_after(headers: Headers) -> float | None:
     if value is None:
         match = re.search(r"\br\s*=\s*0\b[^,]*\bt\s*=\s*(\d{1,9})\b", _find(headers, "RateLimit") or "")
         return float(match[1]) if match else None
-    if re.fullmatch(r"\s*[0-9]{1,9}\s*", value):
+    if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", value):
         return float(value)
     try:
         moment = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None  # neither a number nor a date
+    except (ValueError, OverflowError):
+        return None  # neither a number nor a date, or a day of a month that no calendar has
     return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())
 
 

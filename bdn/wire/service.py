@@ -29,9 +29,22 @@ def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depen
 Bearer = Annotated[str | None, Depends(_bearer_of)]
 
 
+class _Service(FastAPI):
+    """Its document says of failures what they are: JSON also where the answer is a stream or a chunk's bytes."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        if self.openapi_schema is None:
+            for path in super().openapi()["paths"].values():
+                for operation in path.values():
+                    (schema,) = operation["responses"]["default"]["content"].values()
+                    operation["responses"]["default"]["content"] = {"application/json": schema}
+        return super().openapi()
+
+
 def new_service(title: str, *, limit_request_bytes: int) -> FastAPI:
     """An application without routes that answers every failure with the error document of CONTRACT section 6."""
-    app = FastAPI(
+    app = _Service(
         title=title,
         version=bdn.__version__,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},

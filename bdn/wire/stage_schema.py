@@ -111,12 +111,19 @@ class Stages(BaseModel):
 
 
 class TierUse(BaseModel):
-    """The space of one tier, in bytes. ``leased`` is part of committed and reserved."""
+    """The space of one tier, in bytes. ``leased`` is part of committed and reserved.
+
+    ``pressed`` is part of the budget: others fill the disk, which has that much less for this tier than it keeps. ``problem``
+    says why nothing new comes in, such as a disk that fails; where that does not say how much room it has, the budget is
+    what is held.
+    """
 
     budget: int
     committed: int
     reserved: int
     leased: int
+    pressed: int = 0
+    problem: str | None = None
 
 
 class Writes(BaseModel):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.patterns import Patterns
-from bdn.core.source_uri import parse_source
-from bdn.core.weights import Auth, AuthMethod, WeightsSource, check_mounts, normalise_mount
+from bdn.core.source.patterns import Patterns
+from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import Auth, AuthMethod, WeightsSource, check_mounts, normalise_mount
+
+SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request
 
 
 class AuthBody(BaseModel):
@@ -103,6 +105,9 @@ class MirrorRequestBody(BaseModel):
         bodies = self.weights if self.weights is not None else self.training_job.weights if self.training_job else []
         if not bodies:
             msg = "weights is empty; name at least one source"
+            raise InvalidRequestError(msg)
+        if len(bodies) > SOURCES_LIMIT:
+            msg = f"{len(bodies)} sources are too many for one mirror; the limit is {SOURCES_LIMIT}"
             raise InvalidRequestError(msg)
         sources = tuple(body.to_core() for body in bodies)
         check_mounts([source.mount_location for source in sources])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from bdn.core.cache_index import CacheIndex, EvictionPlan, EvictionReason, Victim
+from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, CacheTooSmallError
-from bdn.core.leases import Holder
-from bdn.wire.stage_schema import TierUse
+from bdn.core.errors import BdnError
+from node_agent.cache import accounts
+from node_agent.cache.accounts import Account
+from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import CacheEvents
+from node_agent.cache.departures import Departures
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.removal import Removal
+from node_agent.cache.resting import Resting
 from node_agent.cache.shelf import NodeShelf
 from node_agent.cache.space import Space
 from node_agent.crew import in_thread, to_the_end
@@ -22,23 +26,7 @@ from node_agent.crew import in_thread, to_the_end
 Clock = Callable[[], float]
 
 
-class _Before:
-    """What an admission is about to add, to check it as a whole and to take it back."""
-
-    def __init__(self, index: CacheIndex, held: Sequence[Held]) -> None:
-        known = frozenset(index.manifests())
-        self.contents = {digest: size for one in held for digest, size in one.manifest.contents.items()}
-        self.new = [one.manifest.digest for one in held if one.manifest.digest not in known]
-        self.absent = [content for content in self.contents if index.ledger.size_of(content) is None]
-
-    def check(self, budget: int) -> None:
-        """Several manifests of one stage must fit together; each alone is checked by the index."""
-        total = sum(self.contents.values())
-        if self.absent and total > budget:
-            raise CacheTooSmallError(total, budget)
-
-
-@dataclass(frozen=True)
+@dataclass
 class NodeCache:
     """What the node holds. Decisions are the index's; here they are done, evictions before the room is given away.
 
@@ -56,52 +44,21 @@ class NodeCache:
     events: CacheEvents
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def __post_init__(self) -> None:
+        self._departures = Departures(self.index, self.removal, self.shelf, self.events)
+        self._resting = Resting(self.index, self.removal)
+
     async def admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
-        """Lease all these manifests for ``holder``, or none; returns the contents that are still to be filled.
+        """Lease all these manifests for ``holder``, or none more than it had; returns the contents that are still to be filled.
 
         Raises:
             CacheTooSmallError, CacheFullError: with numbers; nothing was evicted.
-            DiskFailedError: what was evicted by then is gone, and nothing is leased.
+            DiskFailedError: what was evicted by then is gone, and nothing more is leased.
         """
         async with self._lock:
-            return await to_the_end(self._admit(held, holder))
-
-    async def _admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
-        budget = await self.budget()
-        before = _Before(self.index, held)
-        before.check(budget)
-        now = self.clock()
-        victims: list[Victim] = []
-        missing: set[Digest] = set()
-        known = set(self.index.manifests())
-        for one in held:  # all leases first: making room for one manifest must not evict another of the same stage
-            if one.manifest.digest in known:
-                self.index.leases.take(one.manifest.digest, holder)
-        try:
-            for one in held:
-                digest, contents = one.manifest.digest, one.manifest.contents
-                admission = self.index.admit(digest, contents, holder, now=now, budget=budget)
-                victims.extend(admission.victims)
-                missing.update(admission.missing)
-            await in_thread(self.removal.remove, victims)
-            for one in held:
-                await in_thread(self.records.save, one, now)
-                await in_thread(self.shelf.add, one)
-        except BdnError:
-            await self._undo(before, victims, holder)
-            raise
-        self._gone(victims, "lru")
-        return frozenset(missing)
-
-    async def _undo(self, before: _Before, victims: Sequence[Victim], holder: Holder) -> None:
-        """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
-        survivors = await in_thread(self.removal.survivors, victims)
-        self.index.leases.end(holder.stage_id)
-        for content in before.absent:
-            self.index.lose(content)
-        for found in survivors:
-            found.restore(self.index)
-        await self._forget(before.new)
+            self._resting.end(holder.stage_id)
+            admission = StageAdmission(self._departures, self.records, self.space, held, holder)
+            return await to_the_end(admission.run(self.clock))
 
     def commit(self, content: Digest) -> None:
         """A fill finished: the file is whole and durable. Constant time: there may be a million of them."""
@@ -113,80 +70,66 @@ class NodeCache:
             await to_the_end(self._leave(stage_id))
 
     async def _leave(self, stage_id: str) -> None:
-        left = [digest for digest in self.index.leases.end(stage_id) if not self.index.leases.is_leased(digest)]
+        ended = self.index.leases.end(stage_id)
+        left = [digest for digest in ended if not self.index.leases.is_leased(digest)]
         now = self.clock()
+        self._resting.end(stage_id)
+        for manifest in ended:  # those, too, that others lease: they may rest, and then nobody fills what was promised
+            await self._resting.give_back(manifest, stage_id)
         for manifest in left:
             self.index.recency.touch(manifest, now)
             with suppress(BdnError):  # the order of eviction after the next restart is all that is lost
                 await in_thread(self.records.touch, manifest, now)
-            for content in await in_thread(self.removal.unbegun, self._unleased_reservations(manifest)):
-                self.index.lose(content)
-        await self._forget([digest for digest in left if not self._counted(digest)])
+        gone = [digest for digest in left if not self._is_counted(digest)]
+        why = accounts.dropped(gone, "its last stage ended before anything of it was on disk")
+        await self._departures.forget(gone, why)
         self.events.changed()
 
-    def _unleased_reservations(self, manifest: Digest) -> list[Digest]:
-        ledger, leases = self.index.ledger, self.index.leases
-        if self.index.is_complete(manifest):
-            return []
-        return [
-            content
-            for content in self.index.contents_of(manifest)
-            if ledger.size_of(content) is not None
-            and not ledger.is_committed(content)
-            and not any(map(leases.is_leased, self.index.named_by(content)))
-        ]
-
-    def _counted(self, manifest: Digest) -> bool:
+    def _is_counted(self, manifest: Digest) -> bool:
         """Whether anything of it is on disk or promised."""
         return any(self.index.ledger.size_of(content) is not None for content in self.index.contents_of(manifest))
 
-    async def evict(self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason) -> EvictionPlan:
-        """Carry out what ``plan`` decides about the index as it is once nobody else changes it."""
+    async def rest(self, stage_id: str) -> None:
+        """A stage keeps its leases and fills nothing now: space that was promised to files never begun is free again."""
         async with self._lock:
-            return await to_the_end(self._evict(plan, reason))
+            self._resting.begin(stage_id)
+            for manifest in self.index.leases.of(stage_id):
+                await to_the_end(self._resting.give_back(manifest, stage_id))
 
-    async def _evict(self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason) -> EvictionPlan:
-        decided = plan(self.index)
-        self.index.evict(decided)
-        try:
-            await in_thread(self.removal.remove, decided.victims)
-        except BdnError:
-            for found in await in_thread(self.removal.survivors, decided.victims):
-                found.restore(self.index)
-            raise
-        finally:
-            held = frozenset(self.index.manifests())
-            self._gone([victim for victim in decided.victims if victim.manifest not in held], reason)
-        return decided
+    async def evict(
+        self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
+    ) -> EvictionPlan:
+        """Carry out what ``plan`` decides about the index as it is once nobody else changes it; ``account`` says why."""
+        async with self._lock:
+            return await to_the_end(self._departures.evict(plan, reason, account))
 
     async def trim(self) -> None:
         """Evict what is over the budget: it shrinks when others fill the disk, or when the operator lowers it."""
-        over = self.index.ledger.used_bytes - await self.budget()
-        if over > 0:
-            await self.evict(lambda index: index.plan_lru(over), "trim")
+        room = await in_thread(self.space.room)
+        self.space.tell(room)
+        budget, held = room.budgets.node, self.index.ledger.used_bytes
+        if held > budget:
+            account = accounts.over_budget("node", held, budget, room.limits.node)
+            await self.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
-    async def budget(self) -> int:
-        """What may be held now, in bytes."""
-        return (await in_thread(self.space.budgets)).node
+    async def put_aside(self, content: Digest, take: Callable[[], bool]) -> None:
+        """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.
 
-    async def use(self) -> TierUse:
-        """The figures, for people and the mirror."""
-        ledger, leased = self.index.ledger, self.index.leased_bytes()
-        budget = await self.budget()
-        return TierUse(budget=budget, committed=ledger.committed_bytes, reserved=ledger.reserved_bytes, leased=leased)
+        ``take`` moves the file out of ``files`` and says whether a part of it is left in ``filling``. Blocking.
 
-    async def _forget(self, manifests: Iterable[Digest]) -> None:
-        """Drop manifests of which nothing is left to keep."""
-        plan = self.index.plan(manifests)
-        self.index.evict(plan)
-        for victim in plan.victims:
-            self.shelf.remove(victim.manifest)
-        with suppress(BdnError):  # a record without content is rubbish, which the next start finds
-            await in_thread(self.removal.remove, plan.victims)
+        Raises:
+            DiskFailedError: the file may still be where it was; the next start finds it there.
+        """
+        async with self._lock:
+            await to_the_end(self._put_aside(content, take))
 
-    def _gone(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
-        for victim in victims:
-            self.shelf.remove(victim.manifest)
-        if victims:
-            self.events.evicted(reason, len(victims))
+    async def _put_aside(self, content: Digest, take: Callable[[], bool]) -> None:
+        names = self.index.named_by(content)
+        if not names or not self.index.ledger.is_committed(content):
+            return  # it was evicted meanwhile
+        self.index.lose(content)  # before it goes: nobody shall be told that it is whole, and not find it
+        if await in_thread(take):
+            name = next(iter(names))
+            contents, last_used = self.index.contents_of(name), self.index.recency.last_used(name)
+            self.index.restore(name, contents, {content: False}, last_used=last_used)
         self.events.changed()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InternalError
-from bdn.core.layout import FileLayout
 from bdn.core.manifest import Manifest
+from bdn.core.store.layout import FileLayout
 from bdn.wire.layout_form import Layout
 from node_agent.cache.recent_manifests import RecentManifests
 from node_agent.disk.durable import disk_errors, write_durably

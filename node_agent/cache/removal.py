@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bdn.core.cache_index import CacheIndex, Victim
+from bdn.core.cache.index import CacheIndex, Victim
 from bdn.core.digest import Digest
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.durable import disk_errors

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from bdn.core.digest import Digest
+from bdn.core.events import caches
+from bdn.core.events.decision import Decision
 from bdn.core.manifest import MalformedDocumentError, Manifest
+from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.removal import Found
 from node_agent.cache.shelf import NodeShelf
@@ -29,6 +31,7 @@ class Scanner:
         self._places = places
         self._records = records
         self._shelf = shelf
+        self.decisions: list[Decision] = []  # what the look found and did
 
     def run(self) -> list[Found]:
         """Find out, tidy up, and put what is held on the shelf; the least recently used manifest is the first."""
@@ -45,6 +48,14 @@ class Scanner:
                 }
                 found.append(Found(digest, manifest.contents, here, self._records.last_used(digest)))
                 self._shelf.add(Held(manifest, self._records.load_layout(digest)))
+        self.decisions += [
+            caches.Found(
+                manifest=str(one.manifest),
+                bytes_total=sum(one.contents.values()),
+                bytes_whole=sum(one.contents[content] for content, is_whole in one.present.items() if is_whole),
+            )
+            for one in found
+        ]
         return sorted(found, key=lambda one: one.last_used)
 
     def _manifests(self) -> Iterator[tuple[Digest, Manifest]]:
@@ -58,8 +69,14 @@ class Scanner:
                 manifest = None
             if manifest is None:
                 self._quarantine(path)
+                self._note_damaged_record(name)
             else:
                 yield manifest.digest, manifest
+
+    def _note_damaged_record(self, name: str) -> None:
+        if (digest := _digest(name)) is not None:
+            why = "its record was damaged when the agent started, and is in quarantine"
+            self.decisions.append(caches.Dropped(manifest=str(digest), why=why))
 
     def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
         whole: set[Digest] = set()
@@ -72,8 +89,10 @@ class Scanner:
                 unfinished += 1
             elif size is None or digest is None:
                 self._remove(Path(entry.path))  # nobody names it: an eviction was interrupted
-            elif entry.stat().st_size != size:
+            elif (actual := entry.stat().st_size) != size:
                 self._quarantine(Path(entry.path))
+                reason = f"the file had {actual} bytes and not {size}, and is in quarantine"
+                self.decisions.append(caches.Damaged(digest=str(digest), tier="node", reason=reason))
             else:
                 self._take_over(Path(entry.path), digest)
                 whole.add(digest)
@@ -116,10 +135,7 @@ class Scanner:
         logger.info("removed %s: no manifest names it", path)
 
     def _quarantine(self, path: Path) -> None:
-        """Keep it as evidence, where nothing is served from."""
-        taken = (self._places.quarantine / f"{path.name}.{number}" for number in itertools.count())
-        place = next(place for place in taken if not place.exists())
-        path.rename(place)
+        place = Quarantine(self._places.quarantine).take(path)
         logger.warning("moved %s to %s: it is not what its name says", path, place)
 
 

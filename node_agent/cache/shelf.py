@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdn.core.cache_index import CacheIndex
+from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, chunk_range
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
-from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
+from bdn.core.store.seal import SEAL_SIZE, is_closed_to
+from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 from bdn.wire.eviction_schema import Tier
 from node_agent.cache.records import Held
 from node_agent.cluster.tier import ClusterTier
@@ -37,17 +40,27 @@ class NodeShelf:
     """
 
     def __init__(
-        self, places: Places, index: CacheIndex, tier: ClusterTier, verify: Callable[[str], Grant] | None
+        self,
+        places: Places,
+        index: CacheIndex,
+        tier: ClusterTier,
+        verify: Callable[[str], Grant] | None,
+        suspect: Callable[[Digest], object] = lambda _: None,
     ) -> None:
-        """``verify`` checks a grant; None lets everybody read, which is right on loopback only."""
+        """``verify`` checks a grant; None lets everybody read, which is right on loopback only.
+
+        ``suspect`` is told of whole files that are not what their name says.
+        """
         self._places = places
         self._index = index
         self._tier = tier
         self._verify = verify
+        self._suspect = suspect
         self._lock = threading.Lock()
         self._slices: defaultdict[Digest, Counter[Slice]] = defaultdict(Counter)  # how many manifests say so
         self._by_manifest: dict[Digest, list[tuple[Digest, Slice]]] = {}
         self._arrived: dict[Digest, set[int]] = {}  # of files that are being filled: which chunks are there
+        self._withheld: set[Digest] = set()  # whole files that are being repaired
 
     # --- what is where ---
 
@@ -85,6 +98,17 @@ class NodeShelf:
         with self._lock:
             self._arrived.pop(file, None)
 
+    @contextmanager
+    def withheld(self, file: Digest) -> Iterator[None]:
+        """Serve nothing out of this whole file until the block ends."""
+        with self._lock:
+            self._withheld.add(file)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._withheld.discard(file)
+
     # --- for peers ---
 
     def authorize(self, request: ChunkRequest) -> None:
@@ -99,16 +123,42 @@ class NodeShelf:
             raise NotFoundError(f"chunk {request.digest}")
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        """The chunk, wherever it lies; ``NotFoundError`` when it is not here, or is not the manifest's."""
+        """The chunk, wherever it lies; ``NotFoundError`` when it is not here, or is not the manifest's.
+
+        Who got wrong bytes once says so, and gets none before they have been read here and found right.
+        """
         if request.manifest is not None and request.manifest not in self.names(request.digest):
             raise NotFoundError(f"chunk {request.digest}")
-        return self.open(request.digest)
+        if request.is_suspect and not self.is_right(request.digest):
+            raise NotFoundError(f"chunk {request.digest}")
+        return self.open_for(request)
+
+    def is_right(self, digest: Digest) -> bool:
+        """Whether the chunk is what its name says; what is not is dropped or suspected. ``NotFoundError`` when it is not here."""
+        chunk = self.open(digest)
+        chunk.file.close()
+        return self.read_into(digest, memoryview(bytearray(chunk.size))) is not None
 
     def names(self, digest: Digest) -> frozenset[Digest]:
         """The held manifests that name this chunk."""
         # The index belongs to the event loop. Copying one of its sets is one step under the interpreter's lock.
         files = {digest, *(place.file for place in self._places_of(digest))}
         return self._tier.index.named_by(digest).union(*map(self._index.named_by, files))
+
+    def open_for(self, request: ChunkRequest) -> OpenChunk:
+        """The chunk, to whoever may read its manifest; ``NotFoundError`` when it is not here, or is somebody else's slab.
+
+        Two organisations may have the very same tree, and each has packed it with other files of its own.
+        """
+        chunk = self.open(request.digest)
+        if self._verify is not None and is_closed_to(self.reader_of(request.bearer), _tail_of(chunk)):
+            chunk.file.close()
+            raise NotFoundError(f"chunk {request.digest}")
+        return chunk
+
+    def reader_of(self, bearer: str | None) -> str:
+        """The organisation whose grant this is; where grants are not checked, nobody's."""
+        return self._verify(bearer).organisation if self._verify is not None and bearer is not None else ""
 
     def open(self, digest: Digest) -> OpenChunk:
         """The chunk, whoever asks; ``NotFoundError`` when it is not here."""
@@ -130,12 +180,12 @@ class NodeShelf:
         """Fill ``buffer`` with the chunk and say from which tier it came; None when it is not here, or is not readable.
 
         The bytes are verified, because disks rot. A chunk of the cluster tier that is not what its name says is dropped; a
-        file stays as it is, and the chunk is fetched again.
+        file is suspected, so that the scrub looks at it soon, and the chunk is fetched again.
         """
         found = self._open_held(digest)
         if found is None:
             return None
-        chunk, tier = found
+        chunk, tier, file = found
         with chunk.file:
             try:
                 chunk.file.seek(chunk.offset)
@@ -146,6 +196,8 @@ class NodeShelf:
             return tier
         if tier == "cluster":
             self._tier.lose(digest)
+        elif file is not None:
+            self._suspect(file)
         return None
 
     def has_whole(self, digest: Digest) -> bool:
@@ -155,21 +207,24 @@ class NodeShelf:
 
     # --- inside ---
 
-    def _open_held(self, digest: Digest) -> tuple[OpenChunk, Tier] | None:
+    def _open_held(self, digest: Digest) -> tuple[OpenChunk, Tier, Digest | None] | None:
+        """The chunk, its tier, and the whole file that it lies in, if any."""
         file = self._tier.open(digest)
         if file is not None:
-            return OpenChunk(file, 0, file.seek(0, 2)), "cluster"
+            return OpenChunk(file, 0, file.seek(0, 2)), "cluster", None
         places = self._places_of(digest)
         # Parts before files: B looks for a whole file and misses; A lets it appear; B looks for the part, which is gone.
         for place in places:
             if place.index in self._arrived.get(place.file, ()):
                 chunk = self._open_slice(self._places.part(place.file), place)
                 if chunk is not None:
-                    return chunk, "node"
+                    return chunk, "node", None
         for place in (Slice(digest, 0, 0), *places):
+            if place.file in self._withheld:
+                continue
             chunk = self._open_slice(self._places.file(place.file), place)
             if chunk is not None:
-                return chunk, "node"
+                return chunk, "node", place.file
         return None
 
     @staticmethod
@@ -191,3 +246,9 @@ class NodeShelf:
     def _places_of(self, digest: Digest) -> tuple[Slice, ...]:
         with self._lock:
             return tuple(self._slices.get(digest, ()))
+
+
+def _tail_of(chunk: OpenChunk) -> bytes:
+    size = min(SEAL_SIZE, chunk.size)
+    with disk_errors(Path(str(chunk.file.name))):
+        return os.pread(chunk.file.fileno(), size, chunk.offset + chunk.size - size)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 
-from bdn.core.ledger import SpaceLedger
-from bdn.core.tier_budgets import TierBudgets, share, tier_limits
+from bdn.core.cache.ledger import SpaceLedger
+from bdn.core.cache.tier_budgets import KEEP_PERCENT, TierBudgets, kept, share, tier_limits
+from bdn.core.sizes import format_size
 from node_agent.disk.aside import Aside
 from node_agent.disk.durable import disk_errors
 from node_agent.disk.places import Places
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,48 +24,112 @@ class Allowed:
     cache: int | None = None  # None: 90 % of the disk
     headroom: int | None = None  # to be left to others; None: 5 % of the disk
     cluster: int | None = None  # None: as ``tier_limits`` says
+    keep_percent: int = KEEP_PERCENT  # of its limit that a tier keeps, however full others make the disk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the tiers may hold now, at the most, and how much of the first the disk does not have for us: held against others."""
+
+    budgets: TierBudgets
+    limits: TierBudgets
+    pressed: TierBudgets
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether a tier keeps what the disk would rather have back."""
+        return self.pressed.node > 0 or self.pressed.cluster > 0
+
+
 class Space:
     """The budgets of one cache directory. ``node`` and ``cluster`` are the ledgers of its tiers. Methods block."""
 
-    places: Places
-    aside: Aside
-    allowed: Allowed
-    roles: Collection[str]
-    node: SpaceLedger
-    cluster: SpaceLedger
+    def __init__(
+        self,
+        places: Places,
+        aside: Aside,
+        allowed: Allowed,
+        roles: Collection[str],
+        *,
+        node: SpaceLedger,
+        cluster: SpaceLedger,
+    ) -> None:
+        self.node = node
+        self.cluster = cluster
+        self._places = places
+        self._aside = aside
+        self._allowed = allowed
+        self._roles = roles
+        self._most = 0  # bytes that the disk had for us at the best of times since the start
+        self._is_told = False
+
+    def room(self, padding: int = 0) -> Room:
+        """What each tier may hold now, less ``padding`` bytes that the file system is about to waste in its last blocks."""
+        used = TierBudgets(self.node.used_bytes, self.cluster.used_bytes)
+        disk, there = self._look()
+        self._most = max(self._most, there)
+        size = disk.f_blocks * disk.f_frsize
+        limit = self._allowed.cache if self._allowed.cache is not None else size * 9 // 10
+        limits = tier_limits(self._roles, limit, self._allowed.cluster, self._most)
+        keep = kept(used, limits, size - self._headroom(disk), self._allowed.keep_percent)
+        mine, plain = share(there - padding, limits, keep), share(max(0, there), limits)
+        return Room(mine, limits, TierBudgets(max(0, mine.node - plain.node), max(0, mine.cluster - plain.cluster)))
 
     def budgets(self) -> TierBudgets:
         """What each tier may hold now."""
-        return share(self._there(), self.limits)
+        return self.room().budgets
 
     def cluster_budget(self) -> int:
         """What the cluster tier may hold now."""
         return self.budgets().cluster
 
-    @cached_property
-    def limits(self) -> TierBudgets:
-        """The most that each may ever hold: from what is there when this is asked first, which is once all is counted."""
-        with disk_errors(self.places.root):
-            disk = os.statvfs(self.places.root)
-        limit = self.allowed.cache if self.allowed.cache is not None else disk.f_blocks * disk.f_frsize * 9 // 10
-        return tier_limits(self.roles, limit, self.allowed.cluster, self._there())
+    def padding(self, sizes: Collection[int]) -> int:
+        """Bytes that files of these sizes waste in their last blocks: much, for a million small ones."""
+        with disk_errors(self._places.root):
+            block = os.statvfs(self._places.root).f_frsize
+        return sum(-size % block for size in sizes)
 
-    def _there(self) -> int:
-        """Held on disk + available - headroom.
+    def free_files(self) -> int | None:
+        """How many files can be made, apart from those that are promised already; None where nothing counts them."""
+        with disk_errors(self._places.root):
+            disk = os.statvfs(self._places.root)
+        return max(0, disk.f_favail - self.node.reserved_count) if disk.f_files else None
+
+    def others(self) -> int:
+        """Bytes of the disk that are in use and not by content of ours."""
+        disk, there = self._look()
+        ours = there + self._headroom(disk) - disk.f_bavail * disk.f_frsize
+        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize - ours
+
+    def tell(self, room: Room) -> None:
+        """Say it once, when others begin to press on what is kept, and when they end."""
+        if room.is_pressed and not self._is_told:
+            size = format_size(room.pressed.node + room.pressed.cluster)
+            logger.warning(
+                "others fill the disk of %s: %s more are held than it has for us. No more is evicted for their sake, and "
+                "stages bring only as much as is evicted for them",
+                self._places.root,
+                size,
+            )
+        elif self._is_told and not room.is_pressed:
+            logger.info("the disk of %s has room for what is held again", self._places.root)
+        self._is_told = room.is_pressed
+
+    def _look(self) -> tuple[os.statvfs_result, int]:
+        """The disk, and what it has for us: held on it + available - headroom.
 
         A fill that ends meanwhile counts once or not at all, never twice: what is committed is read first, then come the
         parts, then what is free. Neither does an eviction: what it frees is read again afterwards, and the smaller sum counts.
         """
-        with disk_errors(self.places.root):
+        with disk_errors(self._places.root):
             before = self._committed()
-            under_way = self._parts() + self.aside.size
-            disk = os.statvfs(self.places.root)
+            under_way = self._parts() + self._aside.size
+            disk = os.statvfs(self._places.root)
             held = min(before, self._committed()) + under_way
-        headroom = self.allowed.headroom if self.allowed.headroom is not None else disk.f_blocks * disk.f_frsize // 20
-        return held + disk.f_bavail * disk.f_frsize - headroom
+        return disk, held + disk.f_bavail * disk.f_frsize - self._headroom(disk)
+
+    def _headroom(self, disk: os.statvfs_result) -> int:
+        return self._allowed.headroom if self._allowed.headroom is not None else disk.f_blocks * disk.f_frsize // 20
 
     def _committed(self) -> int:
         return self.node.committed_bytes + self.cluster.committed_bytes
@@ -70,7 +137,7 @@ class Space:
     def _parts(self) -> int:
         """Bytes that files in progress occupy already."""
         occupied = 0
-        with os.scandir(self.places.filling) as entries:
+        with os.scandir(self._places.filling) as entries:
             for entry in entries:
                 try:
                     occupied += entry.stat().st_blocks * 512

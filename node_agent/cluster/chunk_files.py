@@ -94,12 +94,12 @@ class ChunkFiles:
 
     def link(self, chunk: Digest, holder: Digest, manifest: Digest) -> None:
         """The chunk that one manifest's folder holds shall stand in another's as well."""
-        with disk_errors(self._path(manifest, chunk)):
-            self._link(self._path(holder, chunk), manifest, chunk)
+        with disk_errors(self.path(manifest, chunk)):
+            self._link(self.path(holder, chunk), manifest, chunk)
 
     def open(self, manifest: Digest, chunk: Digest) -> BinaryIO | None:
         """The chunk; None when it is not here."""
-        path = self._path(manifest, chunk)
+        path = self.path(manifest, chunk)
         with disk_errors(path):
             try:
                 return path.open("rb", buffering=0)
@@ -108,7 +108,7 @@ class ChunkFiles:
 
     def has(self, manifest: Digest, chunk: Digest) -> bool:
         """Whether the chunk stands in this manifest's folder."""
-        return self._path(manifest, chunk).exists()
+        return self.path(manifest, chunk).exists()
 
     def touch(self, manifest: Digest, now: float) -> None:
         """The manifest was used at ``now``, also after a restart."""
@@ -119,7 +119,7 @@ class ChunkFiles:
     def remove(self, manifests: Iterable[Digest], chunk: Digest) -> None:
         """Remove one chunk from these manifests' folders."""
         for manifest in manifests:
-            path = self._path(manifest, chunk)
+            path = self.path(manifest, chunk)
             with disk_errors(path):
                 path.unlink(missing_ok=True)
 
@@ -128,11 +128,12 @@ class ChunkFiles:
         with disk_errors(self._chunks / manifest.hex):
             remove_tree(self._chunks / manifest.hex)
 
-    def _path(self, manifest: Digest, chunk: Digest) -> Path:
+    def path(self, manifest: Digest, chunk: Digest) -> Path:
+        """Where the chunk stands in this manifest's folder."""
         return self._chunks / manifest.hex / chunk.hex
 
     def _link(self, file: Path, manifest: Digest, chunk: Digest) -> None:
-        path = self._path(manifest, chunk)
+        path = self.path(manifest, chunk)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.link(file, path)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.digest import Digest
+from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError
 from bdn.wire.client import MirrorClient
 from bdn.wire.layout_form import Layout
@@ -60,42 +60,48 @@ class LayoutSource:
 class ChunkLists:
     """The lists of the manifests that were asked about last. ``known`` may be called from any thread.
 
-    ``ask`` reads a layout with a peer's grant, which proves that the peer may read the manifest and that it exists.
+    ``ask`` reads a layout with a peer's grant, which proves that the peer may read the manifest and that it exists. A list is
+    one organisation's: each has slabs of its own.
     """
 
     ask: Callable[[Digest, str | None], Awaitable[Layout]]
     _known: dict[Digest, ChunkList] = field(default_factory=dict)  # the one used last stands last
     _asking: OriginReads = field(default_factory=OriginReads)  # layouts rather than chunks
 
-    def known(self, manifest: Digest) -> ChunkList | None:
+    def known(self, manifest: Digest, organisation: str) -> ChunkList | None:
         """The list, if it was obtained and is remembered."""
-        return self._known.get(manifest)
+        return self._known.get(_name(manifest, organisation))
 
-    async def obtain(self, manifest: Digest, bearer: str | None) -> ChunkList:
+    async def obtain(self, manifest: Digest, organisation: str, bearer: str | None) -> ChunkList:
         """The list; one request for all who ask at the same time.
 
         Raises:
             BdnError: there is no such manifest, the grant is not good for it, or nobody can be asked now.
         """
-        while (known := self._known.get(manifest)) is None:
-            if self._asking.lead(manifest):
-                await self._lead(manifest, bearer)
-            elif (landing := self._asking.landing(manifest)) is not None:
+        name = _name(manifest, organisation)
+        while (known := self._known.get(name)) is None:
+            if self._asking.lead(name):
+                await self._lead(name, manifest, bearer)
+            elif (landing := self._asking.landing(name)) is not None:
                 await others(landing)
-        self._known[manifest] = self._known.pop(manifest, known)
+        self._known[name] = self._known.pop(name, known)
         return known
 
-    async def _lead(self, manifest: Digest, bearer: str | None) -> None:
+    async def _lead(self, name: Digest, manifest: Digest, bearer: str | None) -> None:
         try:
             layout = await self.ask(manifest, bearer)
             found = await in_thread(ChunkList.of, layout)
         except BaseException as error:
-            self._asking.failed(manifest, error)
+            self._asking.failed(name, error)
             raise
-        self._known[manifest] = found
+        self._known[name] = found
         while len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._asking.landed(manifest)
+        self._asking.landed(name)
+
+
+def _name(manifest: Digest, organisation: str) -> Digest:
+    return digest_of(f"{manifest}{organisation}".encode())
 
 
 async def others(landing: Future[None]) -> None:

@@ -9,13 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError, NotFoundError
-from bdn.core.lanes import own_in_flight
+from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ports import ChunkReader
-from bdn.core.rate_limit import TrafficClass
+from bdn.core.ring.lanes import own_in_flight
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
+from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 from node_agent.bandwidth import Bandwidth
 from node_agent.cache.shelf import NodeShelf
 from node_agent.cluster.chunk_lists import ChunkList, ChunkLists, others
@@ -91,7 +90,8 @@ class Obtaining:
             BdnError: the mirror could not be read.
         """
         assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
-        chunks = await self.lists.obtain(request.manifest, request.bearer)
+        reader = self.shelf.reader_of(request.bearer)
+        chunks = await self.lists.obtain(request.manifest, reader, request.bearer)
         size = chunks.sizes.get(request.digest)
         if size is None:
             raise NotFoundError(f"chunk {request.digest}")
@@ -104,6 +104,7 @@ class Obtaining:
                 async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.take(()):
                     # Canceled it is when the agent ends, and then no thread shall go through its retries.
                     await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
+        self.shelf.open_for(request).file.close()  # else it would be looked for here again, for ever
 
     def _read(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
         """In a byte thread: read the chunk, unless somebody does already or has just done so."""
@@ -141,14 +142,20 @@ class OwnersShelf:
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
         """The chunk, or a Future until it is here. The request must say to which manifest it belongs; otherwise as inside."""
         try:
-            if self._is_of(request.manifest, request.digest):
-                return self.inner.open(request.digest)
-            return self.inner.open_chunk(request)
+            if not self._is_of(request):
+                return self.inner.open_chunk(request)
+            if not request.is_suspect or self.inner.is_right(request.digest):
+                return self.inner.open_for(request)
         except NotFoundError:
             if request.manifest is None:
                 raise
+        else:
+            if self.inner.holds(request.digest):  # in a file, which the scrub looks at; another source has it right
+                raise NotFoundError(f"chunk {request.digest}")
         return self.obtaining.begin(request)
 
-    def _is_of(self, manifest: Digest | None, chunk: Digest) -> bool:
-        known = self.obtaining.lists.known(manifest) if manifest is not None else None
-        return known is not None and chunk in known.sizes
+    def _is_of(self, request: ChunkRequest) -> bool:
+        if request.manifest is None:
+            return False
+        known = self.obtaining.lists.known(request.manifest, self.inner.reader_of(request.bearer))
+        return known is not None and request.digest in known.sizes

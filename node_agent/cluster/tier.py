@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from bdn.core.cache_index import EvictionPlan, EvictionReason, Victim
-from bdn.core.chunk_index import ChunkIndex
+from bdn.core.cache.chunk_index import ChunkIndex
+from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
-from bdn.wire.stage_schema import TierUse
+from bdn.core.events.caches import MadeRoom
+from bdn.core.events.decision import Decision
+from node_agent.cache.accounts import Account, over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cluster.chunk_files import ChunkFiles
 
@@ -65,6 +67,16 @@ class ClusterTier:
         """Whether the chunk is whole here, as far as we know."""
         return self.index.ledger.is_committed(chunk)
 
+    def manifests(self) -> tuple[Digest, ...]:
+        """The manifests of which some chunk is here or on its way."""
+        with self._lock:
+            return self.index.manifests()
+
+    def chunks_of(self, manifest: Digest) -> frozenset[Digest]:
+        """The chunks that are whole here for a manifest. Nobody uses them for that."""
+        with self._lock:
+            return self.index.chunks_of(manifest)
+
     # --- taking in ---
 
     def bring(self, manifest: Digest, chunk: Digest, buffer: memoryview, read: Callable[[memoryview], object]) -> bool:
@@ -80,7 +92,7 @@ class ClusterTier:
             self._hear_of_uses()
             is_new = not self.index.knows(manifest)
             room = self.index.reserve(manifest, chunk, len(buffer), now=self.clock(), budget=self.budget())
-            self._delete(room.victims, "lru")
+            self._delete(room.victims, "lru", [_made_room(victim, manifest) for victim in room.victims])
             if not room.is_new:
                 self._link(chunk, manifest)
                 return False
@@ -126,13 +138,17 @@ class ClusterTier:
                 self.files.remove(self.index.lose(chunk), chunk)
         return len(covered)
 
-    def evict(self, plan: Callable[[ChunkIndex], EvictionPlan], reason: EvictionReason) -> EvictionPlan:
-        """Carry out what ``plan`` decides about the index as it is while nobody else changes it."""
+    def evict(
+        self, plan: Callable[[ChunkIndex], EvictionPlan], reason: EvictionReason, account: Account
+    ) -> EvictionPlan:
+        """Carry out what ``plan`` decides about the index as it is while nobody else changes it; ``account`` says why."""
         with self._lock:
             self._hear_of_uses()
             decided = plan(self.index)
+            last_used = self.index.recency.last_used
+            decisions = [account(victim, last_used(victim.manifest)) for victim in decided.victims]
             self.index.evict(decided)
-            self._delete(decided.victims, reason)
+            self._delete(decided.victims, reason, decisions)
         return decided
 
     def plan(self, plan: Callable[[ChunkIndex], EvictionPlan]) -> EvictionPlan:
@@ -143,17 +159,12 @@ class ClusterTier:
 
     def trim(self) -> None:
         """Evict what is over the budget: the disk is fuller than it was, or the operator lowered it."""
-        over = self.index.ledger.used_bytes - self.budget()
-        if over > 0:
-            self.evict(lambda index: index.plan_lru(over), "trim")
+        held, budget = self.index.ledger.used_bytes, self.budget()
+        if held > budget:
+            account = over_budget("cluster", held, budget, budget)
+            self.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     # --- figures ---
-
-    def use(self) -> TierUse:
-        """The figures, for people and the mirror. What peers want just now counts as leased by nobody."""
-        ledger = self.index.ledger
-        budget = self.budget()
-        return TierUse(budget=budget, committed=ledger.committed_bytes, reserved=ledger.reserved_bytes, leased=0)
 
     def held(self) -> dict[Digest, tuple[int, float]]:
         """Bytes and last use by manifest, least recently used first."""
@@ -200,7 +211,8 @@ class ClusterTier:
                 logger.warning("chunk %s is not on disk any more", chunk)
                 self.index.lose(chunk)
 
-    def _delete(self, victims: Iterable[Victim], reason: EvictionReason) -> None:
+    def _delete(self, victims: Iterable[Victim], reason: EvictionReason, decisions: Sequence[Decision]) -> None:
+        self.events.decided(decisions)
         count = 0
         for victim in victims:
             self.files.remove_all(victim.manifest)
@@ -209,3 +221,7 @@ class ClusterTier:
         if count:
             self.events.evicted(reason, count)
             self.events.changed()
+
+
+def _made_room(victim: Victim, newcomer: Digest) -> Decision:
+    return MadeRoom(manifest=str(victim.manifest), tier="cluster", bytes=victim.size, newcomer=str(newcomer))

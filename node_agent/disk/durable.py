@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from bdn.core.errors import DiskFailedError
+
+_REMEDIES: Final = {errno.EDQUOT: "; the cache may have no more than its quota: set BDN_AGENT_CACHE_BYTES below it"}
 
 
 @contextmanager
@@ -17,7 +21,9 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DiskFailedError(os.fsdecode(error.filename or path), error.strerror or str(error)) from error
+        name, reason = os.fsdecode(error.filename or path), error.strerror or str(error)
+        reason += _REMEDIES.get(error.errno or 0, "")
+        raise DiskFailedError(name, reason, is_full=error.errno == errno.ENOSPC) from error
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -69,6 +75,12 @@ def sync_folder(folder: Path) -> None:
     """Make the folder's entries durable."""
     with open_folder(folder) as descriptor:
         os.fsync(descriptor)
+
+
+def sync_folders(root: Path) -> None:
+    """Make every name below ``root`` durable."""
+    for folder, _, _ in os.walk(root):
+        sync_folder(Path(folder))
 
 
 def make_folder(folder: Path, mode: int) -> None:

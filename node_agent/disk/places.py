@@ -36,26 +36,33 @@ class Places:
     def __init__(self, root: Path, mounts: Path | None = None) -> None:
         self.root = root.absolute()
         self.owner = self.root / "owner"
+        self.format = self.root / "format"
         self.files = self.root / "files"
         self.filling = self.root / "filling"
         self.manifests = self.root / "manifests"
         self.stages = self.root / "stages"
         self.views = self.root / "views"
         self.quarantine = self.root / "quarantine"
+        self.journal = self.root / "journal"
         self.trusted_keys = self.root / "trusted-keys.json"
+        self.scrub = self.root / "scrub.json"
         self.members = self.root / "members.json"
         self.mounts = (mounts or self.root / "mounts").absolute()
 
     def make(self) -> None:
-        """Make what is absent, and let the folders of whole files be durable before there is a file in them."""
+        """Make what is absent, and let every name that counts be durable: a kill may have come between a name and its sync."""
+        absent = [folder for folder in (self.root, *self.root.parents) if not folder.is_dir()]
         make_folder(self.root, _PUBLIC)  # one that the operator made keeps its mode
         for folder in (self.files, self.filling, self.manifests, self.stages, self.quarantine):
             make_folder(folder, _PRIVATE)
         make_folder(self.views, _PASSABLE)
         make_folder(self.mounts, _PUBLIC)
-        for number in range(256):
-            (self.files / f"{number:02x}").mkdir(mode=_PRIVATE, exist_ok=True)
-        sync_folder(self.files)
+        fanout = [self.files / f"{number:02x}" for number in range(256)]
+        for folder in fanout:
+            folder.mkdir(mode=_PRIVATE, exist_ok=True)
+        named = (*fanout, self.files, self.filling, self.manifests, self.stages, self.root)
+        for folder in (*named, *(folder.parent for folder in absent)):
+            sync_folder(folder)
 
     def file(self, digest: Digest) -> Path:
         """A whole, verified file."""

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
-from bdn.core.layout import PlacedChunk, Slice
+from bdn.core.store.layout import PlacedChunk, Slice
 from node_agent.bandwidth import Bandwidth
 from node_agent.crew import in_thread, to_the_end
 from node_agent.disk.aside import Aside

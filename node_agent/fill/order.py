@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout
-from bdn.core.rate_limit import TrafficClass
+from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.store.layout import FileLayout
 from bdn.wire.eviction_schema import Tier
 from node_agent.fill.lanes import PlaceOf
 from node_agent.fill.supply import Supply

@@ -14,7 +14,7 @@ from typing import Final
 from blake3 import blake3
 
 from bdn.core.errors import InternalError
-from bdn.core.layout import FileLayout
+from bdn.core.store.layout import FileLayout
 from node_agent.crew import in_thread
 from node_agent.disk.aside import Aside
 from node_agent.disk.durable import disk_errors, open_folder, write_all
@@ -34,7 +34,7 @@ class PackedParts:
     def __init__(self, places: Places, sync: GroupSync, aside: Aside, files: Sequence[FileLayout]) -> None:
         self.files = files
         self.is_committed = False
-        self._root = places.files
+        self._places = places
         self._sync = sync
         self._mark = sync.mark()
         self._aside = aside
@@ -48,13 +48,13 @@ class PackedParts:
         """
         pieces = [_cut(file, slab) for file in self.files]
         self._count(sum(map(len, pieces)))
-        with disk_errors(self._root), open_folder(self._root) as root:
+        with disk_errors(self._places.files), open_folder(self._places.files) as root:
             for file, piece in zip(self.files, pieces, strict=True):
                 _write_file(root, name_aside(file.digest), piece)
 
     async def commit(self) -> None:
         """All bytes are there: let the files appear under their names, read-only. Not to be canceled half-way."""
-        root = f"{self._root}/"
+        root = f"{self._places.files}/"
         await self._sync.sync([root + name_aside(file.digest) for file in self.files], self._mark)
         await in_thread(self._rename)
         folders = dict.fromkeys(file.digest.hex[:2] for file in self.files)
@@ -66,7 +66,7 @@ class PackedParts:
         """Remove what did not become a file: nobody could go on from it."""
         if self.is_committed:
             return
-        with suppress(OSError), open_folder(self._root) as root:  # whoever closes after a failure knows why
+        with suppress(OSError), open_folder(self._places.files) as root:  # whoever closes after a failure knows why
             for file in self.files:
                 with suppress(OSError):
                     os.unlink(name_aside(file.digest), dir_fd=root)
@@ -77,9 +77,20 @@ class PackedParts:
         self._written = size
 
     def _rename(self) -> None:
-        with disk_errors(self._root), open_folder(self._root) as root:
+        with disk_errors(self._places.files), open_folder(self._places.files) as root:
             for file in self.files:
                 os.rename(name_aside(file.digest), name_in_files(file.digest), src_dir_fd=root, dst_dir_fd=root)
+        self._drop_parts()
+
+    def _drop_parts(self) -> None:
+        """Where a file lay by itself in another layout, a fill that broke off has left a part of it."""
+        with disk_errors(self._places.filling), os.scandir(self._places.filling) as entries:
+            begun = {entry.name.partition(".")[0] for entry in entries}
+        for file in self.files:
+            if file.digest.hex in begun:
+                with disk_errors(self._places.filling):
+                    for path in (self._places.part(file.digest), self._places.bitmap(file.digest)):
+                        path.unlink(missing_ok=True)
 
 
 def _cut(file: FileLayout, slab: memoryview) -> memoryview:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout
+from bdn.core.store.layout import FileLayout
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from bdn.core.digest import digest_of
-from bdn.core.layout import FileLayout, PlacedChunk
+from bdn.core.store.layout import FileLayout, PlacedChunk
 from node_agent.disk.direct import DirectWrites, PlacedFile
 from node_agent.disk.durable import disk_errors, sync_folder, write_all
 from node_agent.disk.places import Places
@@ -91,7 +92,7 @@ class Part:
         target = self._places.file(self.layout.digest)
         with disk_errors(self._path):
             os.fchmod(self._file.descriptor, 0o444)
-            os.fsync(self._file.descriptor)
+            self._sync(os.fsync)
             self._path.rename(target)
             sync_folder(target.parent)
             self.is_committed = True
@@ -140,15 +141,20 @@ class Part:
         form = self._bitmap.to_bytes()
         write_all(self._bitmap_descriptor, memoryview(form), 0)
         os.ftruncate(self._bitmap_descriptor, len(form))  # afterwards: a kill between the two must not cost the fill
+        sync_folder(self._path.parent)  # what is durable is found again only under its name
 
     def _record(self, batch: list[int]) -> None:
         if not batch or self._bitmap_descriptor < 0 or self._is_suspect:
             return
-        try:
-            os.fdatasync(self._file.descriptor)
-        except OSError:
-            self._is_suspect = True
-            raise
+        self._sync(os.fdatasync)
         with self._lock:
             self._bitmap.add(batch)
             write_all(self._bitmap_descriptor, memoryview(self._bitmap.to_bytes()), 0)
+        os.fdatasync(self._bitmap_descriptor)
+
+    def _sync(self, sync: Callable[[int], None]) -> None:
+        try:
+            sync(self._file.descriptor)
+        except OSError:
+            self._is_suspect = True
+            raise

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from bdn.core.hedging import HedgeBudget
-from bdn.core.retry import Allowance
+from bdn.core.pace.retry import Allowance
+from bdn.core.ring.hedging import HedgeBudget
 from bdn.wire.stage_schema import Transfer
 
 _FREE_FAILURES: Final = 64  # a mirror that restarts fails all threads at once, several times

@@ -10,13 +10,10 @@ from math import inf
 from typing import Final, Self
 
 from bdn.core.errors import CanceledError, StoreUnavailableError
-from bdn.core.streaming import StallPolicy, StallWindow
+from bdn.core.pace.streaming import StallPolicy, StallWindow
 from bdn.transfer.patience import TICK_SECONDS
 
 Clock = Callable[[], float]
-
-_PEER_SILENCE_SECONDS: Final = 10.0  # a peer that works on an answer says so every second, over a link that may be full
-_MIRROR_SILENCE_SECONDS: Final = 20.0
 
 _HELD_SECONDS: Final = 5.0  # and as long again we wait for a late peer, when nothing more may be asked for twice
 
@@ -27,6 +24,20 @@ _HELD_SECONDS: Final = 5.0  # and as long again we wait for a late peer, when no
 _TRIED: Final = 1.5
 _LATE: Final = 2.0
 _HOPELESS: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The longest that nothing may come before a source is given up.
+
+    A peer that works on an answer says so every second, over a link that may be full. ``document_seconds`` are for a manifest
+    or a layout from the mirror: the first time that it is asked, when peers may have it, and later.
+    """
+
+    peer_seconds: float = 10.0
+    mirror_seconds: float = 20.0
+    stall: StallPolicy = field(default_factory=StallPolicy)
+    document_seconds: tuple[float, float] = (10.0, 90.0)
 
 
 class LateError(Exception):
@@ -69,6 +80,9 @@ class Alternative:
     is_ending: Callable[[], bool] = lambda: False
 
 
+_USUAL: Final = Waits()
+
+
 @dataclass(slots=True)
 class SourcePatience:
     """The ``Patience`` with one request for ``size`` bytes.
@@ -100,14 +114,16 @@ class SourcePatience:
         self._asked = self._heard = self.clock()
 
     @classmethod
-    def with_peer(cls, size: int, stop: threading.Event, alternative: Alternative, clock: Clock) -> Self:
+    def with_peer(
+        cls, size: int, stop: threading.Event, alternative: Alternative, clock: Clock, waits: Waits = _USUAL
+    ) -> Self:
         """With a peer, whom we leave for another source when it is late."""
-        return cls(size, stop, _PEER_SILENCE_SECONDS, alternative, clock=clock)
+        return cls(size, stop, waits.peer_seconds, alternative, waits.stall, clock)
 
     @classmethod
-    def with_mirror(cls, size: int, stop: threading.Event) -> Self:
+    def with_mirror(cls, size: int, stop: threading.Event, waits: Waits = _USUAL) -> Self:
         """With the mirror, behind which there is nobody."""
-        return cls(size, stop, _MIRROR_SILENCE_SECONDS)
+        return cls(size, stop, waits.mirror_seconds, stall=waits.stall)
 
     @property
     def has_begun(self) -> bool:

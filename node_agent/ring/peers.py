@@ -6,8 +6,8 @@ import threading
 import time
 from typing import Final
 
-from bdn.core.hedging import Deadlines
-from bdn.core.peer_standing import Fault, PeerStanding
+from bdn.core.ring.hedging import Deadlines
+from bdn.core.ring.peer_standing import Fault, PeerStanding
 from node_agent.ring.members import Members
 from node_agent.ring.patience import Clock, Limits
 
@@ -15,6 +15,7 @@ from node_agent.ring.patience import Clock, Limits
 # has to read the chunk from the mirror first, which then sends it once more.
 _ENDING: Final = 2.0
 _LEAST_ENDING_SECONDS: Final = 10.0
+_MIRROR: Final = "mirror"
 
 
 class Peers:
@@ -24,6 +25,7 @@ class Peers:
         self.clock = clock
         self._members = members
         self._standing = PeerStanding()
+        self._mirror = PeerStanding()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
         self._bodies = Deadlines()
         self._lock = threading.Lock()
@@ -57,8 +59,19 @@ class Peers:
     def read(self, size: int, taken: Limits) -> None:
         """The mirror sent so many bytes in so long. An owner's answer begins when it has read as much."""
         with self._lock:
+            self._mirror.succeeded(_MIRROR, self.clock())
             self._heads.came(0, taken.head_seconds + taken.body_seconds)
             self._bodies.came(size, taken.body_seconds)
+
+    def blame_mirror(self) -> None:
+        """It is out of reach, or out of order."""
+        with self._lock:
+            self._mirror.blame(_MIRROR, Fault.FAILED, self.clock())
+
+    def is_mirror_avoided(self) -> bool:
+        """Whether whoever else may have a chunk is asked before the mirror just now."""
+        with self._lock:
+            return self._mirror.is_at_fault(_MIRROR, self.clock())
 
     def blame(self, node: str, fault: Fault) -> None:
         """It did not do its part."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
-from bdn.core.lanes import lanes
-from bdn.core.placement import Placement
-from bdn.core.routes import OWNERS_LOOKED_AT, ahead, route
+from bdn.core.ring.lanes import lanes
+from bdn.core.ring.placement import Placement
+from bdn.core.ring.routes import OWNERS_LOOKED_AT, ahead, route
 from bdn.wire.layout_form import Layout
 from node_agent.ring.members import Member, Members
 
@@ -59,6 +59,14 @@ class Routing:
         """Who asks its owner before this node does, and so may hold it already. Blocks as ``peers`` does."""
         made, owner = self._now(), self.owner(chunk)
         return ahead(made.placement.members, owner, self._members.me) if made is not None and owner is not None else ()
+
+    def everybody(self, chunk: Digest) -> tuple[str, ...]:
+        """All other members: first those who would own it without this node, and did before it joined. Blocks as ``peers`` does."""
+        made, index = self._now(), self._index.get(chunk)
+        if made is None or index is None:
+            return ()
+        owners = made.placement.owners(index, OWNERS_LOOKED_AT)
+        return tuple(node for node in dict.fromkeys((*owners, *made.placement.members)) if node != self._members.me)
 
     def is_mine(self, chunk: Digest) -> bool:
         """Whether peers will ask this node for it. Blocks as ``peers`` does."""

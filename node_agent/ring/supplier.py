@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from bdn.core.digest import Digest
 from bdn.core.errors import ChecksumMismatchError
+from bdn.core.pace.retry import RetryPolicy
 from bdn.core.ports import ChunkReader
-from bdn.core.retry import RetryPolicy
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.retrying import Retrier, RetryingReader
 from bdn.transfer.verifying import VerifyingReader
 from node_agent.cluster.origin_reads import OriginReads
 from node_agent.fill.supply import Supply
-from node_agent.ring.patience import SourcePatience
+from node_agent.ring.patience import SourcePatience, Waits
 from node_agent.ring.peers import Peers
 from node_agent.ring.supply import Bearings, Local, RingSupply
 
@@ -36,6 +36,7 @@ class Supplier:
     peers: Peers
     policy: RetryPolicy
     on_mismatch: Callable[[], None]
+    waits: Waits
 
     def open(self, base_url: str, bearings: Bearings, stop: threading.Event) -> Supply:
         """A supply of chunks that the mirror serves at ``base_url``; it stops trying when ``stop`` is set."""
@@ -49,16 +50,21 @@ class Supplier:
             stop,
             self.policy,
             self.on_mismatch,
+            self.waits,
         )
 
     def mirror(self, base_url: str, bearer: str, stop: threading.Event) -> ChunkReader:
         """The mirror alone, for what this node obtains for its peers. ``bearer`` is the grant."""
         mirror = self._mirror(base_url, bearer, stop)  # one request, one answer
-        verified = CountingReader(VerifyingReader(mirror), self.on_mismatch)  # believed only when it hashes to its name
-        return RetryingReader(verified, Retrier(self.policy, stop))  # what may pass is tried again
+        verified = self._verified(mirror)  # believed only when it hashes to its name
+        again = self._verified(replace(mirror, is_suspect=True))
+        return RetryingReader(verified, Retrier(self.policy, stop), again)  # what may pass is tried again
+
+    def _verified(self, mirror: HttpChunkReader) -> ChunkReader:
+        return CountingReader(VerifyingReader(mirror), self.on_mismatch)
 
     def _mirror(self, base_url: str, bearer: str, stop: threading.Event) -> HttpChunkReader:
-        patience = partial(SourcePatience.with_mirror, stop=stop)
+        patience = partial(SourcePatience.with_mirror, stop=stop, waits=self.waits)
         return HttpChunkReader(self.to_mirror, base_url, bearer, patience=patience)
 
 

@@ -1,5 +1,7 @@
 """The chunks of one fill: from this node, from their owner, from who has them from it, from the next owner, from the mirror.
 
+While the mirror is out of reach, from whoever has them.
+
 Read ``_once`` first.
 """
 
@@ -8,23 +10,24 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
-from bdn.core.peer_standing import Fault
-from bdn.core.retry import RetryPolicy
-from bdn.core.routes import HOLDERS_ASKED
+from bdn.core.pace.retry import RetryPolicy
+from bdn.core.ring.peer_standing import Fault
+from bdn.core.ring.routes import HOLDERS_ASKED
 from bdn.transfer.connections import ConnectionPool
-from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.transfer.http_chunks import HttpChunkReader, WrongLengthError
 from bdn.wire.eviction_schema import Tier
 from node_agent.cluster.origin_reads import OriginReads
 from node_agent.fill.supply import Came
 from node_agent.ring.effort import Effort
 from node_agent.ring.gathering import Gathering
-from node_agent.ring.patience import Alternative, LateError, SourcePatience
+from node_agent.ring.patience import Alternative, LateError, SourcePatience, Waits
 from node_agent.ring.peers import Peers
 from node_agent.ring.routing import Routing
 
@@ -70,6 +73,7 @@ class RingSupply:
     stop: threading.Event
     policy: RetryPolicy
     on_mismatch: Callable[[], None]
+    waits: Waits
     draw: Callable[[], float] = random.random
 
     def fetch(self, digest: Digest, buffer: memoryview, keep: Callable[[], None]) -> Came:
@@ -95,7 +99,16 @@ class RingSupply:
             if self._ask(peer, chunk, manifest):
                 keep()
                 return chunk.came
-        return self._lead_or_wait(chunk, keep)
+        if self.peers.is_mirror_avoided() and self._ask_everybody(chunk):
+            keep()
+            return chunk.came
+        try:
+            return self._lead_or_wait(chunk, keep)
+        except BdnError as error:
+            if not error.transient or self.stop.is_set() or not self._ask_everybody(chunk):
+                raise
+        keep()
+        return chunk.came
 
     # --- peers ---
 
@@ -116,6 +129,13 @@ class RingSupply:
         for owner in owners:
             yield owner, manifest
 
+    def _ask_everybody(self, chunk: Gathering) -> bool:
+        """From whoever holds it: a member that joined later than the others came to the chunk owns what only they have."""
+        for peer in self.bearings.routing.everybody(chunk.digest):
+            if not self.peers.is_avoided(peer) and self._ask(peer, chunk, None):
+                return True
+        return False
+
     def _ask(self, peer: str, chunk: Gathering, manifest: Digest | None) -> bool:
         """What is missing of the chunk from this peer. False when the next source is to go on, with what is there by then."""
         address = self.peers.address(peer)
@@ -130,6 +150,8 @@ class RingSupply:
         except LateError as late:
             self._leave(peer, late, patience)
         except ChecksumMismatchError:
+            if chunk.sources == [peer]:
+                self._make_look(peer, address, chunk)
             self._suspect(chunk)
         except CanceledError:
             raise
@@ -142,6 +164,15 @@ class RingSupply:
             self.peers.served(peer, missing, patience.taken)
             return True
         return False
+
+    def _make_look(self, peer: str, address: str, chunk: Gathering) -> None:
+        """Let it compare what it holds with its name, before it sends it to others. What it answers does not matter."""
+        patience = self._patience(peer, 1)
+        reader = HttpChunkReader(
+            self.connections, address, self.bearings.bearer, patience=lambda _: patience, is_suspect=True
+        )
+        with suppress(BdnError, LateError):
+            reader.read_rest(chunk.digest, chunk.buffer, len(chunk.buffer) - 1)  # no more than a byte of it
 
     def _leave(self, peer: str, late: LateError, patience: SourcePatience) -> None:
         if late.is_fault:
@@ -160,7 +191,7 @@ class RingSupply:
 
         limits, is_at_fault = partial(self.peers.limits, size), partial(self.peers.is_at_fault, peer)
         alternative = Alternative(limits, may_leave, is_at_fault, self.bearings.is_ending)
-        patience = SourcePatience.with_peer(size, self.stop, alternative, self.peers.clock)
+        patience = SourcePatience.with_peer(size, self.stop, alternative, self.peers.clock, self.waits)
         return patience
 
     def _suspect(self, chunk: Gathering) -> None:
@@ -197,20 +228,25 @@ class RingSupply:
         if tier := self.local.read_into(chunk.digest, chunk.buffer):
             return {tier: len(chunk.buffer)}
         try:
-            self._read_mirror(chunk)
-        except ChecksumMismatchError:
+            self._read_mirror(self.mirror, chunk)
+        except (ChecksumMismatchError, WrongLengthError):
             self._suspect(chunk)  # a peer's part may have been wrong, or a wire flipped a bit
             try:
-                self._read_mirror(chunk)
+                self._read_mirror(replace(self.mirror, is_suspect=True), chunk)
             except ChecksumMismatchError:
                 self._suspect(chunk)
                 raise
         return chunk.came
 
-    def _read_mirror(self, chunk: Gathering) -> None:
+    def _read_mirror(self, reader: HttpChunkReader, chunk: Gathering) -> None:
         if (missing := chunk.missing) or not chunk.buffer:
-            patience = SourcePatience.with_mirror(missing, self.stop)
-            mirror = replace(self.mirror, patience=lambda _: patience)
-            mirror.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("mirror", _MIRROR))
+            patience = SourcePatience.with_mirror(missing, self.stop, self.waits)
+            mirror = replace(reader, patience=lambda _: patience)
+            try:
+                mirror.read_rest(chunk.digest, chunk.buffer, chunk.done, chunk.taking("mirror", _MIRROR))
+            except BdnError as error:
+                if error.transient:
+                    self.peers.blame_mirror()
+                raise
             self.peers.read(missing, patience.taken)
         chunk.check()

@@ -15,7 +15,7 @@ class StageBook:
         self._stages: dict[str, Stage] = {}
 
     def all(self) -> list[Stage]:
-        """Every stage, newest first; released ones are known for a week."""
+        """Every stage, newest first; released ones are known for a week, the newest ten thousand of them."""
         return sorted(self._stages.values(), key=lambda stage: stage.record.created_at, reverse=True)
 
     def get(self, stage_id: str) -> Stage | None:

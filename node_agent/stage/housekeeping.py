@@ -8,11 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from bdn.core.cache.ended_stages import to_forget
 from bdn.core.errors import BdnError, CanceledError
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.records import ManifestRecords
 from node_agent.cluster.tier import ClusterTier
 from node_agent.crew import in_thread
+from node_agent.stage.accounts import resumed
 from node_agent.stage.book import StageBook
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
@@ -21,7 +23,6 @@ from node_agent.stage.stage import Stage
 from node_agent.view.views import Views
 
 logger = logging.getLogger(__name__)
-KEEP_SECONDS: Final = 7 * 86400.0  # released stages are kept so that an eviction by job can find what they used
 _TICK_SECONDS: Final = 10.0
 
 
@@ -38,21 +39,28 @@ class Housekeeping:
     views: Views
     pulls: Pulls
     clock: Clock
+    is_rebooted: bool
 
     async def resume(self) -> None:
         """After a start: leases first, so that nothing needed is evicted; then rubbish; then the stages' own work.
 
-        READY stages are exposed again before this returns, and then looked through in the background. Stages that were
-        being staged go on by themselves, except pulls: those belong to a command, which has ended.
+        READY stages are exposed again before this returns, and then looked through in the background; when the machine was
+        started anew, they are staged again instead: no job runs there yet, and views are not synced. Stages that were being
+        staged go on by themselves, except pulls: those belong to a command, which has ended.
         """
         for record in await in_thread(lambda: list(self.records.load_all())):
             stage = self.book.enter(Stage(record))
             if not stage.is_terminal or record.state == "READY":
+                self.lifecycle.live_on(stage)
                 self.lifecycle.lease_again(record)
         await self._tidy()
         for stage in self.book.all():
             await self._resume(stage)
-        await self.reap()
+        try:
+            await self.reap()
+        except BdnError as error:
+            # Of a disk that is full or read-only: what it holds is served, and this is tried again.
+            logger.warning("housekeeping: %s", error)
 
     async def _tidy(self) -> None:
         standing = frozenset(
@@ -68,29 +76,33 @@ class Housekeeping:
         is_pull = record.destination is not None
         if record.state in ("PENDING", "STAGING"):
             if is_pull:
-                await self.lifecycle.release_all([stage], CanceledError(f"the pull to {record.destination}"))
+                error = CanceledError(f"the pull to {record.destination}")
+                await self.lifecycle.release_all([stage], error, ending="interrupted")
             else:
+                await in_thread(self.lifecycle.decided, resumed(record))
                 self.lifecycle.begin(stage)
         elif record.state == "READY" and is_pull:
             if await in_thread(self.pulls.is_abandoned, record):
-                await self.lifecycle.release_all([stage])
+                await self.lifecycle.release_all([stage], ending="abandoned")
+        elif record.state == "READY" and self.is_rebooted:
+            await in_thread(self.lifecycle.decided, resumed(record))
+            self.lifecycle.begin(stage)
         elif record.state == "READY":
             with suppress(BdnError):  # the look in the background finds out, and mends it
                 await in_thread(self.views.expose, record.id, [mount.mount_location for mount in record.mounts])
             stage.task = self.lifecycle.crew.start(self._look_through(stage), f"look through {record.id}")
 
     async def _look_through(self, stage: Stage) -> None:
-        """A READY stage whose view is not what it should be is staged again: its files may be in quarantine."""
+        """What a READY stage lacks is brought again: its files may be in quarantine, or its view be of another kind."""
         record, index = stage.record, self.cache.index
         is_same_kind = all(mount.exposure == self.views.kind for mount in record.mounts)
         if is_same_kind and all(map(index.is_complete, record.manifests)) and await in_thread(self._is_intact, record):
             self.lifecycle.warmer.begin(stage)
             return
         logger.warning("the view of stage %s is not intact; it is staged again", record.id)
-        if not is_same_kind:  # what stands there was exposed under other settings
-            with suppress(BdnError):
-                await in_thread(self.views.drop, record.id, [mount.mount_location for mount in record.mounts])
-        self.lifecycle.begin(stage)
+        with suppress(BdnError):  # it is in the log
+            await in_thread(self.lifecycle.decided, resumed(record))
+        self.lifecycle.mend(stage)
 
     def _is_intact(self, record: StageRecord) -> bool:
         try:
@@ -101,21 +113,19 @@ class Housekeeping:
         return len(known) == len(held) and self.views.is_intact(record.id, known)
 
     async def reap(self) -> None:
-        """Release what has expired or was abandoned, forget what ended long ago, and give back what is over the budget."""
-        now = self.clock()
-        expired = [
-            stage
-            for stage in self.book.all()
-            if stage.record.state in ("PENDING", "STAGING", "READY")
-            and stage.record.expires_at is not None
-            and stage.record.expires_at <= now
-        ]
-        await self.lifecycle.release_all(expired)
+        """Release what has expired or was abandoned, forget what ended long ago, and give back what is over the budget.
+
+        READY stages that could not be mended are tried again.
+        """
+        expired = list(filter(self.lifecycle.is_over, self.book.all()))
+        await self.lifecycle.release_all(expired, ending="expired", still=self.lifecycle.is_over)
         await self.lifecycle.release_abandoned()
         await self._prune()
         await in_thread(self.tier.drop, self.cache.shelf.has_whole)
         await self.cache.trim()
         await in_thread(self.tier.trim)
+        for stage in filter(self.lifecycle.is_to_mend, self.book.all()):
+            self.lifecycle.mend(stage)
 
     async def run(self) -> None:
         """Reap again and again."""
@@ -129,8 +139,11 @@ class Housekeeping:
                 logger.exception("housekeeping failed")  # a bug, and no reason to end stages that stand
 
     async def _prune(self) -> None:
-        for stage in self.book.all():
-            ended_at = stage.record.ended_at
-            if stage.is_terminal and ended_at is not None and ended_at < self.clock() - KEEP_SECONDS:
-                await in_thread(self.records.forget, stage.record.id)
-                self.book.strike(stage)
+        stages = {stage.record.id: stage for stage in self.book.all() if stage.is_terminal}
+        ended_at = {key: stage.record.ended_at for key, stage in stages.items() if stage.record.ended_at is not None}
+        for stage_id in to_forget(ended_at, self.clock()):
+            stage = stages[stage_id]
+            async with stage.lock:  # its job may be asking for it again
+                if stage.is_terminal and stage.record.ended_at == ended_at[stage_id]:
+                    await in_thread(self.records.forget, stage_id)
+                    self.book.strike(stage)

@@ -8,12 +8,18 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from bdn.core.errors import BdnError, InternalError
+from bdn.core.events.stages import Ending
 from bdn.wire.errors import body_of
 from bdn.wire.stage_schema import StageState
+from node_agent.cache.cache_events import Decided
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.crew import Crew, in_thread, to_the_end
+from node_agent.stage import accounts
+from node_agent.stage.accounts import Account
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecord, StageRecords
 from node_agent.stage.stage import Stage
@@ -22,13 +28,17 @@ from node_agent.stage.warm import Warmer
 from node_agent.view.views import Views
 
 logger = logging.getLogger(__name__)
+_DRIFT_SECONDS: Final = 1.0  # between two clocks, without either having been set
+_MEND_AGAIN_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True)
 class Lifecycle:
     """Moves stages from state to state. Callers hold the stage's lock, except where a stage's own task is at work.
 
-    ``on_ready`` gets the seconds that a stage took; ``on_change`` is called when leases changed.
+    ``clock`` is the wall's, for records and people; ``elapsed`` only ever goes forward, second by second, and says when a
+    stage's time is over. ``on_ready`` gets the seconds that a stage took; ``on_change`` is called when leases changed;
+    ``decided``, in a thread, writes down each transition before it is recorded.
     """
 
     crew: Crew
@@ -39,16 +49,40 @@ class Lifecycle:
     records: StageRecords
     pulls: Pulls
     clock: Clock
+    elapsed: Clock
     on_ready: Callable[[float], None]
     on_change: Callable[[], None]
+    decided: Decided
 
     # --- beginning and working ---
 
     def begin(self, stage: Stage) -> None:
         """Let a task work on the stage until it is READY or FAILED. Its record is on disk already."""
-        stage.stop.clear()
-        stage.progress = stage.effort = stage.warming = None
         stage.record.state = "STAGING"
+        stage.warming = None
+        self._set_out(stage)
+
+    def mend(self, stage: Stage) -> None:
+        """Let a task bring what a READY stage lacks.
+
+        If that fails it stays READY, with the view and the leases that it has; one whose view is gone altogether is FAILED.
+        """
+        stage.is_mending = True
+        self._set_out(stage)
+
+    def is_to_mend(self, stage: Stage) -> bool:
+        """Whether files of it were lost or put aside, or whether it is time to try again what failed."""
+        is_free = stage.record.state == "READY" and not stage.is_working and stage.record.destination is None
+        is_due = stage.mend_at is None or stage.mend_at <= self.elapsed()
+        return is_free and is_due and self.is_lacking(stage)
+
+    def is_lacking(self, stage: Stage) -> bool:
+        """Whether a READY stage is known to show something that is absent or wrong."""
+        return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))
+
+    def _set_out(self, stage: Stage) -> None:
+        stage.stop.clear()
+        stage.progress = stage.effort = stage.mend_at = None
         stage.task = self.crew.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 
@@ -58,27 +92,30 @@ class Lifecycle:
         if stage.task and stage.is_working:
             stage.task.cancel()
             await asyncio.wait([stage.task])
+            stage.is_mending = False
         if stage.warming:
             await stage.warming.stop()
 
     async def _work(self, stage: Stage) -> None:
         record, began = stage.record, time.monotonic()
+        give_up = self._keep if stage.is_mending else self._fail
         try:
             await self.release_abandoned()
             await self.staging.run(stage)
             record.ready_at = self.clock()
             record.bytes_per_second = stage.rate.total / max(time.monotonic() - began, 1e-3) or None
-            await self._settle(stage, "READY")
+            record.error = None
+            await self._settle(stage, "READY", accounts.arrived)
         except BdnError as error:
-            await self._fail(stage, error)
+            await give_up(stage, error)
             return
         except Exception as error:
             logger.exception("stage %s failed", record.id)
-            await self._fail(stage, InternalError(f"{type(error).__name__}: {error}"))
+            await give_up(stage, InternalError(f"{type(error).__name__}: {error}"))
             return
         self.on_ready(time.monotonic() - began)
         if record.destination is not None:
-            await self.release_all(self.pulls.replaced_by(record))
+            await self.release_all(self.pulls.replaced_by(record), ending="replaced")
         self.warmer.begin(stage)
 
     async def _fail(self, stage: Stage, error: BdnError) -> None:
@@ -89,26 +126,52 @@ class Lifecycle:
             await in_thread(self._take_down, record)
         await self.cache.leave(record.id)
         try:
-            await self._settle(stage, "FAILED")
+            await self._settle(stage, "FAILED", accounts.failed)
         except BdnError as failure:
             logger.warning("the failure of stage %s could not be recorded: %s", record.id, failure)
             record.state = "FAILED"
             stage.notify()
 
+    async def _keep(self, stage: Stage, error: BdnError) -> None:
+        """What a READY stage shows is not taken down because it cannot be brought again now: a job may be reading it."""
+        record = stage.record
+        if not await in_thread(self._is_shown, record):
+            stage.is_mending = False
+            await self._fail(stage, error)
+            return
+        logger.warning("stage %s of job %s stays as it is, and lacks files: %s", record.id, record.job_id, error)
+        record.error = body_of(error)
+        stage.mend_at = self.elapsed() + _MEND_AGAIN_SECONDS
+        await self.cache.rest(record.id)
+        with suppress(BdnError):  # it is in the log
+            await in_thread(self.decided, accounts.not_mended(record))
+        stage.is_mending = False
+        stage.notify()
+        self.on_change()
+
     # --- ending ---
 
-    async def release(self, stage: Stage, error: BdnError | None = None) -> None:
+    async def release(
+        self,
+        stage: Stage,
+        error: BdnError | None = None,
+        *,
+        ending: Ending = "released",
+        still: Callable[[Stage], bool] = lambda _: True,
+    ) -> None:
         """Take the stage down: exposure, view, lease, in this order. A released stage stays as it is.
+
+        So does one of which what it is released for is not ``still`` so when its turn comes.
 
         Raises:
             MountFailedError, DiskFailedError: it could not be taken down; it is still there, and can be released again.
         """
         async with stage.lock:
-            if stage.record.state != "RELEASED":
+            if stage.record.state != "RELEASED" and still(stage):
                 await self.stop(stage)
-                await to_the_end(self._release(stage, error))
+                await to_the_end(self._release(stage, error, ending))
 
-    async def _release(self, stage: Stage, error: BdnError | None) -> None:
+    async def _release(self, stage: Stage, error: BdnError | None, ending: Ending) -> None:
         record = stage.record
         note = await in_thread(self._take_down, record)
         if note:
@@ -117,19 +180,29 @@ class Lifecycle:
         await self.cache.leave(record.id)
         if error:
             record.error = body_of(error)
-        await self._settle(stage, "RELEASED")
+        await self._settle(stage, "RELEASED", partial(accounts.ended, ending))
 
     async def release_abandoned(self) -> None:
         """Release the pulled stages whose directories are gone."""
-        await self.release_all(await in_thread(self.pulls.abandoned))
+        await self.release_all(await in_thread(self.pulls.abandoned), ending="abandoned")
 
-    async def release_all(self, stages: Iterable[Stage], error: BdnError | None = None) -> None:
+    async def release_all(
+        self,
+        stages: Iterable[Stage],
+        error: BdnError | None = None,
+        *,
+        ending: Ending = "released",
+        still: Callable[[Stage], bool] = lambda _: True,
+    ) -> None:
         """Release each, for whatever reason of our own; one that cannot be taken down now is tried again later."""
         for stage in stages:
             try:
-                await self.release(stage, error)
+                await self.release(stage, error, ending=ending, still=still)
             except BdnError as failure:
                 logger.warning("stage %s could not be released: %s", stage.record.id, failure)
+
+    def _is_shown(self, record: StageRecord) -> bool:
+        return any(self.views.stands(record.id, mount.exposure or self.views.kind) for mount in record.mounts)
 
     def _take_down(self, record: StageRecord) -> str | None:
         if record.destination is not None:
@@ -139,10 +212,30 @@ class Lifecycle:
 
     # --- recording ---
 
-    async def renew(self, stage: Stage, expires_at: float | None) -> None:
-        """Another time at which the stage ends by itself; None means never."""
-        await self._save(stage, {"expires_at": expires_at})
+    async def renew(self, stage: Stage, ttl_seconds: float | None) -> None:
+        """The stage ends by itself so many seconds from now; None means never."""
+        expires_at = None if ttl_seconds is None else self.clock() + ttl_seconds
+        is_news = expires_at != stage.record.expires_at  # asking for a stage again is asking once
+        account = accounts.renewed if is_news else accounts.nothing
+        await self._save(stage, {"expires_at": expires_at, "ttl_seconds": ttl_seconds}, account)
+        self.live_on(stage)
         self.lease_again(stage.record)
+
+    def live_on(self, stage: Stage) -> None:
+        """From now on it has its whole time to live, as when the agent starts: nobody could renew while there was none."""
+        record, seconds = stage.record, stage.record.lifetime
+        stage.deadline = None if seconds is None else self.elapsed() + seconds
+        record.expires_at = None if seconds is None else self.clock() + seconds
+
+    def is_over(self, stage: Stage) -> bool:
+        """Whether its time to live has passed. What people are told follows a clock that was set meanwhile."""
+        if stage.deadline is None or stage.record.state not in ("PENDING", "STAGING", "READY"):
+            return False
+        left = stage.deadline - self.elapsed()
+        expires_at = self.clock() + left
+        if abs(expires_at - (stage.record.expires_at or 0)) > _DRIFT_SECONDS:
+            stage.record.expires_at = expires_at
+        return left <= 0
 
     def lease_again(self, record: StageRecord) -> None:
         """Make the leases say what the record says."""
@@ -150,20 +243,25 @@ class Lifecycle:
         for manifest in record.manifests.keys() & set(index.manifests()):
             index.leases.take(manifest, record.holder)
 
-    async def _settle(self, stage: Stage, state: StageState) -> None:
+    async def _settle(self, stage: Stage, state: StageState, account: Account) -> None:
         record = stage.record
         if stage.progress:
             for position, mount in enumerate(record.mounts):
                 mount.bytes_from = stage.progress.bytes_from(position)
         if stage.effort and not stage.is_terminal:
             record.transfer = stage.effort.document()
-        await self._save(stage, {"state": state, "ended_at": None if state == "READY" else self.clock()})
+        await self._save(stage, {"state": state, "ended_at": None if state == "READY" else self.clock()}, account)
+        stage.is_mending = False
         stage.notify()
         self.on_change()
 
-    async def _save(self, stage: Stage, changes: dict[str, StageState | float | None]) -> None:
+    async def _save(self, stage: Stage, changes: dict[str, StageState | float | None], account: Account) -> None:
         """On disk first, then in memory; one at a time, so that the disk never goes back to an older state."""
         async with stage.saving:
-            await in_thread(self.records.save, stage.record.model_copy(update=changes))
+            await in_thread(self._write, stage.record.model_copy(update=changes), account)
             for name, value in changes.items():
                 setattr(stage.record, name, value)
+
+    def _write(self, record: StageRecord, account: Account) -> None:
+        self.decided(account(record))
+        self.records.save(record)

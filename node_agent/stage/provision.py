@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
-from bdn.core.leases import Holder
-from bdn.core.rate_limit import TrafficClass
+from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
 from node_agent.cache.catalogue import Catalogue
+from node_agent.cache.neighbours import blaming
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.crew import in_thread
@@ -93,7 +94,8 @@ class Provision:
         effort = Effort(sum(ledger.size_of(content) or 0 for content in missing), self.peers.avoided)
         watch = errand.begin(held, missing, effort)
         if missing:
-            await _Fill(self, errand, effort, watch).run(held, missing)
+            async with blaming(self.cache.space):
+                await _Fill(self, errand, effort, watch).run(held, missing)
         return held
 
     async def _obtain(self, digest: Digest, errand: Errand) -> Held:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
-from bdn.core.leases import Holder
 from bdn.wire.errors import ErrorBody
 from bdn.wire.stage_schema import BytesFrom, ExposureKind, StageState, Transfer, ViewKind
 from node_agent.disk.durable import disk_errors, write_at_once, write_durably
@@ -38,6 +38,8 @@ class MountRecord(BaseModel):
 class StageRecord(BaseModel):
     """One stage. Times are seconds since the epoch. The grant makes the file private.
 
+    ``expires_at`` is what people are told. What counts is ``ttl_seconds``, from the last renewal or the start of the agent.
+
     ``destination`` is set for a pulled view; ``inode`` then tells its directory from another one at the same path.
     """
 
@@ -50,6 +52,7 @@ class StageRecord(BaseModel):
     ready_at: float | None = None
     ended_at: float | None = None
     expires_at: float | None = None
+    ttl_seconds: float | None = None
     bytes_per_second: float | None = None
     transfer: Transfer | None = None
     error: ErrorBody | None = None
@@ -59,9 +62,16 @@ class StageRecord(BaseModel):
     mounts: list[MountRecord]
 
     @property
+    def lifetime(self) -> float | None:
+        """Seconds that it lives without being renewed; None means until it is released."""
+        if self.ttl_seconds is None and self.expires_at is not None:  # of an agent that recorded no ttl
+            return max(0.0, self.expires_at - self.created_at)
+        return self.ttl_seconds
+
+    @property
     def holder(self) -> Holder:
         """The lease's holder."""
-        return Holder(self.id, self.job_id, self.expires_at)
+        return Holder(self.id, self.job_id, self.expires_at, self.organisation)
 
     @property
     def manifests(self) -> dict[Digest, None]:

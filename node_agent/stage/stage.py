@@ -18,7 +18,10 @@ from node_agent.view.destination import Earlier
 
 
 class Stage:
-    """State in memory. Transitions are asked for one at a time under ``lock``; records are written under ``saving``."""
+    """State in memory. Transitions are asked for one at a time under ``lock``; records are written under ``saving``.
+
+    A READY stage that lacks files stays READY while these are brought again (``is_mending``): whoever asks for it waits.
+    """
 
     def __init__(self, record: StageRecord) -> None:
         self.record = record
@@ -27,6 +30,9 @@ class Stage:
         self.rate = Rate()
         self.earlier: Earlier | None = None
         self.warming: Warming | None = None
+        self.deadline: float | None = None  # in seconds of the agent's clock that nobody sets
+        self.is_mending = False
+        self.mend_at: float | None = None  # by the same clock; None while nothing is known to be lacking
         self.lock = asyncio.Lock()
         self.saving = asyncio.Lock()
         self.stop = threading.Event()
@@ -41,7 +47,7 @@ class Stage:
     @property
     def is_terminal(self) -> bool:
         """Whether nothing more happens by itself."""
-        return self.record.state in TERMINAL
+        return self.record.state in TERMINAL and not self.is_mending
 
     def begin(self, progress: StageProgress, effort: Effort) -> None:
         """The bytes to come are known, and what may be spent on sources that fail."""
@@ -74,7 +80,7 @@ class Stage:
         return stage_schema.Stage(
             id=record.id,
             job_id=record.job_id,
-            state=record.state,
+            state="STAGING" if self.is_mending else record.state,
             created_at=moment(record.created_at),
             ready_at=moment(record.ready_at) if record.ready_at is not None else None,
             expires_at=moment(record.expires_at) if record.expires_at is not None else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,22 +43,23 @@ class Stages:
         """The stage as the wire shows it."""
         return stage.document(lambda mount: self._path(stage.record, mount))
 
-    async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncIterator[stage_schema.Stage]:
+    async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncGenerator[stage_schema.Stage]:
         """The stage's document again and again, at least every interval, the last time in a terminal state."""
         stage = self.book.find(stage_id)
-        while not await stage.wait(interval_seconds):
+        while not stage.is_terminal:
             yield self.document(stage)
+            await stage.wait(interval_seconds)
         yield self.document(stage)
 
     async def finish(self, stage_id: str) -> stage_schema.Stage:
-        """Wait for a stage to be READY.
+        """Wait for a stage to be READY, and whole as far as anybody knows.
 
         Raises:
-            BdnError: why it failed, or that it was released meanwhile.
+            BdnError: why it failed, or what a READY one lacks, or that it was released meanwhile.
         """
         stage = self.book.find(stage_id)
         await stage.wait(None)
-        if stage.record.state != "READY":
+        if stage.record.state != "READY" or stage.record.error:
             raise ReportedError(stage.record.error) if stage.record.error else CanceledError(f"stage {stage_id}")
         return self.document(stage)
 
@@ -74,7 +75,8 @@ class Stages:
         """
         grant = await self._verify(token)
         record = self._record(job_id, token, grant)
-        record.expires_at, record.warm = self._expiry(ttl_seconds), warm
+        record.ttl_seconds, record.warm = ttl_seconds, warm
+        record.expires_at = None if ttl_seconds is None else record.created_at + ttl_seconds
         return await self._start(record, None)
 
     async def pull(self, token: str, destination: Path) -> Stage:
@@ -110,7 +112,7 @@ class Stages:
         async with stage.lock:
             if stage.record.state in ("FAILED", "RELEASED"):
                 raise InvalidRequestError(f"stage {stage_id} is {stage.record.state}; stage it again")
-            await self.lifecycle.renew(stage, self._expiry(ttl_seconds))
+            await self.lifecycle.renew(stage, ttl_seconds)
         return stage
 
     async def release(self, stage_id: str) -> Stage:
@@ -136,10 +138,14 @@ class Stages:
     async def _start(self, record: StageRecord, earlier: Earlier | None) -> Stage:
         stage = self.book.enter(Stage(record))
         async with stage.lock:
+            if self.book.get(record.id) is not stage:  # it was forgotten while this waited
+                return await self._start(record, earlier)
             if stage.is_working or stage.record.state == "READY":
                 stage.record.grant = record.grant  # it may be a fresher one
                 stage.record.warm = stage.record.warm or record.warm
-                await self.lifecycle.renew(stage, record.expires_at or stage.record.expires_at)
+                await self.lifecycle.renew(stage, record.ttl_seconds or stage.record.lifetime)
+                if not stage.is_working and self.lifecycle.is_lacking(stage):
+                    self.lifecycle.mend(stage)  # who asks now hears whether it is whole, and not that it once was
                 if record.warm and not stage.is_working:
                     self.lifecycle.warmer.begin(stage)
                 return stage
@@ -150,6 +156,7 @@ class Stages:
                     self.book.strike(stage)
                 raise
             stage.record, stage.earlier = record, earlier
+            self.lifecycle.live_on(stage)
             self.lifecycle.begin(stage)
         return stage
 
@@ -166,9 +173,6 @@ class Stages:
                 for mount in grant.mounts
             ],
         )
-
-    def _expiry(self, ttl_seconds: float | None) -> float | None:
-        return None if ttl_seconds is None else self.clock() + ttl_seconds
 
     def _path(self, record: StageRecord, mount: MountRecord) -> str:
         place = record.destination or self.views.place(record.id, mount.mount_location)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
-from bdn.core.rate_limit import TrafficClass
+from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
 from node_agent.cache.records import Held
 from node_agent.crew import in_thread
@@ -37,8 +37,17 @@ class Staging:
             return self._announce(stage, _by_mount(stage, held), missing, effort)
 
         errand = Errand(list(record.manifests), record.grant, record.holder, TrafficClass.STAGE, begin)
-        held = await self.provision.run(errand)
-        await self._show(stage, _by_mount(stage, held))
+        held = _by_mount(stage, await self.provision.run(errand))
+        if stage.is_mending and await in_thread(self._is_whole, stage, held):
+            return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
+        await self._show(stage, held)
+
+    def _is_whole(self, stage: Stage, mounts: Sequence[Held]) -> bool:
+        record = stage.record
+        if record.destination is not None or any(mount.exposure != self.views.kind for mount in record.mounts):
+            return False
+        manifests = {mount.mount_location: held.manifest for mount, held in zip(record.mounts, mounts, strict=True)}
+        return self.views.is_intact(record.id, manifests)
 
     @staticmethod
     def _announce(stage: Stage, mounts: list[Held], missing: frozenset[Digest], effort: Effort) -> _StageWatch:
@@ -67,6 +76,8 @@ class Staging:
         manifests = {
             mount.mount_location: held.manifest for mount, held in zip(stage.record.mounts, mounts, strict=True)
         }
+        if any(mount.exposure not in (None, self.views.kind) for mount in stage.record.mounts):
+            await in_thread(self.views.drop, stage.record.id, list(manifests))  # exposed under other settings
         built = await in_thread(self.views.publish, stage.record.id, manifests, stage.stop)
         await in_thread(self.views.expose, stage.record.id, list(manifests))
         return built

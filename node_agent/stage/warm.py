@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from bdn.core.pace.token_bucket import TokenBucket
 from bdn.core.sizes import format_size
-from bdn.core.token_bucket import TokenBucket
 from node_agent.crew import Crew, in_thread
 from node_agent.disk.memory import memory_left
 from node_agent.stage.book import StageBook

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from bdn.core.digest import Digest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.core.manifest import Manifest
-from node_agent.disk.durable import remove_tree
+from node_agent.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
 from node_agent.disk.syscalls import exchange
 from node_agent.view.build import Built, build_view
@@ -118,9 +118,11 @@ class Destination:
             self.clear()
             try:
                 built = build_view(manifest, self.aside, self.places.files, stop)
+                sync_folders(self.aside)
                 inode = self.aside.stat().st_ino
                 self.check(earlier, is_last=True)  # building took a while
                 self._appear()
+                sync_folder(self.path.parent)
             finally:
                 self.clear()
         return built, inode

@@ -114,5 +114,8 @@ def exposures(places: Places) -> dict[ExposureKind, Exposure]:
 def choose(wanted: str, places: Places) -> ExposureKind:
     """The way for new stages; ``auto`` is bind where the kernel permits it, otherwise symlink."""
     if wanted == "auto":
-        return "bind" if can_bind(places.mounts) else "symlink"
+        try:
+            return "bind" if can_bind(places.mounts) else "symlink"
+        except OSError:  # a disk on which nothing can be tried: full, or read-only
+            return "symlink"
     return next(kind for kind in exposures(places) if kind == wanted)

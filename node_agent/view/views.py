@@ -19,6 +19,7 @@ from node_agent.view.check import compare_view
 from node_agent.view.exposure import Exposure
 
 _BUILDING: Final = ".building"
+_DROPPING: Final = ".dropping"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Views:
     def place(self, stage_id: str, mount_location: str) -> Path:
         """Where a mount's files are for its job."""
         return self.places.mounts / stage_id / mount_location.lstrip("/")
+
+    def view(self, stage_id: str, mount_location: str, kind: ExposureKind) -> Path:
+        """Where a mount's files stand, of a stage that was exposed in this way: never below a read-only mount."""
+        return self._root(stage_id, kind) / mount_location.lstrip("/")
 
     def publish(self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event) -> dict[str, Built]:
         """Build all mounts of a stage aside, and let them appear, in place of an earlier view if there is one.
@@ -61,6 +66,10 @@ class Views:
             view = self._root(stage_id, self.kind) / location.lstrip("/")
             self.ways[self.kind].expose(view, self.place(stage_id, location))
 
+    def stands(self, stage_id: str, kind: ExposureKind) -> bool:
+        """Whether anything is shown, of a stage that was exposed in this way."""
+        return self._root(stage_id, kind).is_dir()
+
     def is_intact(self, stage_id: str, manifests: Mapping[str, Manifest]) -> bool:
         """Whether the published view is complete and nothing else, for the present kind of exposure."""
         root = self._root(stage_id, self.kind)
@@ -73,11 +82,18 @@ class Views:
             return False
 
     def drop(self, stage_id: str, mount_locations: Iterable[str]) -> str | None:
-        """Conceal and remove, whichever way it was exposed; can be repeated. Returns what people should know, if anything."""
+        """Conceal and remove, whichever way it was exposed; can be repeated. Returns what people should know, if anything.
+
+        After a kill the view is whole or gone: its folder goes in one step, and is emptied aside.
+        """
         notes = [self._conceal(self.place(stage_id, location)) for location in mount_locations]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
+            aside = root.with_name(f"{stage_id}{_DROPPING}")
             with disk_errors(root):
-                remove_tree(root)
+                remove_tree(aside)
+                if root.is_dir():
+                    root.rename(aside)
+                    remove_tree(aside)
         return "; ".join(note for note in notes if note) or None
 
     def drop_others(self, stage_ids: frozenset[str]) -> list[Path]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from tests.support.mirror_breakages import BREAKAGES as OF_THE_MIRROR
 from tests.support.mutants import MUTANTS as OF_CORE
+from tests.support.promise_breakages import all_breakages
 from tests.support.wire_breakages import BREAKAGES as OF_WIRE
 
-_BDN = Path(__file__).parents[2] / "bdn"
+_ROOT = Path(__file__).parents[2]
+_BDN = _ROOT / "bdn"
 _ROWS = [
     *((_BDN / "core" / file, breakage, old, new) for file, breakage, old, new in OF_CORE),
     *((_BDN / file, breakage, old, new) for file, breakage, old, new in OF_WIRE),
     *((_BDN / "mirror" / row.file, row.breakage, row.old, row.new) for row in OF_THE_MIRROR),
+    *((_ROOT / row.file, f"{row.promise}, {row.what}", row.old, row.new) for row in all_breakages()),
 ]
 
 
@@ -22,9 +26,11 @@ _ROWS = [
     ("file", "old", "new"),
     [pytest.param(file, old, new, id=f"{file.name}: {breakage}") for file, breakage, old, new in _ROWS],
 )
-def test_a_breakage_changes_one_place(file: Path, old: str, new: str) -> None:
+def test_a_breakage_changes_one_place_and_leaves_a_program(file: Path, old: str, new: str) -> None:
     assert file.read_text().count(old) == 1
     assert new != old
+    if file.suffix == ".py":
+        ast.parse(file.read_text().replace(old, new))
 
 
 def test_no_two_breakages_of_a_file_have_one_name() -> None:

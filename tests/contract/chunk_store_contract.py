@@ -1,8 +1,9 @@
-"""What every ChunkStore promises (``core/ports.py``). Suites inherit it and name their store."""
+"""What every CollectableStore promises (``core/ports.py``). Suites inherit it and name their store."""
 
 from __future__ import annotations
 
 import io
+import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
@@ -12,7 +13,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.ports import ChunkStore
+from bdn.core.ports import ChunkStore, CollectableStore, StoredChunk
 from tests.support.names import named
 
 CONTENT = b"the bytes of a chunk"
@@ -24,6 +25,11 @@ def content_of(store: ChunkStore, digest: Digest) -> bytes:
         return file.read()
 
 
+def seen(store: CollectableStore, digest: Digest) -> StoredChunk:
+    (found,) = store.stored([digest])
+    return found
+
+
 def full_chunk(fill: int = 0) -> bytes:
     """8 MiB of pages that all differ."""
     return b"".join((number + fill * CHUNK_SIZE).to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
@@ -32,7 +38,7 @@ def full_chunk(fill: int = 0) -> bytes:
 class ChunkStoreContract(ABC):
     @pytest.fixture
     @abstractmethod
-    def store(self) -> ChunkStore: ...
+    def store(self) -> CollectableStore: ...
 
     def test_what_was_put_can_be_opened(self, store: ChunkStore) -> None:
         store.put(CHUNK, memoryview(CONTENT))
@@ -81,29 +87,81 @@ class ChunkStoreContract(ABC):
         store.put(CHUNK, memoryview(b"<<<" + CONTENT + b">>>")[3:-3])
         assert content_of(store, CHUNK) == CONTENT
 
-    def test_a_deleted_chunk_is_gone(self, store: ChunkStore) -> None:
+    def test_a_collected_chunk_is_gone(self, store: CollectableStore) -> None:
         store.put(CHUNK, memoryview(CONTENT))
-        store.delete(CHUNK)
+        assert store.collect(seen(store, CHUNK))
         with pytest.raises(NotFoundError):
             store.open(CHUNK)
+        assert not store.keep(CHUNK)
+        assert list(store.stored()) == []
 
-    def test_a_deleted_chunk_can_be_put_again(self, store: ChunkStore) -> None:
+    def test_a_collected_chunk_can_be_put_again(self, store: CollectableStore) -> None:
         store.put(CHUNK, memoryview(CONTENT))
-        store.delete(CHUNK)
+        store.collect(seen(store, CHUNK))
         store.put(CHUNK, memoryview(CONTENT))
         assert content_of(store, CHUNK) == CONTENT
 
-    def test_deleting_an_absent_chunk_changes_nothing(self, store: ChunkStore) -> None:
+    def test_a_chunk_is_collected_once(self, store: CollectableStore) -> None:
         store.put(CHUNK, memoryview(CONTENT))
-        store.delete(named("absent"))
-        assert content_of(store, CHUNK) == CONTENT
+        found = seen(store, CHUNK)
+        assert [store.collect(found), store.collect(found)] == [True, False]
 
-    def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_deleted(self, store: ChunkStore) -> None:
+    @pytest.mark.parametrize("again", ["put", "kept"])
+    def test_what_was_put_or_kept_since_it_was_seen_is_not_collected(self, store: CollectableStore, again: str) -> None:
+        store.put(CHUNK, memoryview(CONTENT))
+        found = seen(store, CHUNK)
+        if again == "put":
+            store.put(CHUNK, memoryview(CONTENT))
+        else:
+            assert store.keep(CHUNK)
+        assert not store.collect(found)
+        assert content_of(store, CHUNK) == CONTENT
+        assert seen(store, CHUNK).kept_at > found.kept_at
+
+    def test_what_is_held_is_seen_with_its_size_and_when_it_was_put(self, store: CollectableStore) -> None:
+        before = time.time()
+        store.put(CHUNK, memoryview(CONTENT))
+        store.put(named("other"), memoryview(b"other"))
+        found = {chunk.digest: chunk for chunk in store.stored()}
+        assert {digest: chunk.size for digest, chunk in found.items()} == {CHUNK: len(CONTENT), named("other"): 5}
+        assert all(before - 1e-3 <= chunk.kept_at <= time.time() for chunk in found.values())
+        assert list(store.stored([named("absent"), CHUNK])) == [found[CHUNK]]
+
+    def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_collected(self, store: CollectableStore) -> None:
         store.put(CHUNK, memoryview(CONTENT))
         with store.open(CHUNK) as file:
             beginning = file.read(3)
-            store.delete(CHUNK)
+            assert store.collect(seen(store, CHUNK))
             assert beginning + file.read() == CONTENT
+
+    def test_threads_that_put_and_collect_one_chunk_never_lose_it_to_who_put_it(self, store: CollectableStore) -> None:
+        """As the mirror collects: first a look at the chunk, then at whether somebody is at work, then ``collect``."""
+        content = b"put and collected"
+        digest = digest_of(content)
+        at_work, collected, done = Event(), Event(), Event()
+
+        def collect() -> None:
+            while not done.is_set():
+                for chunk in store.stored([digest]):
+                    if not at_work.is_set() and store.collect(chunk):
+                        collected.set()
+
+        with ThreadPoolExecutor(2) as threads:
+            collecting = [threads.submit(collect) for _ in range(2)]
+            try:
+                for turn in range(40):
+                    for again in range(10):
+                        at_work.set()
+                        if (turn + again) % 2 or not store.keep(digest):
+                            store.put(digest, memoryview(content))
+                        assert content_of(store, digest) == content
+                        at_work.clear()
+                    assert collected.wait(20)  # there is something to lose
+                    collected.clear()
+            finally:
+                done.set()
+            for future in collecting:
+                future.result()
 
     def test_the_empty_chunk_is_a_chunk(self, store: ChunkStore) -> None:
         store.put(EMPTY, memoryview(b""))

@@ -10,9 +10,9 @@ from typing import Protocol
 import pytest
 
 from bdn.core.errors import InvalidSourceError
-from bdn.core.paths import UnsafePathError, check_tree
 from bdn.core.ports import Source
-from bdn.core.upstream import UpstreamFile
+from bdn.core.source.paths import UnsafePathError, check_tree
+from bdn.core.source.upstream import UpstreamFile
 from tests.doubles.ranges import read_range
 
 CONTENT = bytes(range(256)) * 40

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from bdn.core.digest import Digest
-from bdn.core.ports import Buffer, ChunkStore
+from bdn.core.ports import Buffer, CollectableStore, StoredChunk
 from bdn.store.directory import DirectoryStore
 from tests.contract.chunk_store_contract import ChunkStoreContract
 
 
 class TestDirectoryStore(ChunkStoreContract):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> ChunkStore:
+    def store(self, tmp_path: Path) -> CollectableStore:
         return DirectoryStore(tmp_path / "store")
 
 
@@ -31,11 +32,20 @@ class WrittenHereReadThere:
     def open(self, digest: Digest) -> BinaryIO:
         return self._reader.open(digest)
 
-    def delete(self, digest: Digest) -> None:
-        self._reader.delete(digest)
+    def keep(self, digest: Digest) -> bool:
+        return self._writer.keep(digest)
+
+    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
+        return self._reader.stored(digests)
+
+    def collect(self, chunk: StoredChunk) -> bool:
+        return self._reader.collect(chunk)
+
+    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        return self._reader.drop_leftovers(before, dry_run=dry_run)
 
 
 class TestTwoDirectoryStoresInOnePlace(ChunkStoreContract):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> ChunkStore:
+    def store(self, tmp_path: Path) -> CollectableStore:
         return WrittenHereReadThere(tmp_path / "store")

@@ -9,9 +9,9 @@ import pytest
 from huggingface_hub import close_session
 
 from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
-from bdn.core.literal_prefixes import literal_prefixes
-from bdn.core.patterns import Patterns, select
 from bdn.core.ports import Source
+from bdn.core.source.literal_prefixes import literal_prefixes
+from bdn.core.source.patterns import Patterns, select
 from bdn.sources.hub.folders import folders_of
 from bdn.sources.hub.listing import FOLDERS_ASKED_FOR
 from tests.contract.test_huggingface_source import opened

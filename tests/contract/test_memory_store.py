@@ -1,15 +1,15 @@
-"""MemoryStore keeps the contract of a ChunkStore."""
+"""MemoryStore keeps the contract of a CollectableStore."""
 
 from __future__ import annotations
 
 import pytest
 
-from bdn.core.ports import ChunkStore
+from bdn.core.ports import CollectableStore
 from bdn.store.memory import MemoryStore
 from tests.contract.chunk_store_contract import ChunkStoreContract
 
 
 class TestMemoryStore(ChunkStoreContract):
     @pytest.fixture
-    def store(self) -> ChunkStore:
+    def store(self) -> CollectableStore:
         return MemoryStore()

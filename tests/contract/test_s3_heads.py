@@ -19,7 +19,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.upstream import Checksum, ChecksumKind, UpstreamFile
+from bdn.core.source.upstream import Checksum, ChecksumKind, UpstreamFile
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, InvalidSourceError, UpstreamUnavailableError
 from bdn.core.ports import Source
-from bdn.core.source_uri import BucketUri
+from bdn.core.source.uri import BucketUri
 from bdn.sources.aws.bucket import S3Bucket, connect
 from bdn.sources.aws.client import Head, Listing, S3Endpoint
 from bdn.sources.credentials import S3Credentials, StaticS3Credentials

@@ -158,16 +158,16 @@ def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shel
 @pytest.mark.parametrize(
     ("arguments", "code", "exit_code"),
     [
-        (("ftp://host/path", "out"), "INVALID_SOURCE", 1),
-        (("s3://bucket@v2/prefix", "out"), "INVALID_SOURCE", 1),
-        (("s3://nowhere/prefix", "out"), "SOURCE_NOT_FOUND", 1),
-        (("hf://org/model@nope", "out"), "REVISION_NOT_FOUND", 1),
+        (("ftp://host/path", "out"), "INVALID_SOURCE", 2),
+        (("s3://bucket@v2/prefix", "out"), "INVALID_SOURCE", 2),
+        (("s3://nowhere/prefix", "out"), "SOURCE_NOT_FOUND", 4),
+        (("hf://org/model@nope", "out"), "REVISION_NOT_FOUND", 4),
         (("hf://org/private", "out"), "AUTH_REQUIRED", 1),
-        (("hf://org/private", "out", "--secret", "absent"), "SECRET_NOT_FOUND", 1),
+        (("hf://org/private", "out", "--secret", "absent"), "SECRET_NOT_FOUND", 4),
         (("s3://weights/x", "out", "--secret", "broken"), "SECRET_MALFORMED", 1),
         (("hf://org/model", "out", "--allow", "*.nope"), "NO_FILES_MATCHED", 1),
         (("hf://org/empty", "out"), "NO_FILES_MATCHED", 1),
-        (("hf://org/model", "occupied"), "INVALID_REQUEST", 1),
+        (("hf://org/model", "occupied"), "INVALID_REQUEST", 2),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

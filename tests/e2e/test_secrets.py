@@ -52,7 +52,7 @@ def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Sh
     again = keyed.run("bdn-admin", "secrets", "rm", "team-token", "--json")
     assert (again.code, again.document["error"]["code"]) == (4, "NOT_FOUND")
     refused = keyed.run("bdn", "pull", "hf://org/private", "new", "--secret", "team-token", "--json")
-    assert (refused.code, refused.document["error"]["code"]) == (1, "SECRET_NOT_FOUND")
+    assert (refused.code, refused.document["error"]["code"]) == (4, "SECRET_NOT_FOUND")
     texts = [done.out, done.err, pulled.out, pulled.err, listed.out, listed.err, refused.out, refused.err]
     files = [path for path in keyed.data.rglob("*") if path.is_file()]
     for secret in (hub.token, keyed.extra["BDN_SECRETS_KEY"]):
@@ -61,7 +61,7 @@ def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Sh
 
 
 def test_a_value_comes_from_standard_input_and_wrong_ones_are_refused_at_once(keyed: Shell) -> None:
-    assert given(keyed, b"", "empty").returncode == 1
+    assert given(keyed, b"", "empty").returncode == 2
     assert b"is empty" in given(keyed, b"\n", "empty").stderr
     assert b"is not text" in given(keyed, b"\xff\xfe", "binary").stderr
     assert b"over the limit of 65536" in given(keyed, b"x" * 70_000, "long").stderr
@@ -121,7 +121,7 @@ def test_a_prompt_is_left_with_one_ctrl_c(keyed: Shell) -> None:
 
 def test_without_a_key_the_command_says_how_to_make_one(shell: Shell) -> None:
     refused = given(shell, VALUE.encode(), "name")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert b"bdn-admin secrets new-key" in refused.stderr
     assert VALUE.encode() not in refused.stderr + refused.stdout
 

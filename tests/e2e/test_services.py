@@ -101,7 +101,7 @@ def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell) -> 
     assert recorded["request"]["force"] is True
     assert recorded["bytes_freed"] == 2 * SIZE
     assert node.run("bdn-admin", "ls", "--json").document["items"] == []
-    assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 1  # it says that the mirror was evicted
+    assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 2  # it says that the mirror was evicted
 
 
 def get(shell: Shell, path: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.transfer.connections import ConnectionPool
+from bdn.wire.guarded_dialing import dial
 from tests.support.agent_mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 from tests.support.trees import tree
@@ -32,6 +33,7 @@ def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path)
 
 
+@pytest.mark.promise("corruption")
 @pytest.mark.parametrize("fault", [flipped, truncated, refused, busy], ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("path", ["large", "small"])
 async def test_a_fault_that_passes_is_not_noticed(rig: Rig, mirror: AgentMirror, fault: Fault, path: str) -> None:
@@ -73,6 +75,7 @@ async def test_a_fault_that_stays_fails_the_stage_and_shows_nothing(
         assert tree(Path(stage.mounts[0].path)) == FILES
 
 
+@pytest.mark.promise("corruption")
 async def test_a_layout_that_does_not_make_up_the_file_is_refused(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     for file in mirror.layouts[manifest.digest].files:
@@ -100,14 +103,14 @@ async def test_an_agent_that_ends_does_not_wait_for_a_silent_mirror(rig: Rig, mi
 def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         pool = ConnectionPool(timeout_seconds=30)
-        real = socket.create_connection
+        real = dial
 
         def connect(*arguments: Any, **options: Any) -> socket.socket:
             made = real(*arguments, **options)
             pool.close()  # it cannot see this socket yet
             return made
 
-        monkeypatch.setattr(socket, "create_connection", connect)
+        monkeypatch.setattr("bdn.transfer.dialing.dial", connect)
         with (
             pytest.raises(ConnectionAbortedError, match="this program is ending"),
             pool.get(f"http://127.0.0.1:{silent.getsockname()[1]}/", {}),

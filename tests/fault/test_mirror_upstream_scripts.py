@@ -46,7 +46,8 @@ FOREVER = None
 AGAIN_AND_AGAIN = CHUNKS + FAILURES_OF_A_FILE + TRANSFERS
 
 SCRIPTS = {
-    "a flipped byte": Script(flip_byte(at=1000), "CHECKSUM_MISMATCH", reads=CHUNKS),
+    "a flipped byte": Script(flip_byte(at=1000), reads=2 * CHUNKS),
+    "a flipped byte, always": Script(flip_byte(at=1000), "CHECKSUM_MISMATCH", FOREVER, reads=2 * CHUNKS),
     "a truncated body": Script(truncate(at=5_000_000)),
     "no answer": Script(drop()),
     "no answer, ever": Script(drop(), "UPSTREAM_UNAVAILABLE", FOREVER, reads=2 * AGAIN_AND_AGAIN),
@@ -82,7 +83,8 @@ SCRIPTS = {
 
 
 SMALL_SCRIPTS = {
-    "a flipped byte": Script(flip_byte(at=3), "CHECKSUM_MISMATCH", reads=1),
+    "a flipped byte": Script(flip_byte(at=3), reads=2),
+    "a flipped byte, always": Script(flip_byte(at=3), "CHECKSUM_MISMATCH", FOREVER, reads=2),
     "a truncated body": Script(truncate(at=3), reads=2),
     "no answer": Script(drop(), reads=2),
     "a reset": Script(reset(at=3), reads=2),

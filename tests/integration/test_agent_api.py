@@ -7,25 +7,17 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from bdn.core.errors import BdnError
-from bdn.wire.client import AgentClient
-from bdn.wire.http_server import serving
 from bdn.wire.stage_schema import StageRequest
-from node_agent.agent import Agent
-from node_agent.api import build_app
-from node_agent.sockets import unix_socket
 from tests.support.agent_mirror import AgentMirror, flipped, held_by
 from tests.support.agent_mounts import needs_mounts, read_only
 from tests.support.agent_rig import MIB, Rig, metrics, noise
+from tests.support.agent_site import serving_agent
 from tests.support.trees import tree
 
 pytest_plugins = ("tests.support.agent_fixtures",)
@@ -41,28 +33,6 @@ def mirror(server: AgentMirror) -> AgentMirror:
 @pytest.fixture
 def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path)
-
-
-@dataclass(frozen=True)
-class Site:
-    """An agent, our own client of it, and a plain HTTP client."""
-
-    agent: Agent
-    client: AgentClient
-    http: httpx2.AsyncClient
-
-
-@asynccontextmanager
-async def serving_agent(rig: Rig, **changes: Any) -> AsyncIterator[Site]:
-    path = rig.root / "agent.sock"
-    async with rig.agent(**changes) as agent:
-        with unix_socket(path) as listener:
-            async with (
-                serving(build_app(agent), listener),
-                AgentClient(f"unix:{path}") as client,
-                httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(path)), base_url="http://agent") as http,
-            ):
-                yield Site(agent, client, http)
 
 
 async def test_a_stage_is_accepted_then_ready_then_released(rig: Rig, mirror: AgentMirror) -> None:
@@ -237,6 +207,8 @@ async def test_the_cache_says_what_it_holds_and_for_whom(rig: Rig, mirror: Agent
             "committed": MIB + 7,
             "reserved": 0,
             "leased": MIB + 2,
+            "pressed": 0,
+            "problem": None,
         }
         assert [(held.manifest, held.complete, held.held_by) for held in cache.manifests] == [
             (str(one.digest), True, ["one"]),
@@ -277,6 +249,8 @@ async def test_health_metrics_and_documentation_are_served(rig: Rig, mirror: Age
             "/stages/{stage_id}/events",
             "/stages/{stage_id}/renew",
             "/cache",
+            "/verifications",
+            "/events",
             "/healthz",
             "/readyz",
             "/metrics",

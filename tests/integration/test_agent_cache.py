@@ -233,7 +233,7 @@ async def test_files_of_a_failed_stage_stay_counted_and_are_not_fetched_again(ri
         with pytest.raises(BdnError, match="does not exist"):
             await staged(agent, mirror, manifest)
         assert agent.cache.index.leases.leased() == ()
-        use = await agent.cache.use()
+        use = (await agent.holdings.tiers())["node"]
         assert use.committed + use.reserved == disk_bytes(rig.cache)
         mirror.store = store
         mirror.forget()
@@ -314,6 +314,7 @@ async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Ri
             "sources": ["hf://org/model-0"],
             "refused": False,
             "holders": [],
+            "restorable_until": None,
         }
         assert (held(agent), disk_bytes(rig.cache)) == (set(), 0)
         assert list((rig.cache / "manifests").iterdir()) == []

@@ -75,7 +75,7 @@ async def test_many_peers_who_ask_for_one_chunk_cost_one_read_of_the_mirror(
     manifest = mirror.publish(FILES)
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
-        grants = [mirror.grant(manifest, organisation=f"org-{number}") for number in range(8)]
+        grants = [mirror.grant(manifest, expires_in=3600 + number) for number in range(8)]
         got = await asyncio.gather(*(ask(peer, agent.data_port, FIRST, grant, manifest) for grant in grants))
 
         assert got == [FIRST] * 8

@@ -153,7 +153,7 @@ async def test_when_others_fill_the_disk_files_go_before_chunks_that_the_cluster
 ) -> None:
     mine, theirs = mirror.publish({"mine": noise(9 * MIB, 2)}), mirror.publish(FILES)
     with mounted_tmpfs(tmp_path / "disk", "40m") as disk:
-        given = {"cache_bytes": 10**12, "cluster_cache_bytes": 8 * MIB, "headroom_bytes": 4 * MIB}
+        given = {"cache_bytes": 10**12, "cluster_cache_bytes": 8 * MIB, "headroom_bytes": 4 * MIB, "keep_percent": 0}
         async with Rig(mirror, disk, given).agent() as agent:
             await agent.heartbeats.beat()
             stage = await staged(agent, mirror, mine)

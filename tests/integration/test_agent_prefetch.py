@@ -15,6 +15,7 @@ from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
 from node_agent.agent import Agent
 from tests.support.agent_mirror import AgentMirror, held_by
 from tests.support.agent_rig import MIB, Rig, noise, staged
+from tests.support.mirror_service import until
 
 pytest_plugins = ("tests.support.agent_fixtures",)
 
@@ -88,8 +89,11 @@ async def test_the_mirror_hears_that_what_was_prefetched_is_whole_and_in_use_by_
         mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
         await ended(agent, mirror)
 
-        told = [heartbeat.holdings for heartbeat in mirror.heartbeats if heartbeat.holdings is not None]
-        assert [(one.complete, one.held_by) for one in told[-1]] == [(True, [])]
+        def told() -> list[tuple[bool, list[str]]]:
+            last = [heartbeat.holdings for heartbeat in mirror.heartbeats if heartbeat.holdings is not None][-1]
+            return [(one.complete, one.held_by) for one in last]
+
+        await until(lambda: told() == [(True, [])], "the lease's end is told")
 
 
 async def test_a_grant_that_is_not_the_mirror_s_fails_the_prefetch(mirror: AgentMirror, tmp_path: Path) -> None:

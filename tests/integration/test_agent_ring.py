@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.errors import StoreUnavailableError
+from bdn.core.errors import BdnError, StoreUnavailableError
+from bdn.core.manifest import Manifest
 from bdn.wire.agent_schema import Member
+from bdn.wire.client import MirrorClient
 from tests.support.agent_mirror import FORMS, AgentMirror, failing, held_by
 from tests.support.agent_rig import MIB, noise, staged
 from tests.support.agent_ring import Ring, came_from
@@ -134,3 +136,51 @@ async def test_what_the_cluster_holds_comes_while_the_mirrors_chunks_are_out_of_
         stage = await staged(agents[2], mirror, manifest)
 
         assert tree(Path(stage.mounts[0].path)) == FILES
+
+
+async def test_a_cluster_serves_a_node_that_joined_last_while_the_mirror_is_away(
+    ring: Ring, mirror: AgentMirror
+) -> None:
+    """It never saw the manifest, and owns a third of chunks that only others hold."""
+    manifest = mirror.publish(FILES)
+    async with ring.nodes(2) as agents:
+        await ring.staged_by_all(manifest)
+        async with ring.agent("late") as late:
+            mirror.down = True
+            mirror.forget()
+
+            stage = await staged(late, mirror, manifest)
+
+            assert tree(Path(stage.mounts[0].path)) == FILES
+            assert stage.mounts[0].bytes_from.model_dump() == {"node": 0, "cluster": SIZE, "mirror": 0}
+            assert [len(agent.stages.book.all()) for agent in agents] == [1, 1]
+
+
+async def test_a_peer_gives_a_manifest_only_for_a_grant_that_names_it(ring: Ring, mirror: AgentMirror) -> None:
+    theirs, other = mirror.publish(FILES), mirror.publish({"other": b"other"})
+    async with ring.nodes(2, auth="token", token="operator") as agents:
+        await staged(agents[0], mirror, theirs)
+        peer = MirrorClient(f"http://127.0.0.1:{agents[0].data_port}")
+        async with peer:
+            granted = await peer.manifest(theirs.digest, mirror.grant(theirs))
+            layout = await peer.layout(theirs.digest, mirror.grant(theirs))
+            refusals = [
+                await _refusal(peer, theirs, bearer)
+                for bearer in (mirror.grant(other), mirror.grant(theirs, expires_in=-1), "nonsense", None)
+            ]
+            not_there = await _refusal(peer, other, mirror.grant(other))
+
+    assert granted == theirs
+    assert layout.covers(theirs.contents)
+    assert refusals == ["NOT_FOUND", "GRANT_EXPIRED", "GRANT_INVALID", "UNAUTHENTICATED"]
+    assert not_there == "NOT_FOUND"
+
+
+async def _refusal(peer: MirrorClient, manifest: Manifest, bearer: str | None) -> str:
+    codes = set()
+    for ask in (peer.manifest, peer.layout):
+        with pytest.raises(BdnError) as refused:
+            await ask(manifest.digest, bearer)
+        codes.add(refused.value.code)
+    (code,) = codes
+    return code

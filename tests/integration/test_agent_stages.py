@@ -254,18 +254,18 @@ async def test_what_no_stage_needs_is_tidied_up_at_the_start(rig: Rig, mirror: A
 
 
 async def test_an_expired_stage_is_released_and_a_renewed_one_is_not(rig: Rig, mirror: AgentMirror) -> None:
-    clock = Clock()
+    elapsed = Clock()
     one, two, three = (mirror.publish({"f": bytes([number])}) for number in range(3))
-    async with rig.agent(clock=clock) as agent:
+    async with rig.agent(elapsed=elapsed) as agent:
         await agent.heartbeats.beat()
         stages = []
         for number, manifest in enumerate((one, two, three)):
             token = mirror.grant(manifest, expires_in=1e9)
             stages.append(await agent.stages.start(f"job-{number}", token, 100 if number < 2 else None))
             await agent.stages.finish(stages[-1].record.id)
-        clock.now += 60
+        elapsed.now += 60
         await agent.stages.renew(stages[1].record.id, 100)
-        clock.now += 60
+        elapsed.now += 60
 
         await agent.housekeeping.reap()
 
@@ -274,12 +274,17 @@ async def test_an_expired_stage_is_released_and_a_renewed_one_is_not(rig: Rig, m
         with pytest.raises(InvalidRequestError, match="RELEASED; stage it again"):
             await agent.stages.renew(stages[0].record.id, 100)
         await agent.stages.renew(stages[1].record.id, None)
-        clock.now += 1e6
+        elapsed.now += 1e6
         await agent.housekeeping.reap()
         assert stages[1].record.state == "READY"
         await agent.stages.renew(stages[1].record.id, 100)
-    clock.now += 100
-    async with rig.agent(clock=clock) as agent:  # its time was over while the agent was down
+    elapsed.now += 200
+    async with rig.agent(
+        elapsed=elapsed
+    ) as agent:  # while the agent was down nobody could renew: that time does not count
+        assert agent.stages.book.find(stages[1].record.id).record.state == "READY"
+        elapsed.now += 100
+        await agent.housekeeping.reap()
         assert agent.stages.book.find(stages[1].record.id).record.state == "RELEASED"
         assert agent.stages.book.find(stages[2].record.id).record.state == "READY"
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from bdn.mirror.eviction.store_eviction import StoreEviction
+from bdn.wire.eviction_schema import EvictCommand
 from tests.doubles.hub import Hub
 from tests.support.fake_agent import USE, FakeAgent
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
@@ -117,13 +119,20 @@ async def test_agents_and_clusters_tell_capacity_and_use(idle: MirrorUnderTest) 
     await FakeAgent(idle, "n2").beat()
     agents = (await idle.http.get("/agents")).json()["items"]
     assert [(agent["node"], agent["manifests"], agent["tiers"]["node"]) for agent in agents] == [
-        ("n1", 1, USE),
-        ("n2", 0, USE),
+        ("n1", 1, USE | {"problem": None}),
+        ("n2", 0, USE | {"problem": None}),
     ]
     (cluster,) = (await idle.http.get("/clusters")).json()["items"]
     assert (cluster["agents"], cluster["agents_alive"]) == (2, 2)
     assert cluster["epoch"] > 0
-    assert cluster["tiers"]["node"] == {name: 2 * size for name, size in USE.items()}
+    assert cluster["tiers"]["node"] == {name: 2 * size for name, size in USE.items()} | {"problem": None}
+
+
+async def test_an_agent_that_takes_nothing_new_stays_a_member_and_the_reason_is_told(idle: MirrorUnderTest) -> None:
+    failing = FakeAgent(idle, "n1", tiers={"node": USE | {"problem": "Input/output error"}})
+    await failing.beat()
+    (agent,) = (await idle.http.get("/agents")).json()["items"]
+    assert (agent["alive"], agent["tiers"]["node"]["problem"]) == (True, "Input/output error")
 
 
 async def test_holdings_stay_until_others_are_reported(mirror: MirrorUnderTest, manifest: str) -> None:
@@ -152,6 +161,8 @@ async def test_a_command_answers_the_open_heartbeat_at_once_and_its_report_ends_
         "dry_run": False,
         "force": False,
         "tier": "node",
+        "organisation": "default",
+        "asked_by": "an operator of default",
     }
     assert eviction["status"] == "RUNNING"
     after = await agent.carry_out(reply, item(manifest, 5))
@@ -179,6 +190,28 @@ async def test_an_eviction_waits_for_every_agent_it_concerns(mirror: MirrorUnder
     narrowed = await begun(mirror, job="j", node="n1", cluster="d", dry_run=True)
     assert [len((await agent.beat())["commands"]) for agent in (one, two, other)] == [0, 0, 1]
     assert narrowed["request"]["job"] == "j"
+
+
+async def test_an_eviction_is_not_over_before_the_mirror_has_done_its_own_part(
+    mirror: MirrorUnderTest, manifest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = FakeAgent(mirror, "n1", holdings=[{"manifest": manifest, "bytes": 5, "held_by": ["job-7"]}])
+    await agent.beat()
+    turn, run = asyncio.Event(), StoreEviction.run
+
+    async def run_late(self: StoreEviction, command: EvictCommand, organisation: str) -> None:
+        await turn.wait()  # another eviction is at work
+        await run(self, command, organisation)
+
+    monkeypatch.setattr(StoreEviction, "run", run_late)
+    asking = asyncio.create_task(mirror.evict(source="hf://org/model"))
+    reply = await agent.beat(wait_seconds=10)
+    await agent.carry_out(reply, item(manifest, 5))  # the job has ended, and the next heartbeat will say so
+    turn.set()
+
+    done = await asking
+    assert [(one["tier"], one["refused"]) for one in done["items"]] == [("node", False), ("mirror", True)]
+    assert done["status"] == "REFUSED"
 
 
 async def test_an_agent_s_own_failure_fails_the_eviction(mirror: MirrorUnderTest, manifest: str) -> None:
@@ -237,7 +270,9 @@ async def test_what_an_agent_leases_stays_unless_forced_and_the_holder_is_named(
     assert (await mirror.evict(lru_bytes=1, tier="mirror"))["items"] == []
     assert mirror.chunks() == before
     forced = await mirror.evict(source="hf://org/model", tier="mirror", force=True)
-    assert (forced["status"], forced["bytes_freed"], mirror.chunks()) == ("DONE", 5, {})
+    assert (forced["status"], forced["bytes_freed"]) == ("DONE", 5)
+    assert forced["items"][0]["restorable_until"] is not None
+    assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 404
     assert forced["request"]["force"]
     assert forced["items"][0]["holders"] == ["job-7 on n1"]
     assert mirror.count("evictions") == 4  # every one is recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
 
-from bdn.core.errors import StoreUnavailableError
-from bdn.mirror.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError, DatabaseUnavailableError
-from bdn.mirror.repository import mirrors
+from bdn.core.errors import InvalidRequestError, StoreUnavailableError
+from bdn.mirror.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
+from bdn.mirror.database_errors import DatabaseUnavailableError
+from bdn.mirror.repository import at_work, mirrors, objects
 from bdn.mirror.tables import Base
 from tests.support.mirror_service import mirror_under_test
 
@@ -94,5 +96,27 @@ async def test_a_database_that_is_away_is_unavailable_not_a_crash() -> None:
         await database.version()
     with pytest.raises(DatabaseUnavailableError):
         async with database.write() as session:
-            await mirrors.any_running(session, 0.0)
+            await at_work.oldest_at_work(session, 0.0)
+    await database.close()
+
+
+async def test_records_and_objects_of_a_source_with_thousands_of_revisions_can_be_gone_through(url: str) -> None:
+    database = Database(url)
+    await database.migrate()
+    manifests = [f"{number:064x}" for number in range(5000)]
+    async with database.read() as session:
+        found, cursor = await records.after(session, None, manifests)
+        assert (found, await records.after(session, cursor, manifests)) == ([], ([], None))
+        assert await objects.after(session, None, manifests) == []
+    await database.close()
+
+
+async def test_a_name_with_a_nul_is_nobody_s_and_no_failure_of_the_database(url: str) -> None:
+    database = Database(url)
+    await database.migrate()
+    found: list[object] = []
+    with suppress(InvalidRequestError):
+        async with database.read() as session:
+            found += await mirrors.manifests_of(session, "acme", "hf://org/\0")
+    assert found == []
     await database.close()

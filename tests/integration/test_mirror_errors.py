@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.ports import Location
-from bdn.core.upstream import UpstreamFile
+from bdn.core.source.upstream import UpstreamFile
 from bdn.sources.s3 import S3Source
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, flip_byte, ignore_range, truncate
@@ -160,18 +160,19 @@ async def test_a_flipped_byte_is_a_checksum_mismatch_and_nothing_of_it_is_kept(
 ) -> None:
     content = GeneratedContent(size)
     hub.repo("org/model").commit({"sub/model.safetensors": content})
-    hub.fail(flip_byte(3), origin="cdn")
+    hub.fail(flip_byte(3), origin="cdn", times=None)
     error = await mirror.failed(MODEL)
     assert error["code"] == "CHECKSUM_MISMATCH"
     assert "'sub/model.safetensors' of hf://org/model" in error["message"]
     assert mirror.count("copied_chunks") == 0
+    hub.script.clear()
     document = await mirror.ready(MODEL)
     assert document["bytes_transferred"] == size
     assert (await mirror.tree(document["sources"][0]["manifest"]))["sub/model.safetensors"] == content.read(0, size)
 
 
 async def test_a_wrong_small_file_is_caught_by_its_git_name(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
-    hub.fail(flip_byte(), "resolve-cache.*config.json")
+    hub.fail(flip_byte(), "resolve-cache.*config.json", times=2)
     assert (await mirror.failed(MODEL))["code"] == "CHECKSUM_MISMATCH"
 
 
@@ -214,7 +215,7 @@ async def test_a_rate_limit_is_waited_out_as_long_as_the_upstream_asks(
     assert document["bytes_transferred"] == 7
     # The request waits, and so does everybody at the host; for whom the clock has not moved while this pause passed.
     assert sum(seconds >= 7 for seconds in waited) >= 2
-    assert all(6 < seconds <= 7.5 for seconds in waited)
+    assert all(0 < seconds <= 7.5 for seconds in waited)
 
 
 async def test_a_rate_limit_that_asks_for_an_hour_is_told_at_once(

@@ -1,7 +1,11 @@
-"""The mirror's own tier: what an eviction takes, what it spares, and what a crash or a running copy does to it."""
+"""The mirror's own tier: what an eviction takes, what it spares, and what a failing store or a running copy does to it.
+
+Here what is evicted is collected at once; how it can be had back is in ``tests/promises/test_restoring.py``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,8 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
-from bdn.mirror.database import DatabaseUnavailableError
-from bdn.mirror.eviction import store_eviction
+from bdn.core.ports import StoredChunk
+from bdn.mirror.database_errors import DatabaseUnavailableError
 from bdn.mirror.eviction.store_eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
 from tests.doubles.content import GeneratedContent
@@ -24,6 +28,12 @@ pytest_plugins = ("tests.support.mirror_fixtures",)
 
 SHARED, MIB = b"in both", 1024 * 1024
 ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
+
+
+@pytest.fixture
+async def mirror(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(tmp_path, tombstone_seconds=0) as service:
+        yield service
 
 
 @dataclass(frozen=True)
@@ -182,25 +192,25 @@ async def test_a_selector_says_exactly_one_thing(idle: MirrorUnderTest, subtests
     assert idle.count("evictions") == 0
 
 
-async def test_nothing_is_evicted_while_a_mirror_runs_forced_or_not(
+async def test_what_a_mirror_that_runs_has_published_is_not_evicted_forced_or_not(
     mirror: MirrorUnderTest, hub: Hub, filled: Filled
 ) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
     hub.fail(stall(), origin="cdn")
-    begun = await mirror.begin(source("hf://org/slow"))
-    await until(lambda: hub.log.count(origin="cdn"))
-    before = mirror.chunks()
+    begun = await mirror.begin(TWO, source("hf://org/slow"))
+    await until(lambda: hub.log.count(origin="cdn") and "READY" in str(mirror.rows("mirror_sources")))
+    await until(lambda: sum(row[5] == "READY" for row in mirror.rows("mirror_sources")["mirror_sources"]) == 4)
     for force in (False, True):
-        document = await mirror.evict(manifest=filled["old"], force=force)
+        document = await mirror.evict(manifest=filled["two"], force=force)
         assert (document["status"], document["bytes_freed"]) == ("REFUSED", 0)
         assert document["items"][0]["holders"] == [f"mirror {begun['id']}"]
-    assert mirror.chunks() == before
+    assert (await evicted(mirror, manifest=filled["old"]))[0] == "DONE"  # which has nothing to do with it
     hub.release_stalled()
-    await mirror.ended(begun["id"])
-    assert (await evicted(mirror, manifest=filled["old"]))[0] == "DONE"
+    assert (await mirror.ended(begun["id"]))["grant"] is not None
+    assert (await evicted(mirror, manifest=filled["two"]))[0] == "DONE"
 
 
-async def test_a_canceled_mirror_holds_off_evictions_until_its_worker_has_stopped(
+async def test_a_mirror_whose_worker_has_not_stopped_loses_no_chunk_that_it_may_count_on(
     mirror: MirrorUnderTest, hub: Hub, filled: Filled
 ) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
@@ -208,10 +218,15 @@ async def test_a_canceled_mirror_holds_off_evictions_until_its_worker_has_stoppe
     begun = await mirror.begin(source("hf://org/slow"))
     await until(lambda: hub.log.count(origin="cdn"))
     await mirror.http.post(f"/mirror/{begun['id']}/cancel")
-    assert (await mirror.evict(all=True))["status"] == "REFUSED"  # a thread of it still may store a chunk
+    before = mirror.chunks()
+    assert (await evicted(mirror, all=True))[0] == "DONE"
+    assert mirror.count("contents") == 0
+    assert mirror.chunks() == before  # a thread of it still may find one of them there
     hub.release_stalled()
     await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
-    assert (await evicted(mirror, all=True))[0] == "DONE"
+    collection = await mirror.collect(grace_seconds=0)
+    assert {kind["kind"] for kind in collection["kinds"] if kind["count"]} <= {"chunks", "contents"}
+    assert mirror.chunks() == {}
 
 
 async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_copied(
@@ -220,7 +235,7 @@ async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_cop
     # Made of the same bytes, so that they begin with equal chunks: a file of two, and one of three.
     for count, name in enumerate(("two", "three"), start=1):
         hub.repo(f"org/{name}").commit({f"{name}.bin": GeneratedContent(count * CHUNK_SIZE + 10 + count)})
-    async with mirror_under_test(tmp_path, transfers=1) as mirror:
+    async with mirror_under_test(tmp_path, transfers=1, tombstone_seconds=0) as mirror:
         two, three = [
             (await mirror.ready(wanted))["sources"][0]["manifest"] for wanted in (TWO, source("hf://org/three"))
         ]
@@ -241,36 +256,26 @@ async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_cop
         await check_store(mirror)
 
 
-@pytest.mark.parametrize("restart", [True, False], ids=["after a restart", "when the store is back"])
-async def test_chunks_that_could_not_be_deleted_are_deleted_later_and_nothing_is_copied_until_then(
-    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
+async def test_chunks_that_could_not_be_deleted_are_collected_later_and_mirroring_goes_on(
+    mirror: MirrorUnderTest, hub: Hub, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.repo("org/one").commit({"shared.bin": SHARED, "only.txt": b"1"})
-
-    def fail(self: DirectoryStore, digest: Digest) -> None:
+    def fail(self: DirectoryStore, chunk: StoredChunk) -> bool:
         raise StoreUnavailableError("the disk is away")
 
-    async with mirror_under_test(tmp_path) as mirror:
-        await mirror.ready(ONE)
-    monkeypatch.setattr(store_eviction, "SWEEP_SECONDS", 3600 if restart else 0.01)
-    async with mirror_under_test(tmp_path) as mirror:
-        with monkeypatch.context() as patch:
-            patch.setattr(DirectoryStore, "delete", fail)
-            answer = await mirror.http.post("/evictions", json={"all": True})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
-            assert mirror.count("contents") == 0
-            assert len(mirror.chunks()) == 1  # one slab
-            begun = await mirror.begin(ONE)
-            assert (await mirror.http.get(f"/mirror/{begun['id']}?wait=0.05")).json()["status"] == "PENDING"
-            (eviction,) = mirror.rows("evictions")["evictions"]
-            assert (await mirror.http.get(f"/evictions/{eviction[0]}")).json()["status"] == "RUNNING"
-        if not restart:
-            assert (await mirror.ended(begun["id"]))["bytes_transferred"] == len(SHARED) + 1
-    async with mirror_under_test(tmp_path) as mirror:
-        assert (await mirror.ended(begun["id"]))["bytes_transferred"] == len(SHARED) + 1
-        await check_store(mirror)
-        document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
-        assert (document["status"], document["bytes_freed"]) == ("DONE", len(SHARED) + 1)
+    before = mirror.chunks()
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "collect", fail)
+        answer = await mirror.http.post("/evictions", json={"source": "hf://org/one"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
+    (eviction,) = mirror.rows("evictions")["evictions"]
+    document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
+    assert (document["status"], len(document["items"])) == ("FAILED", 2)
+    assert await held(mirror) == {filled["two"]}
+    assert mirror.chunks() == before
+    await mirror.ready(ONE)
+    await mirror.collect(grace_seconds=0)
+    assert await held(mirror) == {filled["two"], filled["new"]}
+    await check_store(mirror)
 
 
 async def test_an_eviction_whose_plan_fails_has_failed_and_evicted_nothing(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.retry import RetryPolicy
+from bdn.core.pace.retry import RetryPolicy
 from tests.doubles.faults import Fault, answer, drop, rate_limited
 from tests.doubles.google_sts import Provider, ServiceAccount
 from tests.doubles.s3 import S3Bucket

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
-from bdn.core.layout import FileLayout, Slab
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.upstream import Identity
+from bdn.core.source.upstream import Identity
+from bdn.core.store.layout import FileLayout, Slab
 from bdn.mirror.database import Database
 from bdn.mirror.eviction.weights import EvictionWeights
 from bdn.mirror.repository import contents, layouts, removal
@@ -40,14 +41,15 @@ class Holdings:
         async with self.database.write() as session:
             await contents.record_slabs(session, [slab])
             keys = {Identity.of(scope, one.digest.hex, slab.digest.hex).key: one for one in inside}
-            await contents.record_contents(session, keys)
+            await contents.record_contents(session, keys, 1.0)
         return slab
 
     async def keep_whole(self, content: bytes) -> None:
         layout = FileLayout.of(len(content), (digest_of(content),))
         self.store.put(layout.digest, bytearray(content))
         async with self.database.write() as session:
-            await contents.record_contents(session, {Identity.of("public", "whole", layout.digest.hex).key: layout})
+            keys = {Identity.of("public", "whole", layout.digest.hex).key: layout}
+            await contents.record_contents(session, keys, 1.0)
 
     async def publish(self, organisation: str, *files: bytes) -> Manifest:
         manifest = manifest_of(files)
@@ -72,15 +74,15 @@ class Holdings:
         return read
 
     async def evict(self, *manifests: Manifest) -> tuple[list[int], set[str]]:
-        """What each frees, and the names of the objects that go."""
+        """What each frees when it is given up, and the names of the objects that go when they are collected."""
         async with self.database.write() as session:
             weights = EvictionWeights()
             names = [manifest.digest.hex for manifest in manifests]
             asked = [await weights.take(session, name, is_kept=True) for name in names[:1]]
             freed = [await weights.take(session, name, is_kept=False) for name in names]
             assert asked == freed[:1]
-            doomed = await removal.remove(session, names, weights.contents, weights.slabs)
-        return freed, {raw.hex() for raw in doomed}
+            taken = [(await removal.take_manifest(session, name, 2.0)).chunks for name in names]
+            return freed, {raw.hex() for raw in set().union(*taken) - await removal.named(session)}
 
     async def opens(self, manifest: Manifest, organisation: str, digest: Digest) -> bool:
         async with self.database.read() as session:
@@ -255,14 +257,13 @@ async def test_a_public_slab_does_for_an_organisation_too(held: Holdings) -> Non
 
 
 async def test_a_slab_that_is_also_somebody_s_file_stays_with_it(held: Holdings) -> None:
-    await held.keep_whole(A)
     slab = await held.pack("public", A)  # a slab of one file has the file's name
     assert slab.digest == digest_of(A)
-    await held.pack("public", A, B)
-    one = await held.publish("acme", A, B)
+    large = FileLayout.of(CHUNK_SIZE + len(A), (digest_of(bytes(CHUNK_SIZE)), slab.digest))
     async with held.database.write() as session:
-        assert await removal.remove(session, [], [], [slab.digest.hex]) == set()
-    assert set(await held.slabs(one, "acme")) == {A, B}
+        await contents.record_contents(session, {"large": large}, 1.0)
+    assert await held.evict(await held.publish("acme", A)) == ([len(A)], set())
+    assert await held.counts() == (0, 0)
 
 
 async def test_many_files_are_recorded_and_read_back(held: Holdings) -> None:
@@ -271,7 +272,7 @@ async def test_many_files_are_recorded_and_read_back(held: Holdings) -> None:
     async with held.database.write() as session:
         await contents.record_slabs(session, [slab for slab, *_ in slabs])
         inside = {f"{one.digest.hex[::-1]}": one for *_, found in slabs for one in found}
-        await contents.record_contents(session, inside)
+        await contents.record_contents(session, inside, 1.0)
     for slab, packed, _ in slabs:
         held.store.put(slab.digest, bytearray(packed))
     manifest = await held.publish("acme", *files)

@@ -14,12 +14,13 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.database import Database
-from bdn.mirror.eviction.store_eviction import StoreEviction
 from bdn.mirror.mirroring import worker
+from bdn.mirror.repository import tombstones
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.promises import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
@@ -80,8 +81,7 @@ async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnd
     for dry_run in (True, False):
         evicted = await pg_mirror.evict(all=True, dry_run=dry_run)
         assert (evicted["status"], evicted["bytes_freed"]) == ("DONE", LARGE.size + 3)
-    assert await fetch(database_url, "SELECT digest FROM contents") == []
-    assert (await pg_mirror.ready(MODEL))["bytes_transferred"] == LARGE.size + 3
+    assert (await pg_mirror.ready(MODEL))["bytes_transferred"] == 0  # it was not collected yet
 
 
 async def test_many_requests_at_once_are_shared_by_two_workers_and_read_each_file_once_per_worker(
@@ -125,24 +125,25 @@ async def test_a_claim_that_ran_out_is_taken_over_and_its_first_holder_writes_no
     assert worker.CLAIM_SECONDS > 2 * worker.RENEW_SECONDS
 
 
-async def test_no_claim_is_made_between_an_eviction_s_look_and_its_commit(
+async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_its_commit(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with beside(database_url, tmp_path, jobs=1) as mirror:
+    async with beside(database_url, tmp_path, jobs=1, tombstone_seconds=0) as mirror:
         await mirror.ready(MODEL)
-        plan = StoreEviction._plan
+        look = tombstones.an_expired
         seen: list[str] = []
         requests: list[asyncio.Task[Json]] = []
 
-        async def plan_slowly(self: StoreEviction, *given: Any) -> Any:
-            planned = await plan(self, *given)
-            # The request itself waits for the eviction, too: its row is in the table of the claims.
-            requests.append(asyncio.create_task(mirror.begin(MODEL)))
-            await somebody_waits(database_url, requests[0])
-            seen.append("went on" if requests[0].done() else "waits")
-            return planned
+        async def look_slowly(*given: Any) -> str | None:
+            found = await look(*given)
+            if found and not requests:
+                # The request itself waits for the collection, too: its row is in the table of the claims.
+                requests.append(asyncio.create_task(mirror.begin(MODEL)))
+                await somebody_waits(database_url, requests[0])
+                seen.append("went on" if requests[0].done() else "waits")
+            return found
 
-        monkeypatch.setattr(StoreEviction, "_plan", plan_slowly)
+        monkeypatch.setattr(tombstones, "an_expired", look_slowly)
         evicted = await mirror.evict(all=True)
         assert (evicted["status"], seen) == ("DONE", ["waits"])
         document = await mirror.ended((await requests[0])["id"])
@@ -150,21 +151,44 @@ async def test_no_claim_is_made_between_an_eviction_s_look_and_its_commit(
         await mirror.tree(document["sources"][0]["manifest"])
 
 
-async def test_two_evictions_and_their_sweeps_exclude_each_other_across_processes(
-    database_url: str, tmp_path: Path
+@pytest.mark.promise("collection")
+async def test_two_workers_that_collect_and_mirror_at_once_lose_nothing_and_leave_nothing(
+    database_url: str, tmp_path: Path, hub: Hub, tally: Tally, scale: Scale
 ) -> None:
+    for number in range(3):
+        hub.repo(f"org/m{number}").commit({"model.bin": LARGE, f"{number}.txt": b"%d" % number})
+    at_once: dict[str, Any] = {"tombstone_seconds": 0, "collect_grace_seconds": 0}
+    async with beside(database_url, tmp_path, **at_once) as one, beside(database_url, tmp_path, "b", **at_once) as two:
+        for turn in range(scale.of(3, 30)):
+            wanted = [source(f"hf://org/m{number}") for number in range(3)]
+            work = [(one, two)[(number + turn) % 2].ready(body) for number, body in enumerate(wanted)]
+            collections = [mirror.collect(dry_run=turn % 2 == 1) for mirror in (one, two)]
+            documents = (await asyncio.gather(*work, *collections))[:3]
+            for document in documents:
+                await (one, two)[turn % 2].tree(document["sources"][0]["manifest"])
+            await one.evict(source=f"hf://org/m{turn % 3}")
+            tally.add(scenarios=1)
+        await asyncio.gather(one.evict(all=True), two.collect())
+        await asyncio.gather(one.collect(), two.collect())
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+    assert await fetch(database_url, "SELECT digest FROM contents") == []
+
+
+async def test_two_collections_exclude_each_other_across_processes(database_url: str, tmp_path: Path) -> None:
     one, two = Database(database_url), Database(database_url)
     order: list[str] = []
+    asking = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT set_config%pg_try_advisory_xact_lock%'"
 
     async def second() -> None:
-        async with two.alone("eviction"):
+        async with two.alone("collection"):
             order.append("second")
 
-    async with one.alone("eviction"):
+    async with one.alone("collection"):
         waiting = asyncio.create_task(second())
         async with two.alone("something else"):
             order.append("first")
-        await somebody_waits(database_url, waiting)
+        while len(await fetch(database_url, asking)) < 2 and not waiting.done():
+            pass  # it asks, and goes on asking
         assert order == ["first"]
     await waiting
     assert order == ["first", "second"]

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import bdn
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import MirrorUnderTest, source, until
+from tests.support.mirror_service import MirrorUnderTest, source
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
@@ -93,8 +93,9 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     found: dict[str, float] = {}
     while not found.get(served):  # counted once it is sent, by a thread of the data plane
         found = await numbers(mirror)
+    moments = ("_created", "_timestamp_seconds")
     assert {
-        name: value for name, value in found.items() if value and "info" not in name and "_created" not in name
+        name: value for name, value in found.items() if value and "info" not in name and not name.endswith(moments)
     } == {
         "bdn_mirror_mirrors READY": 1,
         "bdn_mirror_mirrors FAILED": 1,
@@ -108,5 +109,4 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
         "bdn_upstream_limit": 4,
     }
     await mirror.evict(all=True, tier="mirror")
-    assert (await numbers(mirror))["bdn_mirror_stored_bytes"] == 0
-    await until(lambda: not mirror.chunks())
+    assert (await numbers(mirror))["bdn_mirror_stored_bytes"] == 5  # it can be restored for a while

@@ -13,7 +13,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.mirror.eviction.store_eviction import StoreEviction
+from bdn.core.ports import StoredChunk
 from bdn.mirror.mirroring import worker
 from bdn.mirror.mirroring.ingest import Ingest
 from bdn.mirror.mirroring.progress import Progress
@@ -148,18 +148,24 @@ async def test_an_address_that_is_refused_is_asked_for_once_more_and_then_it_is_
     assert hub.log.count("/resolve/.*other.bin") == 2
 
 
-async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(mirror: MirrorUnderTest, hub: Hub) -> None:
+@pytest.mark.parametrize("lost", ["before the copy", "meanwhile"])
+async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
     hub.fail(stall(), origin="cdn", skip=1)
     begun = await mirror.begin(MODEL)
     await until(lambda: mirror.rows("copied_chunks")["copied_chunks"])
     await mirror.http.post(f"/mirror/{begun['id']}/cancel")
     hub.release_stalled()
     await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
-    for _, _, digest in mirror.rows("copied_chunks")["copied_chunks"]:
+    for _, _, digest, _ in mirror.rows("copied_chunks")["copied_chunks"]:
         (mirror.data_dir / "store/chunks" / Digest(digest).fanout).unlink()
-    error = await mirror.failed(MODEL)
-    assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
-    assert mirror.count("copied_chunks") == 0
+    if lost == "meanwhile":
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectoryStore, "keep", lambda *_: True)
+            error = await mirror.failed(MODEL)
+        assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
+        assert mirror.count("copied_chunks") == 0
     await mirror.tree((await mirror.ready(MODEL))["sources"][0]["manifest"])
 
 
@@ -182,45 +188,23 @@ async def test_a_mirror_that_goes_on_after_a_restart_stays_at_the_commit_that_it
         assert (await mirror.tree(newer["sources"][0]["manifest"]))["b.txt"] == b"new"
 
 
-async def test_two_evictions_at_once_delete_one_after_the_other(
-    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_begins_while_a_collection_deletes_counts_on_nothing_that_goes(
+    upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = (await mirror.ready(MODEL))["sources"][0]["manifest"]
-    hub.repo("org/other").commit({"other.bin": b"other"})
-    two = (await mirror.ready(source("hf://org/other")))["sources"][0]["manifest"]
-    sweep, inside = StoreEviction._sweep, [0, 0]
-
-    async def watched(self: StoreEviction) -> None:
-        inside[0] += 1
-        inside[1] = max(inside)
-        await sweep(self)
-        inside[0] -= 1
-
-    monkeypatch.setattr(StoreEviction, "_sweep", watched)
-    documents = await asyncio.gather(mirror.evict(manifest=one), mirror.evict(manifest=two))
-    assert [document["status"] for document in documents] == ["DONE", "DONE"]
-    assert (inside, mirror.chunks()) == ([0, 1], {})
-
-
-async def test_no_copy_begins_while_an_eviction_deletes(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await mirror.ready(MODEL)
-    delete, begun = DirectoryStore.delete, list[str]()
+    collect, documents = DirectoryStore.collect, list[Any]()
     loop = asyncio.get_running_loop()
 
-    def delete_slowly(self: DirectoryStore, digest: Any) -> None:
-        if not begun:
-            begun.append(asyncio.run_coroutine_threadsafe(mirror.begin(MODEL), loop).result(10)["id"])
-            page = asyncio.run_coroutine_threadsafe(mirror.http.get(f"/mirror/{begun[0]}?wait=0.1"), loop)
-            assert page.result(10).json()["status"] == "PENDING"
-        delete(self, digest)
+    def collect_slowly(self: DirectoryStore, chunk: StoredChunk) -> bool:
+        if not documents:
+            documents.append(asyncio.run_coroutine_threadsafe(mirror.ready(MODEL), loop).result(20))
+        return collect(self, chunk)
 
-    monkeypatch.setattr(DirectoryStore, "delete", delete_slowly)
-    assert (await mirror.evict(all=True))["status"] == "DONE"
-    document = await mirror.ended(begun[0])
-    assert document["bytes_transferred"] == LARGE.size + 2
-    await mirror.tree(document["sources"][0]["manifest"])
+    async with mirror_under_test(tmp_path, tombstone_seconds=0) as mirror:
+        await mirror.ready(MODEL)
+        monkeypatch.setattr(DirectoryStore, "collect", collect_slowly)
+        assert (await mirror.evict(all=True))["status"] == "DONE"
+        assert documents[0]["bytes_transferred"] == LARGE.size + 2
+        await mirror.tree(documents[0]["sources"][0]["manifest"])
 
 
 async def test_a_survey_knows_how_much_of_a_half_copied_file_is_there_to_the_byte(
@@ -245,7 +229,7 @@ async def test_a_survey_knows_how_much_of_a_half_copied_file_is_there_to_the_byt
 async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(
     mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So long no eviction begins: files that it brought count on chunks which nothing in the database names yet."""
+    """So long nothing is collected that it brings: files may count on chunks which nothing in the database names yet."""
     reached, released = threading.Event(), threading.Event()
     read_into = RangedReader.read_into
 

@@ -12,7 +12,8 @@ import pytest
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.grant import Grant, GrantedMount
-from bdn.core.layout import FileLayout
+from bdn.core.store.layout import FileLayout
+from bdn.core.store.seal import SEAL_SIZE, seal_of
 from bdn.mirror.keys import load_signer
 from bdn.wire.mirror_schema import LayoutBody
 from bdn.wire.weights_schema import MirrorRequestBody
@@ -69,6 +70,10 @@ async def read(reader: httpx2.AsyncClient, digest: Digest, headers: Json) -> tup
     return answer.status_code, answer.content if answer.status_code < 300 else b""
 
 
+def sealed(organisation: str, files: bytes) -> bytes:
+    return files + seal_of(f"organisation:{organisation}")
+
+
 def slab_of(layout: FileLayout) -> Digest:
     assert layout.slice is not None
     return layout.slice.slab
@@ -84,7 +89,7 @@ async def test_small_files_are_read_from_one_slab_and_each_by_its_own_name(
     found = await layouts(guarded, manifest, headers)
     packed = [layout for layout in found.values() if layout.size]
     (slab,) = {slab_of(layout) for layout in packed}
-    assert list(guarded.chunks().values()) == [sum(map(len, files.values()))]
+    assert list(guarded.chunks().values()) == [sum(map(len, files.values())) + SEAL_SIZE]
 
     status, content = await read(reader, slab, headers)
     assert status == 200
@@ -113,26 +118,27 @@ async def test_a_slab_is_never_read_through_another_organisation_s_grant(
     own = slab_of((await layouts(guarded, manifest, rival))[shared])
 
     assert theirs != own
-    assert await read(reader, theirs, acme) == (200, SECRET + SHARED)
+    assert await read(reader, theirs, acme) == (200, sealed("acme", SECRET + SHARED))
     assert await read(reader, theirs, rival) == (404, b"")
     assert await read(reader, digest_of(SECRET), rival) == (404, b"")
-    assert await read(reader, own, rival) == (200, SHARED)
+    assert await read(reader, own, rival) == (200, sealed("rival", SHARED))
     for headers in (acme, rival):
         assert await read(reader, shared, headers) == (200, SHARED)
 
 
-async def test_two_organisations_that_pack_the_very_same_slab_both_read_it(
+async def test_two_organisations_that_pack_the_very_same_files_have_a_slab_each(
     guarded: MirrorUnderTest, reader: httpx2.AsyncClient, hub: Hub
 ) -> None:
     hub.repo("org/model", private=True).commit({"one.txt": SHARED, "two.txt": OTHER})
     manifests = {name: await mirrored(guarded, name, "org/model") for name in ("acme", "rival")}
-    assert len(guarded.chunks()) == 1
-    slab = digest_of(SHARED + OTHER)
+    assert len(guarded.chunks()) == 2
     for name, manifest in manifests.items():
         headers = bearer(guarded, name, manifest)
+        slab = digest_of(sealed(name, SHARED + OTHER))
         assert {slab_of(layout) for layout in (await layouts(guarded, manifest, headers)).values()} == {slab}
-        assert await read(reader, slab, headers) == (200, SHARED + OTHER)
-    assert await read(reader, slab, bearer(guarded, "stranger", manifests["acme"])) == (404, b"")
+        assert await read(reader, slab, headers) == (200, sealed(name, SHARED + OTHER))
+        for other in {*manifests, "stranger"} - {name}:
+            assert await read(reader, slab, bearer(guarded, other, manifest)) == (404, b"")
 
 
 async def test_a_slab_that_came_after_a_grant_was_used_is_read_with_it(
@@ -147,8 +153,8 @@ async def test_a_slab_that_came_after_a_grant_was_used_is_read_with_it(
         headers = bearer(guarded, "acme", manifest)
         assert (await read(reader, slab_of(*(await layouts(guarded, manifest, headers)).values()), headers))[0] == 200
     await mirrored(guarded, "acme", "org/both")
-    both = digest_of(SHARED + OTHER)
-    assert await read(reader, both, bearer(guarded, "acme", first)) == (200, SHARED + OTHER)
+    both = sealed("acme", SHARED + OTHER)
+    assert await read(reader, digest_of(both), bearer(guarded, "acme", first)) == (200, both)
 
 
 async def test_an_eviction_of_one_organisation_leaves_the_other_s_files_readable(
@@ -164,7 +170,7 @@ async def test_an_eviction_of_one_organisation_leaves_the_other_s_files_readable
     # The file itself is still named by the rival's manifest, and default's identity of it must find it in default's slab.
     assert (done["status"], done["bytes_freed"], len(guarded.chunks())) == ("DONE", 0, 2)
     for layout in (await layouts(guarded, stays, headers)).values():
-        assert await read(reader, slab_of(layout), headers) == (200, OTHER + SHARED)
+        assert await read(reader, slab_of(layout), headers) == (200, sealed("rival", OTHER + SHARED))
     assert await read(reader, digest_of(SECRET), headers) == (404, b"")
 
 

@@ -35,6 +35,11 @@ async def half_copied(mirror: MirrorUnderTest, hub: Hub, *, chunks: int = 2) -> 
     return begun
 
 
+def written(mirror: MirrorUnderTest) -> Json:
+    """What the database holds, but for what the mirror notes by itself now and then."""
+    return {name: rows for name, rows in mirror.rows().items() if name not in ("scrubs", "collections")}
+
+
 @pytest.mark.parametrize("held", ["nothing", "a part", "everything", "half a file"])
 async def test_a_plan_writes_nothing_and_its_numbers_are_what_the_real_run_then_does(
     mirror: MirrorUnderTest, hub: Hub, model: None, held: str
@@ -47,9 +52,9 @@ async def test_a_plan_writes_nothing_and_its_numbers_are_what_the_real_run_then_
         await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
     elif held != "nothing":
         await mirror.ready({**MODEL, "allow_patterns": ["*.json"] if held == "a part" else None})
-    before = mirror.rows(), mirror.chunks()
+    before = written(mirror), mirror.chunks()
     plan = await mirror.plan(*wanted)
-    assert (mirror.rows(), mirror.chunks()) == before
+    assert (written(mirror), mirror.chunks()) == before
     document = await mirror.ready(*wanted)
     assert plan["bytes_to_transfer"] == document["bytes_transferred"]
     assert plan["bytes_reused"] == document["bytes_reused"]

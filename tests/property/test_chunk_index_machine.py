@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bdn.core.cache_index import EvictionPlan, Victim
-from bdn.core.chunk_index import IN_USE_SECONDS, ChunkIndex, Room
+from bdn.core.cache.chunk_index import IN_USE_SECONDS, ChunkIndex, Room
+from bdn.core.cache.index import EvictionPlan, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.names import named

@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bdn.core.chunk_index import ChunkIndex
+from bdn.core.cache.chunk_index import ChunkIndex
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, StoreUnavailableError
+from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cluster.chunk_files import ChunkFiles
 from node_agent.cluster.tier import ClusterTier
@@ -80,7 +81,7 @@ class ClusterTierMachine(RuleBasedStateMachine):
                 self.read(chunk)
 
     def evict(self, *manifests: Digest) -> None:
-        self.tier.evict(lambda index: index.plan(manifests), "request")
+        self.tier.evict(lambda index: index.plan(manifests), "request", over_budget("cluster", 0, 0, 0))
 
     def read(self, chunk: Digest) -> bool:
         file = self.tier.open(chunk)
@@ -172,9 +173,10 @@ class ClusterTierMachine(RuleBasedStateMachine):
         inodes = {path.stat().st_ino: path for path in on_disk}
         assert {path.name for path in inodes.values()} == {chunk.hex for chunk in index.committed()}
         assert all(path.read_bytes() == CONTENT[Digest(path.name)] for path in inodes.values())
-        use = self.tier.use()
-        assert (use.committed, use.reserved) == (sum(path.stat().st_size for path in inodes.values()), 0)
-        assert use.committed <= self.budget
+        ledger = index.ledger
+        held = sum(path.stat().st_size for path in inodes.values())
+        assert (ledger.committed_bytes, ledger.reserved_bytes) == (held, 0)
+        assert held <= self.budget
 
 
 TestClusterTierMachine = ClusterTierMachine.TestCase

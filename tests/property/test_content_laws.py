@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.grant import GrantedMount, stage_id_of
-from bdn.core.layout import FileLayout
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.paths import UnsafePathError, check_tree
 from bdn.core.sizes import parse_size
-from bdn.core.upstream import Identity
+from bdn.core.source.paths import UnsafePathError, check_tree
+from bdn.core.source.upstream import Identity
+from bdn.core.store.layout import FileLayout
 from tests.support.names import named
 
 near_chunk_borders = st.builds(

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.lanes import lanes
-from bdn.core.placement import Placement
+from bdn.core.ring.lanes import lanes
+from bdn.core.ring.placement import Placement
 from tests.support.names import named
 
 placements = st.builds(

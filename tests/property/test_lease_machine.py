@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from bdn.core.cache.leases import Holder, LeaseBook
 from bdn.core.digest import Digest
-from bdn.core.leases import Holder, LeaseBook
 from tests.support.names import named, stage
 
 MANIFESTS = [named(f"manifest {number}") for number in range(4)]

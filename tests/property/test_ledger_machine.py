@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.digest import Digest
-from bdn.core.ledger import SpaceLedger
 from tests.support.names import named
 
 CONTENTS = [named(f"content {number}") for number in range(5)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.pace import Outcome, Pace, PaceRule
+from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from tests.support.paced_upstream import Capacity, Host, RateLimited, Run, Treatment, simulate
 
 MB = 1_000_000

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.peer_standing import Fault, PeerStanding
+from bdn.core.ring.peer_standing import Fault, PeerStanding
 
 PEERS = ["a", "b", "c"]
 peers = st.sampled_from(PEERS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from bdn.core.digest import Digest
-from bdn.core.placement import Placement
+from bdn.core.ring.placement import Placement
 from tests.support.names import named
 
 chunk_lists = st.integers(0, 60).map(lambda count: [named(f"chunk {number}") for number in range(count)])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.rate_limit import SHARE, RateLimit, TrafficClass, Turn
-from bdn.core.token_bucket import TokenBucket
+from bdn.core.pace.rate_limit import SHARE, RateLimit, TrafficClass, Turn
+from bdn.core.pace.token_bucket import TokenBucket
 
 BURST = 100
 rates = st.integers(1, 1000)

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from bdn.core.cache.recency import RecencyOrder
 from bdn.core.digest import Digest
-from bdn.core.recency import RecencyOrder
 from tests.support.names import named
 
 MANIFESTS = [named(f"manifest {number}") for number in range(5)]

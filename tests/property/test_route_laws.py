@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.lanes import lanes
-from bdn.core.placement import Placement
-from bdn.core.routes import ahead, route
+from bdn.core.ring.lanes import lanes
+from bdn.core.ring.placement import Placement
+from bdn.core.ring.routes import ahead, route
 from tests.support.names import named
 
 names = st.sampled_from(["a", "b", "c", "d", "me"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.slab_needs import SlabNeeds
+from bdn.core.store.slab_needs import SlabNeeds
 
 SCOPES = ("public", "organisation:a", "organisation:b")
 CONTENTS = "abcdef"

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,18 +20,20 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.core.layout import FileLayout
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.packing import SMALL_FILE_SIZE
+from bdn.core.store.layout import FileLayout
+from bdn.core.store.packing import SMALL_FILE_SIZE
+from bdn.core.store.seal import seal_of
 from bdn.store.memory import MemoryStore
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply, Member
-from bdn.wire.chunk_server import ChunkServer
-from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
+from bdn.wire.chunk_server.server import ChunkServer
+from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
 from bdn.wire.prefetch_schema import PrefetchCommand
+from bdn.wire.verification_schema import VerifyCommand
 from tests.support.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
@@ -106,12 +108,14 @@ class AgentMirror:
     heartbeats: list[Heartbeat] = field(default_factory=list)
     commands: list[EvictCommand] = field(default_factory=list)
     prefetches: list[PrefetchCommand] = field(default_factory=list)
+    verifications: list[VerifyCommand] = field(default_factory=list)
     faults: defaultdict[Digest, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     every: Fault | None = None  # met by each request that has no fault of its own
     on_request: Callable[[Digest], object] = lambda _: None
     url: str = ""
     is_packed: bool = False
     slab_size: int = CHUNK_SIZE
+    down: bool = False  # every connection ends without an answer
     ring: dict[str, Member] | None = None  # members by node: whoever beats joins; None keeps all agents alone
     epoch: int = 1
 
@@ -119,6 +123,7 @@ class AgentMirror:
         self.store = MemoryStore()
         self.manifests: dict[Digest, Manifest] = {}
         self.layouts: dict[Digest, LayoutBody] = {}
+        self.layouts_of: dict[tuple[str, Digest], LayoutBody] = {}  # for one organisation, instead
         self.chunks_of: dict[Digest, set[Digest]] = {}
         self.data_port: int | None = None
         self.lock = threading.Lock()
@@ -143,6 +148,18 @@ class AgentMirror:
         self.layouts[manifest.digest] = LayoutBody(manifest=str(manifest.digest), data_port=None, files=bodies)
         self.chunks_of[manifest.digest] = {chunk for one in bodies for chunk in _requested(one)}
         return manifest
+
+    def pack_for(self, organisation: str, manifest: Manifest, small: Iterable[bytes]) -> tuple[Digest, bytes]:
+        """This organisation packed the manifest's small files into one slab with these; returns the slab."""
+        scope = f"organisation:{organisation}"
+        ((slab, packed, inside),) = pack(small, scope, seal=seal_of(scope))
+        self.store.put(slab.digest, bytearray(packed))
+        places = {str(layout.digest): FileLayoutBody.of(layout) for layout in inside}
+        body = self.layouts[manifest.digest]
+        files = [places.get(file.digest, file) for file in body.files]
+        self.layouts_of[organisation, manifest.digest] = body.model_copy(update={"files": files})
+        self.chunks_of[manifest.digest].add(slab.digest)
+        return slab.digest, packed
 
     def grant(self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org") -> str:
         """A token for these manifests at /m0, /m1, …"""
@@ -203,12 +220,15 @@ class AgentMirror:
             commands = list(self.commands)
             ended = {report.id for report in heartbeat.prefetches if report.state != "RUNNING"}
             self.prefetches = [one for one in self.prefetches if one.id not in ended]
+            reported = {report.id for report in heartbeat.verifications}
+            self.verifications = [one for one in self.verifications if one.id not in reported]
             epoch, members = self._join(heartbeat)
         return HeartbeatReply(
             members=members,
             epoch=epoch,
             commands=commands,
             prefetches=list(self.prefetches),
+            verifications=list(self.verifications),
             public_keys=[self.signer.public_key],
             interval_seconds=0.2,
         )
@@ -225,11 +245,13 @@ class AgentMirror:
     def document(self, path: str, bearer: str) -> bytes:
         _, kind, name, *rest = path.split("/")
         digest = Digest.parse(name)
-        if kind != "manifests" or digest not in self.manifests or not self._verify(bearer).allows(digest):
+        grant = self._verify(bearer)
+        if kind != "manifests" or digest not in self.manifests or not grant.allows(digest):
             raise NotFoundError(path)
         self.documents[path] += 1
         if rest == ["layout"]:
-            return self.layouts[digest].model_copy(update={"data_port": self.data_port}).to_json().encode()
+            layout = self.layouts_of.get((grant.organisation, digest), self.layouts[digest])
+            return layout.model_copy(update={"data_port": self.data_port}).to_json().encode()
         return self.manifests[digest].canonical
 
     def check_chunk(self, bearer: str | None, digest: Digest) -> None:
@@ -263,6 +285,8 @@ class _Shelf:
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         mirror, digest = self.mirror, request.digest
+        if mirror.down:
+            raise ConnectionAbortedError
         with mirror.lock:
             mirror.chunk_requests[digest] += 1
             script = mirror.faults[digest]
@@ -297,6 +321,9 @@ class _Documents(BaseHTTPRequestHandler):
         self._answer(lambda: self.mirror.beat(Heartbeat.model_validate_json(body)).model_dump_json().encode())
 
     def _answer(self, make: Callable[[], bytes]) -> None:
+        if self.mirror.down:
+            self.close_connection = True
+            return
         try:
             status, content = 200, make()
         except BdnError as error:

@@ -29,6 +29,9 @@ needs_mounts = pytest.mark.skipif(not may_mount(), reason="mounting is not permi
 needs_xfs = pytest.mark.skipif(
     not (may_mount() and shutil.which("mkfs.xfs")), reason="needs root and mkfs.xfs (apt install xfsprogs)"
 )
+needs_quota = pytest.mark.skipif(
+    not (may_mount() and shutil.which("mkfs.btrfs")), reason="needs root and mkfs.btrfs (apt install btrfs-progs)"
+)
 
 
 @contextmanager
@@ -52,6 +55,23 @@ def mounted_xfs(place: Path, image: Path) -> Iterator[Path]:
     _run("mount", "-o", "loop", str(image), str(place))
     try:
         yield place
+    finally:
+        _run("umount", str(place))
+
+
+@contextmanager
+def mounted_quota(place: Path, image: Path, limit: str) -> Iterator[Path]:
+    """A directory of a file system with much room, of which it may have ``limit``."""
+    place.mkdir(parents=True, exist_ok=True)
+    with image.open("wb") as file:
+        file.truncate(256 * 1024 * 1024)
+    _run("mkfs.btrfs", "-q", str(image))
+    _run("mount", "-o", "loop", str(image), str(place))
+    try:
+        _run("btrfs", "subvolume", "create", str(place / "limited"))
+        _run("btrfs", "quota", "enable", str(place))
+        _run("btrfs", "qgroup", "limit", limit, str(place / "limited"))
+        yield place / "limited"
     finally:
         _run("umount", str(place))
 

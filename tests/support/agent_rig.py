@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bdn.core.manifest import Manifest
-from bdn.core.retry import RetryPolicy
+from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.stage_schema import Stage
 from node_agent.agent import Agent
 from node_agent.app import open_agent
+from node_agent.ring.patience import Waits
 from node_agent.settings import AgentSettings, load_settings
 from tests.support.agent_mirror import AgentMirror
 
@@ -53,15 +55,17 @@ class Rig:
         return load_settings(**{**defaults, **self.given, **changes})
 
     @asynccontextmanager
-    async def agent(self, clock: Callable[[], float] | None = None, **changes: Any) -> AsyncIterator[Agent]:
+    async def agent(
+        self,
+        clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
+        waits: Waits | None = None,
+        **changes: Any,
+    ) -> AsyncIterator[Agent]:
         """A running agent until the block ends."""
-        settings = self.settings(**changes)
-        opened = (
-            open_agent(settings, policy=IMPATIENT)
-            if clock is None
-            else open_agent(settings, policy=IMPATIENT, clock=clock)
-        )
-        async with opened as agent:
+        async with open_agent(
+            self.settings(**changes), policy=IMPATIENT, clock=clock, elapsed=elapsed, waits=waits
+        ) as agent:
             yield agent
 
     @property

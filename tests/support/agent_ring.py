@@ -12,6 +12,7 @@ from typing import Any
 from bdn.core.manifest import Manifest
 from bdn.wire.stage_schema import Stage
 from node_agent.agent import Agent
+from node_agent.ring.patience import Waits
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import Rig, staged
 
@@ -22,6 +23,7 @@ class Ring:
 
     mirror: AgentMirror
     root: Path
+    waits: Waits | None = None
     agents: dict[str, Agent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -30,7 +32,7 @@ class Ring:
     @asynccontextmanager
     async def agent(self, node: str, **changes: Any) -> AsyncIterator[Agent]:
         """One that runs and is known to all that run."""
-        async with Rig(self.mirror, self.root / node, {"node": node}).agent(**changes) as agent:
+        async with Rig(self.mirror, self.root / node, {"node": node}).agent(waits=self.waits, **changes) as agent:
             self.agents[node] = agent
             await self.know()
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bdn.core.chunk_index import ChunkIndex
+from bdn.core.cache.chunk_index import ChunkIndex
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cluster.chunk_files import ChunkFiles
 from node_agent.cluster.tier import ClusterTier

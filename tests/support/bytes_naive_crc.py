@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bdn.core.upstream import ChecksumKind
+from bdn.core.source.upstream import ChecksumKind
 
 # Width and reflected polynomial. All three start with ones and invert the result.
 # Source: catalogue of parametrised CRC algorithms (reveng): CRC-32/ISO-HDLC, CRC-32/ISCSI, CRC-64/NVME.

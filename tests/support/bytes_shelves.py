@@ -12,10 +12,10 @@ from typing import BinaryIO
 from bdn.core.digest import Digest, digest_of
 from bdn.core.ports import ChunkStore
 from bdn.store.memory import MemoryStore
-from bdn.wire.chunk_patience import Patience
-from bdn.wire.chunk_sending import Pace
-from bdn.wire.chunk_server import ChunkServer
-from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
+from bdn.wire.chunk_server.patience import Patience
+from bdn.wire.chunk_server.sending import Pace
+from bdn.wire.chunk_server.server import ChunkServer
+from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 
 
 @dataclass

@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 from bdn.core.chunk import ByteRange
+from bdn.core.pace.streaming import ResumePolicy, StallPolicy
 from bdn.core.ports import Location
-from bdn.core.streaming import ResumePolicy, StallPolicy
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles.faults import Script

@@ -1,6 +1,6 @@
 """An oracle for the cache index: sets and dictionaries, everything computed anew from them at every question.
 
-It shares no code with ``bdn.core.cache_index``: the index adds and subtracts, the oracle asks what would still be named.
+It shares no code with ``bdn.core.cache.index``: the index adds and subtracts, the oracle asks what would still be named.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
-from bdn.core.leases import Holder
 
 
 class Gone(NamedTuple):

@@ -6,8 +6,8 @@ import socket
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from bdn.wire.chunk_server import ChunkServer
-from bdn.wire.chunk_shelf import ChunkRequest, OpenChunk
+from bdn.wire.chunk_server.server import ChunkServer
+from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 from tests.support.bytes_shelves import Shelf
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.support.egress import ALLOW_LOOPBACK
 
+ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
 LONGEST_SECONDS = 900
 
@@ -49,6 +50,7 @@ class Shell:
         return {
             "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
             "HOME": str(home),
+            "PYTHONPATH": str(ROOT),  # this checkout's code, wherever the scripts were installed from
             "BDN_DATA_DIR": str(self.data),
             "BDN_EGRESS_ALLOW": ALLOW_LOOPBACK,
             **self.extra,

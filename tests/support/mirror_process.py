@@ -8,21 +8,23 @@ import os
 import signal
 import sqlite3
 import sys
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import httpx2
 
 from tests.support.mirror_service import Json
 
-_SERVE = (sys.executable, "-c", "from bdn.cli.main import main; main()", "serve", "--json")
+_LONGEST_START_SECONDS = 240  # on a machine with a hundred other things to do
+SERVE: Final = (sys.executable, "-c", "from bdn.cli.main import main; main()", "serve", "--json")
 
 
 async def serve(data_dir: Path, *options: str, **environ: str) -> tuple[int | None, Json, str]:
     """A mirror that is expected to end by itself: exit status, its document and what it logged."""
-    process = await _start(data_dir, options, environ)
+    process = await _start(SERVE, data_dir, options, environ)
     out, log = await asyncio.wait_for(process.communicate(), 30)
     return process.returncode, json.loads(out), log.decode()
 
@@ -35,23 +37,27 @@ class ServingProcess:
     url: str
     http: httpx2.AsyncClient
     data_dir: Path
+    data_port: int
     log: str = ""
     _reading: asyncio.Task[bytes] | None = field(default=None, repr=False)
 
     @classmethod
-    async def start(cls, data_dir: Path, **environ: str) -> Self:
-        process = await _start(data_dir, ("--port", "0", "--data-port", "0"), environ)
+    async def start(cls, data_dir: Path, *, command: Sequence[str] = SERVE, **environ: str) -> Self:
+        options = () if "--port" in command else ("--port", "0", "--data-port", "0")
+        process = await _start(command, data_dir, options, environ)
         assert process.stdout
         assert process.stderr
         reading = asyncio.create_task(process.stderr.read())
-        document = b""
-        while not document.endswith(b"}\n"):
-            line = await asyncio.wait_for(process.stdout.readline(), 30)
-            assert line, (await reading).decode()
-            document += line
-        url = json.loads(document)["url"]
+        try:
+            said = json.loads(await asyncio.wait_for(_document(process.stdout), _LONGEST_START_SECONDS))
+        except BaseException:
+            with suppress(ProcessLookupError):
+                process.kill()
+            raise
+        assert said, (await reading).decode()
+        url = said["url"]
         http = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60)
-        return cls(process, url, http, data_dir, _reading=reading)
+        return cls(process, url, http, data_dir, said["data_port"], _reading=reading)
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,9 +92,21 @@ class ServingProcess:
             return list(connection.execute(statement))
 
 
-async def _start(data_dir: Path, options: tuple[str, ...], environ: dict[str, str]) -> asyncio.subprocess.Process:
+async def _document(out: asyncio.StreamReader) -> bytes:
+    document = b""
+    while not document.endswith(b"}\n"):
+        line = await out.readline()
+        if not line:
+            return b"null"
+        document += line
+    return document
+
+
+async def _start(
+    command: Sequence[str], data_dir: Path, options: tuple[str, ...], environ: dict[str, str]
+) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
     return await asyncio.create_subprocess_exec(
-        *_SERVE, *options, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        *command, *options, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )

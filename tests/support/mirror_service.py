@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.layout import FileLayout
-from bdn.core.streaming import StallPolicy
+from bdn.core.pace.streaming import StallPolicy
+from bdn.core.store.layout import FileLayout
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.database import Database
 from bdn.mirror.politeness.patience import Pause
@@ -38,9 +38,9 @@ def with_secret(name: str) -> Json:
     return {"auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": name}}
 
 
-async def until(condition: Callable[[], object], what: str = "") -> None:
+async def until(condition: Callable[[], object], what: str = "", *, seconds: float = LONGEST_SECONDS) -> None:
     """Come back once the condition holds. Looks, rather than waits for a length of time."""
-    async with asyncio.timeout(LONGEST_SECONDS):
+    async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is looked at are logs, files and rows of others
             await asyncio.sleep(0.01)
     assert condition(), what
@@ -100,6 +100,13 @@ class MirrorUnderTest:
         answer = await self.http.post("/evictions", params={"wait": LONGEST_SECONDS}, json=request)
         assert answer.status_code == 202, answer.text
         return dict(answer.json())
+
+    async def collect(self, **request: Any) -> Json:
+        answer = await self.http.post("/collections", params={"wait": LONGEST_SECONDS}, json=request)
+        assert answer.status_code == 202, answer.text
+        document: Json = answer.json()
+        assert document["status"] == "DONE", document
+        return document
 
     async def tree(self, manifest: str, bearer: str | None = None) -> dict[str, bytes]:
         """Every file of a manifest, each name on the way computed again."""

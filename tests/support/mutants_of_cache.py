@@ -7,7 +7,7 @@ Mutant = tuple[str, str, str, str]
 _INDEX: list[tuple[str, str, str]] = [
     ("a manifest as large as the budget is refused", "if total > budget and", "if total >= budget and"),
     ("a whole manifest is refused when the budget shrank", " and not self._is_held_whole(contents)", ""),
-    ("room is made for content that is here already", "needed = sum(absent.values())", "needed = total if absent else 0"),
+    ("room is made for content that is here already", "Shortfall(self.ledger, absent,", "Shortfall(self.ledger, contents if absent else absent,"),
     ("content shared with the newcomer is counted as freed", "content not in spare)", "True)"),
     (
         "a victim is forgotten before the newcomer is remembered",
@@ -16,17 +16,14 @@ _INDEX: list[tuple[str, str, str]] = [
         ("        for victim in victims:\n            self._forget(victim.manifest)\n"
         "        self._remember(manifest, contents, now)\n"),
     ),
-    ("one victim too many goes", "if over <= 0:", "if over < 0:"),
-    ("one victim too few goes", "if over <= 0:", "if over <= 1:"),
+    ("content of a victim that stays counts as freed", "lacking.free(victim.size,", "lacking.free(sum(self._contents[manifest].values()),"),
+    ("a manifest that does not fit is let in", "        if not lacking.is_met:\n", "        if False:\n"),
     ("leased manifests are evicted", " or self.leases.is_leased(manifest)", ""),
     ("the newcomer itself is evicted", "manifest == keep or ", ""),
-    ("content of a victim that stays counts as freed", "over -= victim.size", "over -= sum(self._contents[manifest].values())"),
-    ("a manifest that does not fit is let in", "if over > 0:", "if False:"),
-    ("content on its way is not counted as used", "over = self.ledger.used_bytes +", "over = self.ledger.committed_bytes +"),
     (
         "the newest manifest goes first",
-        "        for manifest in self.recency.oldest_first():\n            if over <= 0:",
-        "        for manifest in reversed(tuple(self.recency.oldest_first())):\n            if over <= 0:",
+        "() if lacking.is_met else self.recency.oldest_first():",
+        "() if lacking.is_met else reversed(tuple(self.recency.oldest_first())):",
     ),
     ("content of two victims never leaves", "self._named_by[content] <= gone", "self._named_by[content] == {manifest}"),
     ("a victim takes shared content with it", "if self._named_by[content] <= gone", "if True"),
@@ -75,7 +72,6 @@ _INDEX: list[tuple[str, str, str]] = [
     ("lost content stays in a manifest's sum", "            self._totals[manifest].counted -= size\n", ""),
     ("reserved content is in no manifest's sum", "            self._totals[manifest].counted += size\n", "            pass\n"),
     ("what was here before is in no manifest's sum", "            totals.counted += self.ledger.size_of(content) or 0\n", ""),
-    ("free space is negative", "free = max(0, budget - self.ledger.used_bytes)", "free = budget - self.ledger.used_bytes"),
 ]  # fmt: skip
 _LEDGER: list[tuple[str, str, str]] = [
     ("content can be reserved twice", "if self.size_of(digest) is not None:", "if False:"),
@@ -87,6 +83,16 @@ _LEDGER: list[tuple[str, str, str]] = [
     ("released content stays committed", "            self.committed_bytes -= size\n        else", "            pass\n        else"),
     ("only whole content is used space", "return self.reserved_bytes + self.committed_bytes", "return self.committed_bytes"),
     ("a fill has no size", "self._committed.get(digest, self._reserved.get(digest))", "self._committed.get(digest)"),
+]  # fmt: skip
+_SHORTFALL: list[tuple[str, str, str]] = [
+    ("one victim too many goes", "return self._over <= 0 and", "return self._over < 0 and"),
+    ("one victim too few goes", "return self._over <= 0 and", "return self._over <= 1 and"),
+    ("content on its way is not counted as used", "self._over = ledger.used_bytes +", "self._over = ledger.committed_bytes +"),
+    ("what needs no room is refused room", " if self.needed else 0", ""),
+    ("free space is negative", "max(0, budget - ledger.used_bytes)", "budget - ledger.used_bytes"),
+    ("inodes are not looked at", " and self._files_over <= 0", ""),
+    ("inodes that victims free do not count", "        self._files_over -= files\n", ""),
+    ("a lack of inodes is told as one of bytes", "if self._over <= 0 else (None, None)", "if False else (None, None)"),
 ]  # fmt: skip
 _LEASES: list[tuple[str, str, str]] = [
     ("a stage gives back one manifest only", "        for manifest in held:\n", "        for manifest in held[:1]:\n"),
@@ -108,10 +114,11 @@ _RECENCY: list[tuple[str, str, str]] = [
 CACHE: list[Mutant] = [
     (file, *mutant)
     for file, mutants in (
-        ("cache_index.py", _INDEX),
-        ("ledger.py", _LEDGER),
-        ("leases.py", _LEASES),
-        ("recency.py", _RECENCY),
+        ("cache/index.py", _INDEX),
+        ("cache/ledger.py", _LEDGER),
+        ("cache/shortfall.py", _SHORTFALL),
+        ("cache/leases.py", _LEASES),
+        ("cache/recency.py", _RECENCY),
     )
     for mutant in mutants
 ]

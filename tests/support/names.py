@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest, digest_of
-from bdn.core.leases import Holder
 
 
 def named(word: str) -> Digest:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from bdn.core.pace import Outcome, Pace
+from bdn.core.pace.limit import Outcome, Pace
 
 # What the host does with one request: seconds that it takes, bytes, outcome, and what it asks for with Retry-After.
 Treatment = tuple[float, int, Outcome, float | None]

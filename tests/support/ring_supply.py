@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.layout import FileLayout
-from bdn.core.retry import RetryPolicy
+from bdn.core.pace.retry import RetryPolicy
+from bdn.core.store.layout import FileLayout
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire import agent_schema
@@ -21,6 +21,7 @@ from node_agent.cluster.origin_reads import OriginReads
 from node_agent.fill.supply import Came
 from node_agent.ring.effort import Effort
 from node_agent.ring.members import Members
+from node_agent.ring.patience import Waits
 from node_agent.ring.peers import Peers
 from node_agent.ring.routing import Routing
 from node_agent.ring.supply import Bearings, RingSupply
@@ -231,6 +232,7 @@ def bench(
             threading.Event(),
             RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002),
             lambda: mismatches.append(None),
+            Waits(),
         )
         asked, then, last = sources
         yield Bench(supply, asked, then, last, clock, held, effort, peers, members, (names[0], names[1]), mismatches)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.streaming import StallPolicy
+from bdn.core.pace.streaming import StallPolicy
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, Script
 from tests.doubles.gcs import GcsServer
@@ -120,6 +120,14 @@ class ScriptedS3(_ScriptedBucket):
 
     def change(self) -> None:
         self._bucket.put({f"m/{LARGE}": OTHER_CONTENT})
+
+
+class ScriptedR2(ScriptedS3):
+    """The same at R2."""
+
+    def __init__(self, server: S3Server) -> None:
+        super().__init__(server)
+        self.wanted["source"] = self.wanted["source"].replace("s3://", "r2://4cc0.")
 
 
 class ScriptedGcs(_ScriptedBucket):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,7 +180,11 @@ def _client(url: str) -> httpx2.Client:
 
 def answers(http: httpx2.Client) -> bool:
     """Whether the service is ready."""
-    try:
-        return http.get("/readyz").is_success
-    except httpx2.TransportError:
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # httpcore leaves a Unix socket that is refused to the collector
+        try:
+            return http.get("/readyz").is_success
+        except httpx2.TransportError:
+            return False

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.hedging import Deadlines, HedgeBudget
-from bdn.core.peer_standing import PeerStanding
+from bdn.core.ring.hedging import Deadlines, HedgeBudget
+from bdn.core.ring.peer_standing import PeerStanding
 from node_agent.ring.patience import SourcePatience
 
 OWN, PEERS = 0, 1

@@ -14,10 +14,10 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.core.lanes import lanes, own_in_flight
-from bdn.core.peer_standing import Fault
-from bdn.core.placement import Placement
-from bdn.core.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, route
+from bdn.core.ring.lanes import lanes, own_in_flight
+from bdn.core.ring.peer_standing import Fault
+from bdn.core.ring.placement import Placement
+from bdn.core.ring.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, route
 from node_agent.ring.patience import Alternative, LateError, Limits, SourcePatience
 from tests.support.names import named
 from tests.support.simulated_links import MIRROR, Links, QueuedLinks

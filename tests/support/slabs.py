@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.layout import FileLayout, Slab
+from bdn.core.store.layout import FileLayout, Slab
 
 
 def pack(
-    files: Iterable[bytes], scope: str = "public", slab_size: int = CHUNK_SIZE
+    files: Iterable[bytes], scope: str = "public", slab_size: int = CHUNK_SIZE, seal: bytes = b""
 ) -> Iterator[tuple[Slab, bytes, list[FileLayout]]]:
     """Slabs with their bytes and their files' layouts; in the order given, each slab filled as far as it goes."""
     together: list[bytes] = []
     for content in [*files, None]:
         if together and (content is None or sum(map(len, together)) + len(content) > slab_size):
-            packed = b"".join(together)
+            packed = b"".join(together) + seal
             slab = Slab(digest_of(packed), len(packed), scope)
             offsets = [sum(map(len, together[:index])) for index in range(len(together))]
             yield (

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.doubles.gcs import GcsServer
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
+from tests.support.fault_proxy import FaultProxy
 from tests.support.mirror_service import MirrorUnderTest, mirror_under_test
 from tests.support.scripted_upstreams import (
+    LARGE,
     STALL,
     TRANSFERS,
     Pauses,
     ScriptedGcs,
     ScriptedHub,
+    ScriptedR2,
     ScriptedS3,
     ScriptedUpstream,
 )
@@ -38,6 +42,10 @@ def upstream(request: pytest.FixtureRequest, upstreams: None, monkeypatch: pytes
             return ScriptedHub(hub)
         case "s3":
             return ScriptedS3(s3)
+        case "r2":
+            monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+            monkeypatch.setenv("BDN_R2_ENDPOINT_URL", s3.url)
+            return ScriptedR2(s3)
         case _:
             server: GcsServer = request.getfixturevalue("gcs")
             scripted = ScriptedGcs(server)
@@ -45,6 +53,35 @@ def upstream(request: pytest.FixtureRequest, upstreams: None, monkeypatch: pytes
             monkeypatch.setenv("BDN_GOOGLE_TOKEN_URL", server.token_url)
             monkeypatch.setenv("BDN_SECRET_GS_KEY", scripted.secret)
             return scripted
+
+
+@pytest.fixture
+def proxy(
+    request: pytest.FixtureRequest, upstream: ScriptedUpstream, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultProxy]:
+    """In front of the bucket's server, or of the CDN to which the hub sends who wants bytes. It plays on the large file's."""
+    monkeypatch.setattr("bdn.mirror.work._UPSTREAM_TIMEOUT_SECONDS", 1.0)
+    match request.node.callspec.params["upstream"]:
+        case "hf":
+            url, name = hub.cdn_url, ""
+        case "s3":
+            url, name = request.getfixturevalue("s3").url, "AWS_ENDPOINT_URL_S3"
+        case "r2":
+            url, name = request.getfixturevalue("s3").url, "BDN_R2_ENDPOINT_URL"
+        case _:
+            url, name = request.getfixturevalue("gcs").url, "STORAGE_EMULATOR_HOST"
+    there = urlsplit(url)
+    proxy = FaultProxy((there.hostname or "", there.port or 0), chosen=_is_content)
+    with proxy.running():
+        if name:
+            monkeypatch.setenv(name, proxy.url)
+        else:
+            monkeypatch.setattr(hub._cdn, "url", proxy.url)
+        yield proxy
+
+
+def _is_content(asked: str) -> bool:
+    return asked.startswith("GET ") and LARGE in asked and ("/o/" not in asked or "alt=media" in asked)
 
 
 @pytest.fixture

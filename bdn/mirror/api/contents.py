@@ -6,25 +6,46 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
+from bdn.core.caller import Role
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.store.record_soundness import manifest_fault
 from bdn.mirror.access import Access
+from bdn.mirror.api.callers import Controller, Organisation
 from bdn.mirror.api.layout_document import layout_document
 from bdn.mirror.cluster.holdings import Holdings
-from bdn.mirror.database import Database
+from bdn.mirror.database import Database, ReadSession
 from bdn.mirror.repository import contents, layouts
+from bdn.mirror.repository.records import Record, WrongRecordError
 from bdn.mirror.shelf import StoreShelf
+from bdn.mirror.verifying.suspects import Suspects
+from bdn.wire.chunk_server.shelf import ChunkRequest
 from bdn.wire.mirror_schema import HeldManifests, LayoutBody
-from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON
+from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON, SUSPECT_HEADER
 from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
 from bdn.wire.service import Bearer
 
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
+
+
+class _ChunkAnswer(StreamingResponse):
+    """What the OpenAPI document says of a chunk's bytes."""
+
+    media_type = MEDIA_CHUNK
+
+
+_CHUNK: Final[dict[str, Any]] = {
+    "response_class": _ChunkAnswer,
+    "responses": {
+        206: {"description": "The range that was asked for", "content": {MEDIA_CHUNK: {}}},
+        416: {"description": "The range begins past the end"},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +55,7 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
+    suspects: Suspects
     holdings: Holdings
     data_port: int | None
 
@@ -43,38 +65,41 @@ def build_contents_router(service: ContentsService) -> APIRouter:
     router = APIRouter(tags=["contents"])
 
     @router.get("/manifests", summary="What is held where")
-    async def held(bearer: Bearer) -> HeldManifests:
-        return await service.holdings.held(service.access.caller(bearer).organisation)
+    async def held(caller: Controller) -> HeldManifests:
+        found = await service.holdings.held(caller.organisation)
+        return found if caller.role is Role.OPERATOR else found.without_holders()
 
     @router.get("/manifests/{digest}", summary="The canonical manifest")
-    async def manifest(digest: str, bearer: Bearer) -> Response:
+    async def manifest(digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
         name = _digest(digest)
-        await service.access.check_manifest(bearer, name)
+        await service.access.check_manifest(bearer, name, organisation)
         async with service.database.write() as session:
             row = await contents.manifest(session, name.hex)
             await contents.touch(session, [name.hex], time.time())
         if row is None:
             raise NotFoundError(f"manifest {name}")
+        await _check(service, name, row.canonical)
         return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
 
     @router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
-    async def layout(digest: str, bearer: Bearer) -> Response:
+    async def layout(digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
         name = _digest(digest)
-        organisation = await service.access.check_manifest(bearer, name)
+        owner = await service.access.check_manifest(bearer, name, organisation)
         async with service.database.read() as session:
-            found = await layouts.layouts(session, name.hex, organisation)
+            found = await _layouts(service, session, name, owner)
         if not found:
             raise NotFoundError(f"manifest {name}")
         # In a thread: a million files are 300 MB of JSON.
         document = await asyncio.to_thread(layout_document, name, service.data_port, found)
         return Response(document, media_type=MEDIA_JSON)
 
-    @router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them")
-    @router.head("/chunks/{digest}", summary="A chunk's size")
+    @router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
+    @router.head("/chunks/{digest}", summary="A chunk's size", **_CHUNK)
     async def chunk(digest: str, request: Request, bearer: Bearer) -> Response:
         name = _digest(digest)
         await service.access.check_chunk(bearer, name)
-        opened = await asyncio.to_thread(service.shelf.open, name)
+        asked = ChunkRequest(name, bearer, is_suspect=SUSPECT_HEADER.lower() in request.headers)
+        opened = await asyncio.to_thread(service.shelf.open_chunk, asked)
         headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
         try:
             part = parse_range(request.headers.get("range"), opened.size)
@@ -89,9 +114,23 @@ def build_contents_router(service: ContentsService) -> APIRouter:
         if request.method == "HEAD":
             opened.file.close()
             return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
-        return StreamingResponse(_pieces(opened.file, opened.offset + start, size), status, headers, MEDIA_CHUNK)
+        return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
 
     return router
+
+
+async def _check(service: ContentsService, name: Digest, canonical: bytes) -> None:
+    if fault := await asyncio.to_thread(manifest_fault, name, canonical):
+        raise service.suspects.refuse(Record("manifest", name), fault)
+
+
+async def _layouts(
+    service: ContentsService, session: ReadSession, name: Digest, owner: str
+) -> list[layouts.ContentLayout]:
+    try:
+        return await layouts.layouts(session, name.hex, owner)
+    except WrongRecordError as error:
+        raise service.suspects.refuse(error.record, error.fault) from None
 
 
 async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi import APIRouter, Path, Query, Response
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.access import Access
+from bdn.mirror.api.callers import Controller
 from bdn.mirror.requests import MirrorRequests
+from bdn.wire.event_stream import EVENTS, EventStream
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorPage, MirrorStatus, Plan
-from bdn.wire.service import Bearer
 from bdn.wire.weights_schema import MirrorRequestBody
 
 MirrorId = Annotated[str, Path(pattern=r"^mir_[0-9a-f]{24}$")]
@@ -23,53 +21,50 @@ WaitSeconds = Annotated[float, Query(ge=0, le=60, description="Answer early on a
 _EVENT_SECONDS = 0.9  # one event at least every second
 
 
-def build_mirrors_router(requests: MirrorRequests, access: Access) -> APIRouter:
+def build_mirrors_router(requests: MirrorRequests) -> APIRouter:
     """The routes for any such service."""
     router = APIRouter(prefix="/mirror", tags=["mirror"])
 
     @router.post("", status_code=202, response_model=Mirror | Plan, summary="Mirror sources, or plan it with dry_run")
     async def post(
-        body: MirrorRequestBody, response: Response, bearer: Bearer, dry_run: Annotated[bool, Query()] = False
+        body: MirrorRequestBody, response: Response, caller: Controller, dry_run: Annotated[bool, Query()] = False
     ) -> Mirror | Plan:
-        organisation = access.caller(bearer).organisation
         sources = body.sources()
         if dry_run:
             response.status_code = 200
-            return await requests.plan(sources, organisation)
-        return await requests.request(sources, organisation)
+            return await requests.plan(sources, caller.organisation)
+        return await requests.request(sources, caller.organisation)
 
     @router.get("", summary="Mirrors, newest first")
     async def page(
-        bearer: Bearer,
+        caller: Controller,
         status: MirrorStatus | None = None,
         source: str | None = None,
         cursor: str | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> MirrorPage:
-        organisation = access.caller(bearer).organisation
-        items, before = await requests.page(organisation, status, source, _read_cursor(cursor), limit)
+        items, before = await requests.page(caller.organisation, status, source, _read_cursor(cursor), limit)
         return MirrorPage(items=items, next_cursor=before and _write_cursor(*before))
 
     @router.get("/{mirror_id}", summary="A mirror")
-    async def get(mirror_id: MirrorId, bearer: Bearer, wait: WaitSeconds = 0) -> Mirror:
-        return await requests.wait(mirror_id, access.caller(bearer).organisation, wait)
-
-    async def is_there(mirror_id: MirrorId, bearer: Bearer) -> None:
-        await requests.get(mirror_id, access.caller(bearer).organisation)
+    async def get(mirror_id: MirrorId, caller: Controller, wait: WaitSeconds = 0) -> Mirror:
+        return await requests.wait(mirror_id, caller.organisation, wait)
 
     @router.get(
         "/{mirror_id}/events",
-        response_class=EventSourceResponse,
+        status_code=200,
+        response_class=EventStream,
+        responses=EVENTS,
         summary="Progress as server-sent events",
-        dependencies=[Depends(is_there)],  # a refusal has to come before the stream has begun
     )
-    async def events(mirror_id: MirrorId, bearer: Bearer) -> AsyncIterator[ServerSentEvent]:
-        async for mirror in requests.follow(mirror_id, access.caller(bearer).organisation, _EVENT_SECONDS):
-            yield ServerSentEvent(event="done" if mirror.status in TERMINAL else "progress", data=mirror)
+    async def events(mirror_id: MirrorId, caller: Controller) -> EventStream:
+        await requests.get(mirror_id, caller.organisation)  # a refusal has to come before the stream has begun
+        followed = requests.follow(mirror_id, caller.organisation, _EVENT_SECONDS)
+        return EventStream(followed, lambda mirror: mirror.status in TERMINAL)
 
     @router.post("/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
-    async def cancel(mirror_id: MirrorId, bearer: Bearer) -> Mirror:
-        return await requests.cancel(mirror_id, access.caller(bearer).organisation)
+    async def cancel(mirror_id: MirrorId, caller: Controller) -> Mirror:
+        return await requests.cancel(mirror_id, caller.organisation)
 
     return router
 

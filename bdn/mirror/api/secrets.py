@@ -8,18 +8,17 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from bdn.core.errors import NotFoundError
-from bdn.mirror.access import Access
+from bdn.mirror.api.callers import Controller
 from bdn.mirror.sign_in.secrets import Secrets
 from bdn.wire.moments import moment
 from bdn.wire.secret_schema import NAME_PATTERN, SecretBody, SecretEntries, SecretEntry
-from bdn.wire.service import Bearer
 
 logger = logging.getLogger(__name__)
 
 SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
 
 
-def build_secrets_router(secrets: Secrets, access: Access) -> APIRouter:
+def build_secrets_router(secrets: Secrets) -> APIRouter:
     """The encrypted table; the operator's own secrets (environment, directory) are not shown."""
     router = APIRouter(tags=["secrets"])
 
@@ -37,12 +36,12 @@ def build_secrets_router(secrets: Secrets, access: Access) -> APIRouter:
         return SecretEntries(items=items)
 
     @router.get("/secrets", summary="Secrets: names and dates, never values")
-    async def listed(bearer: Bearer) -> SecretEntries:
-        return await entries(access.caller(bearer).organisation)
+    async def listed(caller: Controller) -> SecretEntries:
+        return await entries(caller.organisation)
 
     @router.put("/secrets/{name}", summary="Keep a secret, or give it a new value")
-    async def put(name: SecretName, body: SecretBody, bearer: Bearer) -> SecretEntry:
-        organisation = access.caller(bearer).organisation
+    async def put(name: SecretName, body: SecretBody, caller: Controller) -> SecretEntry:
+        organisation = caller.organisation
         body.check()
         await secrets.table.set(organisation, name, body.value)
         logger.info("secret set", extra={"secret": name, "organisation": organisation})
@@ -52,15 +51,15 @@ def build_secrets_router(secrets: Secrets, access: Access) -> APIRouter:
         return entry
 
     @router.post("/secrets/rotate", summary="Encrypt all secrets with the first key of BDN_SECRETS_KEY")
-    async def rotate(bearer: Bearer) -> SecretEntries:
-        organisation = access.caller(bearer).organisation
+    async def rotate(caller: Controller) -> SecretEntries:
+        organisation = caller.organisation
         await secrets.table.rotate(organisation)
         logger.info("secrets rotated", extra={"organisation": organisation})
         return await entries(organisation)
 
     @router.delete("/secrets/{name}", status_code=204, summary="Forget a secret")
-    async def remove(name: SecretName, bearer: Bearer) -> None:
-        organisation = access.caller(bearer).organisation
+    async def remove(name: SecretName, caller: Controller) -> None:
+        organisation = caller.organisation
         await secrets.table.remove(organisation, name)
         logger.info("secret removed", extra={"secret": name, "organisation": organisation})
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
 from bdn.core.grant import Grant, GrantedMount
 from bdn.mirror.database import Database
-from bdn.mirror.repository import contents
+from bdn.mirror.repository import mirrors
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
 from bdn.wire.errors import ErrorBody
 from bdn.wire.grants import GrantSigner
@@ -27,12 +28,15 @@ class MirrorViews:
 
     async def of(self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]]) -> list[Mirror]:
         """The documents of these mirrors."""
-        ready = {source.manifest for row, sources in found if row.status == "READY" for source in sources}
+        ready: dict[str, list[str]] = {}
+        for row, sources in found:
+            if row.status == "READY":
+                ready.setdefault(row.organisation, []).extend(source.manifest for source in sources if source.manifest)
         async with self.database.read() as session:
-            held = await contents.published(session, [manifest for manifest in ready if manifest])
-        return [self._of(row, sources, held) for row, sources in found]
+            held = {name: await mirrors.readable(session, name, sorted(set(own))) for name, own in ready.items()}
+        return [self._of(row, sources, held.get(row.organisation, set())) for row, sources in found]
 
-    def _of(self, row: MirrorRow, sources: list[MirrorSourceRow], held: set[str]) -> Mirror:
+    def _of(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> Mirror:
         known = [source for source in sources if source.bytes_total is not None]
         complete = len(known) == len(sources)
         bytes_total = sum(source.bytes_total or 0 for source in known) if complete else None
@@ -65,8 +69,8 @@ class MirrorViews:
             return None
         return transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
 
-    def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow], held: set[str]) -> str | None:
-        """None when a manifest is no longer held: a grant for it would promise what nobody can deliver."""
+    def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> str | None:
+        """None when a manifest may no longer be read: a grant for it would promise what nobody can deliver."""
         if not all(source.manifest in held for source in sources):
             return None
         mounts = tuple(

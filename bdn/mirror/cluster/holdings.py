@@ -19,7 +19,12 @@ class Holdings:
         """Every manifest of the organisation that some tier holds."""
         async with self.database.read() as session:
             sources = await mirrors.sources_by_manifest(session, organisation)
-            published = {digest: (files, size) for digest, files, size, _ in await contents.manifests(session)}
+            readable = await mirrors.readable(session, organisation, list(sources))
+            published = {
+                digest: (files, size)
+                for digest, files, size, _ in await contents.manifests(session)
+                if digest in readable
+            }
             rows = await agents.all_agents(session)
         nodes: dict[str, dict[str, Holding]] = {}
         for row in rows:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from bdn.mirror.cluster.liveness import ALIVE_SECONDS, INTERVAL_SECONDS, is_alive
 from bdn.mirror.cluster.roll import Roll
 from bdn.mirror.database import Database
+from bdn.mirror.events import Events
 from bdn.mirror.eviction.evictions import Evictions
 from bdn.mirror.prefetching.prefetches import Prefetches
 from bdn.mirror.repository import agents
 from bdn.mirror.tables import AgentRow
+from bdn.mirror.verifying.verifications import Verifications
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.agent_schema import Agent, Agents, Cluster, Clusters, Heartbeat, HeartbeatReply
 from bdn.wire.grants import GrantSigner
@@ -31,6 +33,8 @@ class Membership:
     roll: Roll
     evictions: Evictions
     prefetches: Prefetches
+    verifications: Verifications
+    events: Events
     signer: GrantSigner
     watch: Watch
     clock: Callable[[], float]
@@ -38,16 +42,20 @@ class Membership:
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
         await self.roll.note(heartbeat)
+        await self.events.take(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
             await self.evictions.take_report(heartbeat.cluster, heartbeat.node, report)
         for progress in heartbeat.prefetches:
             await self.prefetches.take_report(heartbeat.cluster, heartbeat.node, progress)
-        deadline = time.monotonic() + heartbeat.wait_seconds
-        reply, is_worth_it = await self._look(heartbeat)
-        while not is_worth_it and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
-            topic = agent_topic(heartbeat.cluster, heartbeat.node)
-            await self.watch.changed(topic, min(left, _LOOK_AGAIN_SECONDS))
-            reply, is_worth_it = await self._look(heartbeat)
+        for verified in heartbeat.verifications:
+            await self.verifications.take_report(heartbeat.cluster, heartbeat.node, verified)
+        reply, _ = await self.watch.look_until(
+            agent_topic(heartbeat.cluster, heartbeat.node),
+            partial(self._look, heartbeat),
+            lambda seen: seen[1],
+            heartbeat.wait_seconds,
+            _LOOK_AGAIN_SECONDS,
+        )
         return reply
 
     async def _look(self, heartbeat: Heartbeat) -> tuple[HeartbeatReply, bool]:
@@ -61,11 +69,13 @@ class Membership:
             epoch=view.epoch,
             commands=[] if heartbeat.leaving else await self.evictions.commands_for(cluster, node),
             prefetches=[] if heartbeat.leaving else await self.prefetches.commands_for(cluster, node, at_work),
+            verifications=[] if heartbeat.leaving else await self.verifications.commands_for(cluster, node),
             public_keys=[self.signer.public_key],
             interval_seconds=INTERVAL_SECONDS,
         )
         are_others = heartbeat.epoch is not None and not are_known
-        return reply, bool(heartbeat.leaving or reply.commands or reply.prefetches or are_others)
+        shall_verify = self.verifications.is_news(cluster, node, heartbeat.boot_id, reply.verifications)
+        return reply, bool(heartbeat.leaving or reply.commands or reply.prefetches or shall_verify or are_others)
 
     async def agents(self) -> Agents:
         """Every agent."""
@@ -122,5 +132,6 @@ def _sum_tiers(members: list[Agent]) -> dict[str, TierUse]:
                 committed=sofar.committed + use.committed,
                 reserved=sofar.reserved + use.reserved,
                 leased=sofar.leased + use.leased,
+                pressed=sofar.pressed + use.pressed,
             )
     return total

@@ -12,9 +12,9 @@ from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import AuthRequiredError, NotFoundError
 from bdn.core.groups import single_error
-from bdn.core.layout import FileLayout, PlacedChunk
 from bdn.core.ports import ChunkStore, Location
-from bdn.core.upstream import Checksum
+from bdn.core.source.upstream import Checksum
+from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.mirroring.whole_check import WholeCheck, check_at_once, whole_check
 from bdn.mirror.politeness.budget import Slot

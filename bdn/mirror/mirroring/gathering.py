@@ -11,19 +11,18 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.errors import ChecksumMismatchError, NotFoundError, SourceChangedError, StoreUnavailableError
 from bdn.core.groups import single_error
-from bdn.core.layout import FileLayout, Slab
-from bdn.core.packing import is_small, parcels
 from bdn.core.ports import Source
-from bdn.core.upstream import UpstreamFile
-from bdn.mirror.database import Database
+from bdn.core.source.upstream import UpstreamFile
+from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store.packing import is_small, parcels
 from bdn.mirror.mirroring.copier import ChunkStored, Copier
 from bdn.mirror.mirroring.flights import Flights
+from bdn.mirror.mirroring.held import Held
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.mirroring.packer import Packer
 from bdn.mirror.mirroring.progress import Progress
 from bdn.mirror.mirroring.survey import Survey
 from bdn.mirror.politeness.patience import Patience
-from bdn.mirror.repository import contents
 from bdn.mirror.repository.quarantine import WrongFile
 
 _FILES_AT_ONCE: Final = 8  # of one source; each of them keeps many threads busy
@@ -42,7 +41,7 @@ class Gathering:
         landed: what other gatherings have brought since before the survey.
     """
 
-    database: Database
+    held: Held
     copier: Copier
     packer: Packer
     flights: Flights[FileLayout]
@@ -79,12 +78,30 @@ class Gathering:
             nonlocal missing
             missing -= size
 
-        layout = await self.flights.run(key, lambda: self._find_or_copy(file, stored, packed))
+        layout = await self._fly(key, lambda: self._find_or_copy(file, stored, packed))
         # What we did not bring, somebody else did; what was not held after all is not reused.
         self.progress.reused(self.position, max(missing, self.survey.bytes_missing_of(file) - file.size))
         if layout.slice is not None:
             self.progress.lies_in(Slab(layout.slice.slab, layout.slice.slab_size, file.identity.scope))
         self._complete(key, layout)
+
+    async def _fly(self, key: str, work: Callable[[], Awaitable[FileLayout]]) -> FileLayout:
+        """What this work brings, or somebody else's.
+
+        A brings a chunk, B asks for the same file and waits; A's mirror ends, and what it brought is older than all that
+        runs now. So B keeps what A brought, and brings it itself where it is gone: A's flight ends with A.
+        """
+        is_ours = False
+
+        async def ours() -> FileLayout:
+            nonlocal is_ours
+            is_ours = True
+            return await work()
+
+        while True:
+            layout = await self.flights.run(key, ours)
+            if is_ours or await self.held.keep(layout):
+                return layout
 
     async def _find_or_copy(self, file: UpstreamFile, stored: ChunkStored, packed: Callable[[int], None]) -> FileLayout:
         """Look again where that pays: a query for each of a million small files would cost more than it saves.
@@ -94,11 +111,10 @@ class Gathering:
         key = file.identity.key
         half: dict[int, Digest] = {}
         if key in self.landed or file.size > CHUNK_SIZE:
-            async with self.database.read() as session:
-                held = await contents.layout_by_identity(session, file.identity)
-                half = {} if held else await contents.copied_chunks(session, key)
-            if held:
+            held = await self.held.layout(file.identity)
+            if held is not None:
                 return held
+            half = await self.held.parts(key)
         if is_small(file.size):
             layouts: list[FileLayout] = []
             await self._pack([file], lambda _, layout: layouts.append(layout))
@@ -107,19 +123,27 @@ class Gathering:
         return await self._copy(file, half, stored)
 
     async def _copy(self, file: UpstreamFile, half: Mapping[int, Digest], stored: ChunkStored) -> FileLayout:
-        """Once more from the start where the wrong bytes may be those of an earlier attempt.
+        """Once more from the start when it came wrong: a wire may flip a bit, and twice wrong is not chance.
 
-        A stored a chunk that came wrong, and failed before the whole could be checked; B goes on from there, gets nothing
-        but right bytes, and would be told that the file is wrong.
+        Which chunk was wrong nobody knows before all of them came again. It may be one of an earlier attempt, too: A stored
+        it, and failed before the whole could be checked; B went on from there.
         """
+        try:
+            return await self._copy_once(file, half, stored)
+        except ChecksumMismatchError as error:
+            evidence = await self._quarantine(file, error)
+        try:
+            layout = await self._copy_once(file, {}, stored)
+        except ChecksumMismatchError as error:
+            await self._quarantine(file, error)
+            raise
+        await self.progress.narrow(evidence, layout)
+        return layout
+
+    async def _copy_once(self, file: UpstreamFile, half: Mapping[int, Digest], stored: ChunkStored) -> FileLayout:
         key = file.identity.key
         try:
             return await self.copier.copy(self._located(file), half, stored)
-        except ChecksumMismatchError as error:
-            await self._quarantine(file, error)
-            if not half:
-                raise
-            return await self._copy(file, {}, stored)
         except SourceChangedError:
             await self.progress.drop(key)  # nothing of it may be taken for a part of the right file later
             raise
@@ -156,20 +180,15 @@ class Gathering:
             self.progress.packed(self.position, slab, layout.size)
             landed(located.file, layout)
 
-        wrong: list[tuple[UpstreamFile, Digest]] = []
+        async def came_wrong(located: LocatedFile, kept: Digest, error: ChecksumMismatchError) -> None:
+            await self._quarantine(located.file, error, kept)
 
-        def came_wrong(located: LocatedFile, kept: Digest) -> None:
-            wrong.append((located.file, kept))
+        await self.packer.pack([self._located(file) for file in files], packed, came_wrong)
 
-        try:
-            await self.packer.pack([self._located(file) for file in files], packed, came_wrong)
-        except ChecksumMismatchError as error:
-            for file, kept in wrong:
-                await self._quarantine(file, error, kept)
-            raise
-
-    async def _quarantine(self, file: UpstreamFile, error: ChecksumMismatchError, *kept: Digest) -> None:
-        await self.progress.quarantine(file.identity.key, WrongFile(self.name, file.path, file.size, error, kept))
+    async def _quarantine(self, file: UpstreamFile, error: ChecksumMismatchError, *kept: Digest) -> str:
+        """The name of the evidence."""
+        wrong = WrongFile(self.name, file.path, file.size, error, kept)
+        return await self.progress.quarantine(file.identity.key, wrong)
 
     def _located(self, file: UpstreamFile) -> LocatedFile:
         return LocatedFile(self.name, self.source, file, self.patience)

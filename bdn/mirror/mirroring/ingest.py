@@ -9,22 +9,25 @@ from dataclasses import dataclass
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InternalError
+from bdn.core.events.mirrors import Mirrored, Reused
 from bdn.core.groups import single_error
-from bdn.core.layout import FileLayout
-from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.ports import Resolution
-from bdn.core.weights import WeightsSource
-from bdn.mirror.database import Database, DatabaseUnavailableError
+from bdn.core.source.weights import WeightsSource
+from bdn.core.store.layout import FileLayout
+from bdn.mirror.database import Database
+from bdn.mirror.database_errors import DatabaseUnavailableError
 from bdn.mirror.mirroring.copier import Copier
 from bdn.mirror.mirroring.flights import Flights
 from bdn.mirror.mirroring.gathering import Gathering
+from bdn.mirror.mirroring.held import Held
 from bdn.mirror.mirroring.packer import Packer
 from bdn.mirror.mirroring.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.mirroring.recall import recall
-from bdn.mirror.mirroring.survey import Survey, Surveyor
+from bdn.mirror.mirroring.survey import Survey, Surveyor, manifest_of
 from bdn.mirror.politeness.patience import Patience
-from bdn.mirror.repository import contents, mirrors
+from bdn.mirror.repository import contents, events, mirrors
 from bdn.mirror.tables import MirrorSourceRow
+from bdn.mirror.verifying.damages import Damages
 from bdn.wire.errors import body_of
 from bdn.wire.weights_schema import WeightsSourceBody
 
@@ -43,6 +46,7 @@ class Ingest:
     packer: Packer
     flights: Flights[FileLayout]
     patience: Patience
+    damages: Damages
 
     async def run(self, mirror_id: str, organisation: str, rows: list[MirrorSourceRow], progress: Progress) -> None:
         """Work on all sources that are not done; a source's failure is its own.
@@ -89,7 +93,7 @@ class Ingest:
                     survey = await self.surveyor.survey(wanted, source, resolution)
                     await self._announce(mirror_id, row, survey, progress)
                     gathering = Gathering(
-                        self.database,
+                        Held(self.database, self.copier.store),
                         self.copier,
                         self.packer,
                         self.flights,
@@ -104,7 +108,7 @@ class Ingest:
                     digests = await gathering.run()
                 if await self._publish(organisation, row, survey, digests, progress):
                     return
-        raise InternalError(f"contents of {wanted.source} were evicted as fast as they were copied")
+        raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
     async def _recall(
         self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
@@ -130,6 +134,14 @@ class Ingest:
                 bytes_reused=counters.reused,
                 warnings=found.warnings,
             )
+            event = Reused(
+                manifest=f"b3:{found.manifest}",
+                organisation=organisation,
+                mirror=row.mirror_id,
+                source=str(wanted.source),
+                revision=resolution.revision,
+            )
+            await events.record(session, [event], time.time())
         return True
 
     async def _announce(self, mirror_id: str, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
@@ -153,24 +165,27 @@ class Ingest:
     async def _publish(
         self, organisation: str, row: MirrorSourceRow, survey: Survey, digests: dict[str, Digest], progress: Progress
     ) -> bool:
-        """False when an eviction took contents that the diff had counted on: look again."""
-        manifest = await asyncio.to_thread(_manifest_of, survey, digests)
+        """False when contents that the diff had counted on were collected or found damaged: look again."""
+        manifest = await asyncio.to_thread(manifest_of, survey, digests)
         await progress.flush()
+        await self.damages.heal()  # what was damaged and came again counts from now on
         async with progress.writing() as session:
             if await contents.publish(session, manifest, time.time(), organisation):
                 return False
             await mirrors.update_source(
                 session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
             )
+            counters = progress.counters[row.position]
+            event = Mirrored(
+                manifest=str(manifest.digest),
+                organisation=organisation,
+                mirror=row.mirror_id,
+                source=row.source,
+                revision=survey.resolution.revision,
+                files=len(manifest.files),
+                transferred=counters.transferred,
+                reused=counters.reused,
+            )
+            await events.record(session, [event], time.time())
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True
-
-
-def _manifest_of(survey: Survey, digests: dict[str, Digest]) -> Manifest:
-    """The manifest with its name; in a thread, because a million files take seconds."""
-    manifest = Manifest.of(
-        FileEntry(file.path, file.size, survey.diff.held.get(file.path) or digests[file.identity.key])
-        for file in survey.files
-    )
-    _ = manifest.digest, manifest.contents, manifest.bytes_total
-    return manifest

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.chunk import chunk_count
+from bdn.core.pace.retry import Allowance
 from bdn.core.ports import Location, Locator
-from bdn.core.retry import Allowance
-from bdn.core.upstream import UpstreamFile
+from bdn.core.source.upstream import UpstreamFile
 from bdn.mirror.politeness.patience import Patience
 
 _MARGIN_SECONDS: Final = 60.0  # a range that is asked for now is still being sent then

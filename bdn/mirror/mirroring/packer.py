@@ -7,14 +7,15 @@ thread, and costs the store what one chunk costs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import AuthRequiredError, BdnError, ChecksumMismatchError
-from bdn.core.layout import FileLayout, Slab
 from bdn.core.ports import ChunkStore, Location
+from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store.seal import SEAL_SIZE, seal_of
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.mirroring.whole_check import check_at_once
 from bdn.mirror.politeness.budget import Slot
@@ -23,7 +24,7 @@ from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 
 PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
-WrongContent = Callable[[LocatedFile, Digest], None]
+WrongContent = Callable[[LocatedFile, Digest, ChecksumMismatchError], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class _Packing:
     slab: Slab | None
     layouts: tuple[FileLayout, ...]
     failure: BdnError | None
-    evidence: Digest | None = None  # where the failure is wrong content: what came
+    wrong: tuple[Digest, ChecksumMismatchError] | None = None  # where the failure is wrong content: what came
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,17 @@ class Packer:
         Args:
             parcel: files of one scope that fit one chunk together, none of them empty.
             on_packed: told of each file once it is durable.
-            on_wrong: told of the file that came with the wrong content, and under which name that is kept.
+            on_wrong: told of a file that came with the wrong content, and under which name that is kept. It is asked for
+                once more: a wire may flip a bit, and twice wrong is not chance.
 
         Raises:
             UpstreamError, AuthRequiredError, StoreUnavailableError: what was told of stays stored.
         """
         left = list(parcel)
         refused: LocatedFile | None = None
+        wrong: LocatedFile | None = None
 
-        async def bring_some() -> BdnError | None:
+        async def bring_some() -> _Packing:
             nonlocal refused
             locations = [await located.location() for located in left]
             packing = await self._trip(left, locations)
@@ -71,25 +74,25 @@ class Packer:
                 del left[: len(packing.layouts)]
             failure = packing.failure
             if isinstance(failure, LocationRefusedError):
-                if left[0] is refused:  # a fresh location was refused as well
-                    raise AuthRequiredError(failure.source, failure.reason) from None
-                refused = left[0]
-                await refused.location(refused=locations[-len(left)])
-                return None
-            if packing.evidence is not None:
-                on_wrong(left[0], packing.evidence)
-            if failure is not None and not (failure.transient and packing.layouts):
+                refused = await _move(left[0], refused, locations[-len(left)], failure)
+                return replace(packing, failure=None)
+            if failure is not None and packing.wrong is None and not (failure.transient and packing.layouts):
                 raise failure
-            return failure
+            return packing
 
         while left:
-            interruption = await left[0].patience.run(bring_some, left[0].allowance)
-            if interruption is not None:
-                await left[0].patience.wait_out(interruption, left[0].allowance)
+            packing = await left[0].patience.run(bring_some, left[0].allowance)
+            if packing.wrong is not None:
+                await on_wrong(left[0], *packing.wrong)
+                if left[0] is wrong:
+                    raise packing.wrong[1]
+                wrong = left[0]
+            elif packing.failure is not None:
+                await left[0].patience.wait_out(packing.failure, left[0].allowance)
 
     async def _trip(self, parcel: Sequence[LocatedFile], locations: Sequence[Location]) -> _Packing:
         stop = threading.Event()
-        size = sum(located.file.size for located in parcel)
+        size = sum(located.file.size for located in parcel) + SEAL_SIZE
         async with self.budgets.of(locations[0].url).slot() as slot:
             return await self.threads.run(
                 size, lambda buffer: self._fetch_all(parcel, locations, buffer, slot, stop), on_cancel=stop.set
@@ -117,13 +120,17 @@ class Packer:
                 failure = error
                 break
             offset += len(part)
-        evidence = None
+        wrong = None
         if isinstance(failure, ChecksumMismatchError):
-            evidence = self._put(part)
+            wrong = self._put(part), failure
         if not digests:
-            return _Packing(None, (), failure, evidence)
-        slab = Slab(self._put(buffer[:offset]), offset, parcel[0].file.identity.scope)
-        return _Packing(slab, _layouts(digests, parcel, slab), failure, evidence)
+            return _Packing(None, (), failure, wrong)
+        scope = parcel[0].file.identity.scope
+        seal = seal_of(scope)
+        content = buffer[: offset + len(seal)]
+        content[offset:] = seal
+        slab = Slab(self._put(content), len(content), scope)
+        return _Packing(slab, _layouts(digests, parcel, slab), failure, wrong)
 
     def _put(self, content: memoryview) -> Digest:
         digest = digest_of(content)
@@ -142,6 +149,16 @@ class Packer:
         if expected is not None:
             check_at_once(expected, buffer, located.subject)
         return digest_of(buffer)
+
+
+async def _move(
+    located: LocatedFile, refused: LocatedFile | None, location: Location, error: LocationRefusedError
+) -> LocatedFile:
+    """Ask where the file lies now. Returns it: a fresh location that is refused as well is a refusal."""
+    if located is refused:
+        raise AuthRequiredError(error.source, error.reason) from None
+    await located.location(refused=location)
+    return located
 
 
 def _layouts(digests: Sequence[Digest], parcel: Sequence[LocatedFile], slab: Slab) -> tuple[FileLayout, ...]:

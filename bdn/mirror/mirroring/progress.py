@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout, Slab
+from bdn.core.store.layout import FileLayout, Slab
 from bdn.mirror.database import Database, WriteSession
 from bdn.mirror.repository import contents, mirrors, quarantine
 from bdn.mirror.repository.quarantine import WrongFile
@@ -36,7 +36,7 @@ class Progress:
     """Collects on the event loop and writes in batches: a killed worker loses the last batch and nothing else.
 
     Everything reported here is durable in the store already, so the database never knows more than the store holds. That
-    stays true only while the worker has its claim: without it an eviction may have deleted the chunks meanwhile.
+    stays true only while the worker has its claim: without it the chunks may have been collected meanwhile.
     """
 
     database: Database
@@ -108,9 +108,10 @@ class Progress:
                 return
             try:
                 async with self.writing(canceled_too=True) as session:
-                    await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete])
+                    now = time.time()
+                    await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete], now)
                     await contents.record_slabs(session, slabs.values())
-                    await contents.record_contents(session, complete)
+                    await contents.record_contents(session, complete, now)
                     for position, counters in changed.items():
                         counters.changed = False
                         await mirrors.update_source(
@@ -136,18 +137,24 @@ class Progress:
             async with self.writing(canceled_too=True) as session:
                 await contents.forget_chunks(session, [identity_key])
 
-    async def quarantine(self, identity_key: str, wrong: WrongFile) -> None:
-        """As ``drop``, and what came stays in the store as evidence."""
+    async def quarantine(self, identity_key: str, wrong: WrongFile) -> str:
+        """As ``drop``, and what came stays in the store as evidence, of which this is the name."""
         async with self._flushing:
             own = {index: digest for key, index, digest in self._chunks if key == identity_key}
             async with self.writing(canceled_too=True) as session:
                 own |= await contents.copied_chunks(session, identity_key)
                 chunks = (*wrong.chunks, *(own[index] for index in sorted(own)))
-                await quarantine.keep(session, self.mirror_id, replace(wrong, chunks=chunks))
+                name = await quarantine.keep(session, self.mirror_id, replace(wrong, chunks=chunks))
                 await contents.forget_chunks(session, [identity_key])
             self._chunks = [chunk for chunk in self._chunks if chunk[0] != identity_key]
         facts = {"source": wrong.source, "path": wrong.path, "expected": wrong.error.expected}
         logger.warning("wrong content is kept as evidence", extra={"mirror": self.mirror_id, **facts})
+        return name
+
+    async def narrow(self, evidence: str, layout: FileLayout) -> None:
+        """The file came right after all: of what is kept, its right chunks are no evidence."""
+        async with self.writing(canceled_too=True) as session:
+            await quarantine.narrow(session, evidence, layout.chunks)
 
     def abandon(self) -> None:
         """The end: what could not be told never will be, and nobody may build on it."""

@@ -1,5 +1,7 @@
 """A commit never changes: what was published for it once is published for it again, without listing it again.
 
+Unless some of it is damaged: then it is looked at like a new one, and what is damaged is fetched.
+
 Only sources with revisions can be recalled; a bucket has to be listed to know that it is what it was. Access is not
 recalled: resolving asked the upstream for it, with the credentials of this request.
 """
@@ -8,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bdn.core.source_uri import HuggingFaceUri, SourceUri, parse_source
-from bdn.core.weights import WeightsSource
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, parse_source
+from bdn.core.source.weights import WeightsSource
 from bdn.mirror.database import ReadSession
-from bdn.mirror.repository import mirrors
+from bdn.mirror.repository import damaged, mirrors
 from bdn.mirror.tables import MirrorSourceRow
 from bdn.wire.weights_schema import body_from
 
@@ -28,7 +30,8 @@ async def recall(
             row.request.get("allow_patterns") == body.allow_patterns
             and row.request.get("ignore_patterns") == body.ignore_patterns
         )
-        if same_patterns and _without_revision(parse_source(row.source)) == _without_revision(wanted.source):
+        is_same = same_patterns and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
+        if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):
             return row
     return None
 

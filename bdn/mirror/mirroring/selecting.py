@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.literal_prefixes import literal_prefixes
-from bdn.core.paths import UnsafePathError, check_tree
-from bdn.core.patterns import hint_for, select
 from bdn.core.ports import Resolution, Source
-from bdn.core.upstream import UpstreamFile
-from bdn.core.weights import WeightsSource
+from bdn.core.source.literal_prefixes import literal_prefixes
+from bdn.core.source.paths import UnsafePathError, check_tree
+from bdn.core.source.patterns import hint_for, select
+from bdn.core.source.upstream import UpstreamFile
+from bdn.core.source.weights import WeightsSource
 
 _EVERYTHING: Final = ("",)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.chunk import chunk_range
+from bdn.core.digest import Digest
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Resolution, Source
-from bdn.core.source_uri import HuggingFaceUri
-from bdn.core.upstream import Diff, UpstreamFile, diff
-from bdn.core.weights import WeightsSource
+from bdn.core.source.upstream import Diff, UpstreamFile, diff
+from bdn.core.source.uri import HuggingFaceUri
+from bdn.core.source.weights import WeightsSource
 from bdn.mirror.database import Database
 from bdn.mirror.mirroring.selecting import Selector
-from bdn.mirror.repository import contents
+from bdn.mirror.repository import contents, damaged
 from bdn.mirror.sign_in.sign_ins import SignIns
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
@@ -91,7 +93,7 @@ class Surveyor:
         # In threads, because a million files take seconds.
         keys = await asyncio.to_thread(lambda: list({file.identity.key for file in files}))
         async with self.database.read() as session:
-            known = await contents.known(session, keys)
+            known = await damaged.without_lost(session, files, await contents.known(session, keys))
         found = await asyncio.to_thread(diff, files, known)
         return Survey(resolution, files, found, await self._stored(found.missing), selected.warnings)
 
@@ -100,3 +102,13 @@ class Surveyor:
         async with self.database.read() as session:
             half = await contents.half_copied(session, list(sizes))
         return {key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()}
+
+
+def manifest_of(survey: Survey, digests: Mapping[str, Digest]) -> Manifest:
+    """The manifest with its name; in a thread, because a million files take seconds."""
+    manifest = Manifest.of(
+        FileEntry(file.path, file.size, survey.diff.held.get(file.path) or digests[file.identity.key])
+        for file in survey.files
+    )
+    _ = manifest.digest, manifest.contents, manifest.bytes_total
+    return manifest

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.digest import Digest
 from bdn.core.ports import Buffer
-from bdn.core.upstream import Checksum
+from bdn.core.source.upstream import Checksum
 from bdn.transfer.checksums import RunningChecksum
 from bdn.transfer.ordered_checksum import OrderedChecksum
 from bdn.transfer.part_checksums import PartChecksums, part_checksum

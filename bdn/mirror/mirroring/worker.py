@@ -15,7 +15,8 @@ from typing import Final
 
 from bdn.core.errors import BdnError, InternalError
 from bdn.core.groups import single_error
-from bdn.mirror.database import Database, DatabaseUnavailableError
+from bdn.mirror.database import Database
+from bdn.mirror.database_errors import DatabaseUnavailableError
 from bdn.mirror.mirroring.ingest import Ingest
 from bdn.mirror.mirroring.progress import ClaimLostError, Progress
 from bdn.mirror.repository import mirrors
@@ -121,10 +122,10 @@ class Worker:
                     self.watch.notify(row.id)
 
     async def _hold_claim(self, mirror_id: str, claimant: str) -> None:
-        """Until this worker has come to its end, also with a mirror that was canceled, no eviction begins.
+        """Until this worker has come to its end, also with a mirror that was canceled, nothing is collected that it brings.
 
-        A is canceled, and waits for a thread; its claim runs out; an eviction deletes a chunk that A's last files count on;
-        B finds these files among the flights, and would publish them.
+        A is canceled, and waits for a thread; its claim runs out; a collection deletes a chunk that A's last files count on;
+        A comes to its end, and records these files.
         """
         while True:
             await asyncio.sleep(RENEW_SECONDS)

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
-from bdn.core.pace import Outcome, Pace, PaceRule
-from bdn.core.retry import asked_to_wait
+from bdn.core.pace.limit import Outcome, Pace, PaceRule
+from bdn.core.pace.retry import asked_to_wait
 
 Pause = Callable[[float], Awaitable[None]]
 LONGEST_PAUSE_SECONDS: Final = 300.0

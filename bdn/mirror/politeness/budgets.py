@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from bdn.core.pace import PaceRule
+from bdn.core.pace.limit import PaceRule
 from bdn.mirror.politeness.budget import Budget, Conditions, Pause, UpstreamTotals
 
 _HOSTS_REMEMBERED: Final = 1024

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from bdn.core.pace import Outcome
+from bdn.core.pace.limit import Outcome
 from bdn.mirror.politeness.budgets import UpstreamBudgets
 
 _NAMES: Final = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from bdn.core.errors import BdnError, UpstreamError
-from bdn.core.retry import Allowance, RetryPolicy
+from bdn.core.pace.retry import Allowance, RetryPolicy
 from bdn.mirror.politeness.budget import LONGEST_PAUSE_SECONDS, Pause
 from bdn.mirror.politeness.budgets import UpstreamBudgets
 

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final
 
 from bdn.core.digest import Digest
@@ -92,12 +93,13 @@ class Prefetches:
 
     async def get(self, prefetch_id: str, organisation: str, wait_seconds: float = 0) -> Prefetch:
         """The prefetch, once all nodes have ended or when the time is over."""
-        deadline = time.monotonic() + wait_seconds
-        prefetch = await self._settle(prefetch_id, organisation)
-        while prefetch.status == "RUNNING" and not self._watch.stopping and (left := deadline - time.monotonic()) > 0:
-            await self._watch.changed(prefetch_id, min(left, _LOOK_AGAIN_SECONDS))
-            prefetch = await self._settle(prefetch_id, organisation)
-        return prefetch
+        return await self._watch.look_until(
+            prefetch_id,
+            partial(self._settle, prefetch_id, organisation),
+            lambda seen: seen.status != "RUNNING",
+            wait_seconds,
+            _LOOK_AGAIN_SECONDS,
+        )
 
     async def _settle(self, prefetch_id: str, organisation: str) -> Prefetch:
         """As it is now; nodes whose agents are gone for good have had their time."""

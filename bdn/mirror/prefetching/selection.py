@@ -10,7 +10,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.mirror.cluster.liveness import is_alive
 from bdn.mirror.database import Database, ReadSession
-from bdn.mirror.repository import agents, contents, mirrors, prefetches
+from bdn.mirror.repository import agents, mirrors, prefetches
 from bdn.mirror.tables import AgentRow, MirrorSourceRow
 from bdn.wire.prefetch_schema import PrefetchRequest
 
@@ -38,7 +38,7 @@ class Selection:
                 found = await self._of_manifest(session, request.manifest, organisation)
             else:
                 found = await self._of_source(session, request.source or "", organisation)
-            held = await contents.published(session, [mount["manifest"] for mount in found])
+            held = await mirrors.readable(session, organisation, [mount["manifest"] for mount in found])
         for mount in found:
             if mount["manifest"] not in held:
                 raise NotFoundError(f"manifest b3:{mount['manifest']} on the mirror")

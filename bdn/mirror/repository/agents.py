@@ -47,6 +47,12 @@ async def who_is(session: ReadSession, cluster: str, node: str) -> AgentRow | No
     return (await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.node == node))).scalar()
 
 
+async def manifests_on(session: ReadSession, cluster: str, node: str) -> set[str]:
+    """The names of the manifests that an agent holds something of."""
+    query = select(AgentRow.holdings).where(AgentRow.cluster == cluster, AgentRow.node == node)
+    return {str(holding["manifest"]) for holding in (await session.execute(query)).scalar() or []}
+
+
 async def members_of(session: ReadSession, cluster: str) -> list[AgentRow]:
     """The members of a cluster in the order of their names, without what they hold."""
     query = select(AgentRow).options(load_only(*_WHO, raiseload=True)).order_by(AgentRow.node)

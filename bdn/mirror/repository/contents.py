@@ -1,6 +1,6 @@
 """What the store holds: contents, slabs, manifests, upstream identities, half-copied files.
 
-Where the bytes of a manifest lie is in ``layouts``, what an eviction takes in ``removal``.
+Where the bytes of a manifest lie is in ``layouts``, what is collected in ``removal``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Final, cast
 from sqlalchemy import and_, delete, func, select, update
 
 from bdn.core.digest import Digest
-from bdn.core.layout import FileLayout, Slab, Slice
 from bdn.core.manifest import Manifest
-from bdn.core.upstream import Identity
+from bdn.core.source.upstream import Identity
+from bdn.core.store.layout import FileLayout, Slab, Slice
+from bdn.core.store.scope import scope_of
 from bdn.mirror.database import ReadSession, WriteSession
+from bdn.mirror.repository import damaged, tombstones
 from bdn.mirror.repository.bulk import batches, in_key_order, insert_new
 from bdn.mirror.repository.dialects import insert
 from bdn.mirror.repository.layouts import is_of, split_digests, unreadable
+from bdn.mirror.repository.soundness import chunks_are_sound, slab_is_sound
 from bdn.mirror.tables import (
     ContentRow,
     CopiedChunkRow,
@@ -48,10 +51,15 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
         .join(IdentityRow, IdentityRow.content == ContentRow.digest)
         .outerjoin(
             SlabSliceRow,
-            and_(SlabSliceRow.content == ContentRow.digest, ContentRow.chunks == b"", is_of(identity.scope)),
+            and_(
+                SlabSliceRow.content == ContentRow.digest,
+                ContentRow.chunks == b"",
+                is_of(identity.scope),
+                slab_is_sound(),
+            ),
         )
         .outerjoin(SlabRow, SlabRow.digest == SlabSliceRow.slab)
-        .where(IdentityRow.key == identity.key)
+        .where(IdentityRow.key == identity.key, chunks_are_sound())
         .order_by(SlabRow.digest)
         .limit(1)
     )
@@ -69,24 +77,34 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
 
 async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, list[int]]:
     """Which chunks of half-copied files are durable in the store, by identity key."""
-    found: dict[str, list[int]] = {}
+    found = {key: list(chunks) for key, chunks in (await damaged.half_copied(session, identity_keys)).items()}
     for keys in batches(identity_keys):
         query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index).where(CopiedChunkRow.identity.in_(keys))
         for key, index in (await session.execute(query)).all():
-            found.setdefault(key, []).append(index)
+            if index not in found.setdefault(key, []):
+                found[key].append(index)
     return found
 
 
 async def copied_chunks(session: ReadSession, identity_key: str) -> dict[int, Digest]:
     """Chunks of a half-copied file that are durable in the store, by index."""
     query = select(CopiedChunkRow.chunk_index, CopiedChunkRow.digest).where(CopiedChunkRow.identity == identity_key)
-    return {index: Digest(digest) for index, digest in (await session.execute(query)).all()}
+    recorded = {index: Digest(digest) for index, digest in (await session.execute(query)).all()}
+    return (await damaged.half_copied(session, [identity_key])).get(identity_key, {}) | recorded
 
 
-async def record_chunks(session: WriteSession, chunks: Iterable[tuple[str, int, Digest]]) -> None:
+async def record_chunks(session: WriteSession, chunks: Iterable[tuple[str, int, Digest]], now: float) -> None:
     """Remember durable chunks (identity key, index, digest) of files that are being copied."""
-    rows = [{"identity": key, "chunk_index": index, "digest": digest.hex} for key, index, digest in chunks]
+    rows = [
+        {"identity": key, "chunk_index": index, "digest": digest.hex, "recorded_at": now}
+        for key, index, digest in chunks
+    ]
     await insert_new(session, CopiedChunkRow, rows)
+
+
+async def renew_chunks(session: WriteSession, identity_key: str, now: float) -> None:
+    """A half-copied file is gone on with: the record of its chunks is as good as new."""
+    await session.execute(update(CopiedChunkRow).where(CopiedChunkRow.identity == identity_key).values(recorded_at=now))
 
 
 async def forget_chunks(session: WriteSession, identity_keys: Sequence[str]) -> None:
@@ -104,7 +122,7 @@ async def record_slabs(session: WriteSession, slabs: Iterable[Slab]) -> None:
     await insert_new(session, SlabScopeRow, [{"slab": digest, "scope": scope} for digest, scope in scopes])
 
 
-async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout]) -> None:
+async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout], now: float) -> None:
     """Complete files by identity key: the store holds every chunk, or the slab, durably.
 
     A content that is known already gets what is new about it: its chunks, or a further slice. So whatever scope an
@@ -116,28 +134,38 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
     await insert_new(
         session,
         ContentRow,
-        [{"digest": digest, "size": layout.size, "chunks": b""} for digest, layout in packed.items()],
+        [
+            {"digest": digest, "size": layout.size, "chunks": b"", "recorded_at": now}
+            for digest, layout in packed.items()
+        ],
     )
-    await _record_whole(session, list(whole.values()))
-    slices = [
-        {"content": layout.digest.hex, "slab": layout.slice.slab.hex, "offset": layout.slice.offset}
-        for layout in layouts.values()
-        if layout.slice
-    ]
-    await insert_new(session, SlabSliceRow, slices)
+    await _record_whole(session, list(whole.values()), now)
+    await record_slices(session, layouts.values())
     await insert_new(
         session, IdentityRow, [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
     )
     await forget_chunks(session, [key for key, layout in contents.items() if not layout.slice])
+    await damaged.note_contents(session, whole.values())
 
 
-async def _record_whole(session: WriteSession, layouts: Sequence[FileLayout]) -> None:
+async def record_slices(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
+    """Where contents lie in slabs that are recorded already; those with chunks of their own are passed over."""
+    slices = [
+        {"content": layout.digest.hex, "slab": layout.slice.slab.hex, "offset": layout.slice.offset}
+        for layout in layouts
+        if layout.slice
+    ]
+    await insert_new(session, SlabSliceRow, slices)
+
+
+async def _record_whole(session: WriteSession, layouts: Sequence[FileLayout], now: float) -> None:
     """Contents with chunks of their own, also where so far they rested in a slab only."""
     rows = [
         {
             "digest": layout.digest.hex,
             "size": layout.size,
             "chunks": b"".join(chunk.to_bytes() for chunk in layout.chunks),
+            "recorded_at": now,
         }
         for layout in layouts
     ]
@@ -152,17 +180,18 @@ async def _record_whole(session: WriteSession, layouts: Sequence[FileLayout]) ->
 
 
 async def publish(session: WriteSession, manifest: Manifest, now: float, organisation: str) -> list[Digest]:
-    """Make a manifest readable for an organisation.
+    """Make a manifest readable for an organisation, also when it gave it up earlier.
 
     Returns contents that it names and that the store no longer holds, or holds in nobody's slab that this organisation
     may read; then nothing was done.
     """
     wanted = [digest.hex for digest in manifest.contents]
     # What a published manifest names is never removed without it; but it may have been published for somebody else.
-    is_known = bool(await published(session, [manifest.digest.hex]))
+    is_known = await session.get(ManifestRow, manifest.digest.hex) is not None
     names = manifest.digest.hex if is_known else wanted
-    if lost := await unreadable(session, names, organisation):
+    if lost := await unreadable(session, names, scope_of(organisation)):
         return [Digest(digest) for digest in lost]
+    await tombstones.lift(session, organisation, manifest.digest.hex)
     if is_known:
         await touch(session, [manifest.digest.hex], now)
         return []
@@ -184,15 +213,6 @@ async def publish(session: WriteSession, manifest: Manifest, now: float, organis
 async def manifest(session: ReadSession, digest: str) -> ManifestRow | None:
     """A published manifest."""
     return await session.get(ManifestRow, digest)
-
-
-async def published(session: ReadSession, digests: Sequence[str]) -> set[str]:
-    """Which of these manifests are published."""
-    found: set[str] = set()
-    for batch in batches(digests):
-        query = select(ManifestRow.digest).where(ManifestRow.digest.in_(batch))
-        found.update((await session.execute(query)).scalars())
-    return found
 
 
 async def manifests(session: ReadSession) -> list[tuple[str, int, int, float]]:

@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, exists, or_, select
+from sqlalchemy import ColumnElement, Row, and_, exists, or_, select
 
 from bdn.core.digest import Digest
-from bdn.core.layout import Slice
-from bdn.core.slab_needs import PUBLIC
+from bdn.core.store.layout import Slice
+from bdn.core.store.record_soundness import content_fault
+from bdn.core.store.scope import PUBLIC, scope_of
 from bdn.mirror.database import ReadSession
 from bdn.mirror.repository.bulk import batches
+from bdn.mirror.repository.records import Record, WrongRecordError
+from bdn.mirror.repository.soundness import chunks_are_sound, slab_is_sound
 from bdn.mirror.tables import ContentRow, ManifestContentRow, SlabRow, SlabScopeRow, SlabSliceRow
 
 _RAW: Final = 32  # bytes of a raw digest
@@ -40,6 +43,9 @@ async def layouts(session: ReadSession, manifest: str, organisation: str) -> lis
 
     Of several slabs, a content's is the one that serves most of the manifest: an agent fetches slabs as a whole. What no
     slab of this organisation holds is left out; ``publish`` sees to it that there is none.
+
+    Raises:
+        WrongRecordError: the database does not say what was written there.
     """
     query = (
         select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
@@ -49,7 +55,7 @@ async def layouts(session: ReadSession, manifest: str, organisation: str) -> lis
     )
     rows = (await session.execute(query)).all()
     packed = (
-        select(SlabSliceRow.content, SlabSliceRow.slab, SlabRow.size, SlabSliceRow.offset)
+        select(SlabSliceRow.content, SlabSliceRow.slab, SlabRow.size, SlabSliceRow.offset, slab_is_sound())
         .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
         .join(ContentRow, ContentRow.digest == SlabSliceRow.content)
         .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
@@ -61,20 +67,24 @@ async def layouts(session: ReadSession, manifest: str, organisation: str) -> lis
 
 
 def _together(
-    contents: Sequence[Row[str, int, bytes]], slices: Sequence[Row[str, str, int, int]]
+    contents: Sequence[Row[str, int, bytes]], slices: Sequence[Row[str, str, int, int, bool]]
 ) -> list[ContentLayout]:
     best = _best(slices)
+    for digest, size, chunks in contents:
+        if fault := content_fault(Digest(digest), size, chunks):
+            raise WrongRecordError(Record("content", Digest(digest)), fault)
     found = (ContentLayout(digest, size, chunks, *best.get(digest, ())) for digest, size, chunks in contents)
     return [one for one in found if one.chunks or one.slab or not one.size]
 
 
-def _best(slices: Sequence[Row[str, str, int, int]]) -> dict[str, tuple[str, int, int]]:
-    """Slab, its size and the offset by content: the slab with the most contents, of equals the first by digest."""
-    used = Counter(slab for _, slab, _, _ in slices)
+def _best(slices: Sequence[Row[str, str, int, int, bool]]) -> dict[str, tuple[str, int, int]]:
+    """Slab, its size and the offset by content: a sound slab, of these the one with the most contents, then by digest."""
+    used = Counter(slab for _, slab, _, _, _ in slices)
+    damaged = {slab for _, slab, _, _, is_sound in slices if not is_sound}
     found: dict[str, tuple[str, int, int]] = {}
-    for content, slab, size, offset in slices:
+    for content, slab, size, offset, _ in slices:
         rival = found.get(content)
-        if rival is None or (-used[slab], slab) < (-used[rival[0]], rival[0]):
+        if rival is None or (slab in damaged, -used[slab], slab) < (rival[0] in damaged, -used[rival[0]], rival[0]):
             found[content] = (slab, size, offset)
     return found
 
@@ -117,15 +127,15 @@ async def a_slice(session: ReadSession, content: str) -> tuple[Slice, int] | Non
         .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
         .join(ContentRow, ContentRow.digest == SlabSliceRow.content)
         .where(SlabSliceRow.content == content)
-        .order_by(SlabSliceRow.slab)
+        .order_by(slab_is_sound().desc(), SlabSliceRow.slab)
         .limit(1)
     )
     row = (await session.execute(query)).one_or_none()
     return None if row is None else (Slice(Digest(row[0]), row[1], row[2]), row[3])
 
 
-async def unreadable(session: ReadSession, names: str | Sequence[str], organisation: str) -> list[str]:
-    """Which contents the store does not hold, or only where the organisation may not read.
+async def unreadable(session: ReadSession, names: str | Sequence[str], scope: str) -> list[str]:
+    """Which contents the store does not hold, or only damaged, or only where this scope may not read.
 
     Args:
         names: the contents' digests, or the manifest that names them.
@@ -134,24 +144,20 @@ async def unreadable(session: ReadSession, names: str | Sequence[str], organisat
         query = (
             select(ManifestContentRow.content)
             .join(ContentRow, ContentRow.digest == ManifestContentRow.content)
-            .where(ManifestContentRow.manifest == names, ~_is_readable(organisation))
+            .where(ManifestContentRow.manifest == names, ~_is_readable(scope))
         )
         return list((await session.execute(query)).scalars())
     held: set[str] = set()
     for digests in batches(names):
-        readable = select(ContentRow.digest).where(ContentRow.digest.in_(digests), _is_readable(organisation))
+        readable = select(ContentRow.digest).where(ContentRow.digest.in_(digests), _is_readable(scope))
         held.update((await session.execute(readable)).scalars())
     return [name for name in names if name not in held]
 
 
-def _is_readable(organisation: str) -> ColumnElement[bool]:
-    packed = exists().where(SlabSliceRow.content == ContentRow.digest, is_of(scope_of(organisation)))
-    return or_(ContentRow.chunks != b"", ContentRow.size == 0, packed)
-
-
-def scope_of(organisation: str) -> str:
-    """The scope of an organisation's private content, as in ``Identity``."""
-    return f"organisation:{organisation}"
+def _is_readable(scope: str) -> ColumnElement[bool]:
+    whole = and_(ContentRow.chunks != b"", chunks_are_sound())
+    packed = exists().where(SlabSliceRow.content == ContentRow.digest, is_of(scope), slab_is_sound())
+    return or_(whole, ContentRow.size == 0, packed)
 
 
 def is_of(scope: str) -> ColumnElement[bool]:

@@ -8,7 +8,9 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, and_, exists, func, or_, select, text, update
 
 from bdn.mirror.database import ReadSession, WriteSession
-from bdn.mirror.tables import EvictionRow, Json, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.repository.bulk import batches
+from bdn.mirror.repository.tombstones import is_given_up
+from bdn.mirror.tables import Json, ManifestRow, MirrorRow, MirrorSourceRow
 
 RUNNING = ("PENDING", "SYNCING")
 
@@ -31,9 +33,10 @@ async def running(session: ReadSession, organisation: str, request_key: str) -> 
 async def get(
     session: ReadSession, mirror_id: str, organisation: str
 ) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
-    """A mirror of this organisation with its sources in order."""
-    found = await get_any(session, mirror_id)
-    return found if found is not None and found[0].organisation == organisation else None
+    """A mirror of this organisation with its sources in order. Another's costs what costs one that does not exist."""
+    query = select(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.organisation == organisation)
+    mirror = (await session.execute(query)).scalar()
+    return None if mirror is None else (mirror, (await _sources(session, [mirror_id]))[mirror_id])
 
 
 async def get_any(session: ReadSession, mirror_id: str) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
@@ -76,11 +79,11 @@ async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str,
 
 
 async def claim(session: WriteSession, claimant: str, *, now: float, until: float) -> str | None:
-    """Take the oldest mirror that nobody works on. Not while an eviction deletes chunks: a copy could count on them."""
+    """Take the oldest mirror that nobody works on."""
     free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
     candidate = (
         select(MirrorRow.id)
-        .where(MirrorRow.status.in_(RUNNING), free, ~exists().where(EvictionRow.doomed.is_not(None)))
+        .where(MirrorRow.status.in_(RUNNING), free)
         .order_by(MirrorRow.created_at)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -129,7 +132,7 @@ async def hold_canceled_claim(session: WriteSession, mirror_id: str, claimant: s
 async def claimed_status(session: WriteSession, mirror_id: str, claimant: str, now: float) -> str | None:
     """The status of a mirror that this claimant may still write for; None when it may not.
 
-    A claim on a canceled mirror counts until it has run out: so long, evictions wait for its worker to come to an end. One
+    A claim on a canceled mirror counts until it has run out: so long, nothing that its worker brings is collected. One
     on a running mirror counts until another worker takes it over.
     """
     query = (
@@ -175,8 +178,8 @@ async def finish(session: WriteSession, mirror_id: str, status: str, *, now: flo
 async def hold_claims(session: WriteSession) -> None:
     """Nobody claims, and nobody writes in a claim's name, until this transaction ends.
 
-    SQLite has one writer anyway. In PostgreSQL a claim could otherwise be made between an eviction's look at the running
-    mirrors and its commit; the new worker would count on chunks that are about to go.
+    SQLite has one writer anyway. In PostgreSQL a manifest could otherwise be published, or restored, between a collection's
+    look at what nothing names and its commit.
     """
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(text("LOCK TABLE mirrors IN EXCLUSIVE MODE"))
@@ -190,19 +193,14 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
     await session.execute(statement.values(**values))
 
 
-async def any_running(session: ReadSession, now: float) -> list[str]:
-    """The mirrors that are being worked on, canceled ones included whose worker has not come to an end."""
-    busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
-    return list((await session.execute(select(MirrorRow.id).where(busy))).scalars())
-
-
 async def ready_at(session: ReadSession, organisation: str, revision: str) -> list[MirrorSourceRow]:
-    """The sources that are READY at this revision and whose manifests are still published, newest first."""
+    """The sources that are READY at this revision and whose manifests may still be read, newest first."""
     query = (
         select(MirrorSourceRow)
         .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
         .join(ManifestRow, ManifestRow.digest == MirrorSourceRow.manifest)
         .where(
+            ~is_given_up(organisation, ManifestRow.digest),
             MirrorRow.organisation == organisation,
             MirrorSourceRow.resolved_revision == revision,
             MirrorSourceRow.status == "READY",
@@ -250,14 +248,27 @@ async def sources_by_manifest(
 
 
 async def may_read(session: ReadSession, organisation: str, manifest: str) -> bool:
-    """Whether the manifest was published for this organisation."""
-    query = (
-        select(MirrorRow.id)
-        .join(MirrorSourceRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest == manifest)
-        .limit(1)
-    )
-    return (await session.execute(query)).scalar() is not None
+    """Whether the manifest is published for this organisation, which has not given it up."""
+    return manifest in await readable(session, organisation, [manifest])
+
+
+async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
+    """Which of these manifests are published for this organisation, and not given up by it."""
+    found: set[str] = set()
+    for batch in batches(manifests):
+        query = (
+            select(ManifestRow.digest)
+            .join(MirrorSourceRow, MirrorSourceRow.manifest == ManifestRow.digest)
+            .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+            .where(
+                ManifestRow.digest.in_(batch),
+                MirrorRow.organisation == organisation,
+                ~is_given_up(organisation, ManifestRow.digest),
+            )
+            .distinct()
+        )
+        found.update((await session.execute(query)).scalars())
+    return found
 
 
 def _count(result: object) -> int:

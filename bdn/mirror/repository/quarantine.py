@@ -27,11 +27,12 @@ class WrongFile:
     chunks: tuple[Digest, ...]
 
 
-async def keep(session: WriteSession, mirror_id: str, file: WrongFile) -> None:
-    """Remember the evidence. From now on an eviction leaves its chunks alone."""
+async def keep(session: WriteSession, mirror_id: str, file: WrongFile) -> str:
+    """Remember the evidence, and name it. So long as it is kept, its chunks are not collected."""
+    name = f"qua_{secrets.token_hex(12)}"
     session.add(
         QuarantinedFileRow(
-            id=f"qua_{secrets.token_hex(12)}",
+            id=name,
             created_at=time.time(),
             mirror_id=mirror_id,
             source=file.source,
@@ -43,14 +44,21 @@ async def keep(session: WriteSession, mirror_id: str, file: WrongFile) -> None:
         )
     )
     await session.flush()
+    return name
 
 
-async def chunks_kept(session: ReadSession, chunks: Collection[bytes]) -> set[bytes]:
-    """Which of these chunks are evidence."""
-    kept: set[bytes] = set()
-    async for (raw,) in await session.stream(select(QuarantinedFileRow.chunks)):
-        kept.update(set(split_digests(raw)).intersection(chunks))
-    return kept
+async def is_kept(session: ReadSession, file: WrongFile) -> bool:
+    """Whether this very evidence is kept already."""
+    raw = b"".join(chunk.to_bytes() for chunk in file.chunks)
+    same = (QuarantinedFileRow.path == file.path, QuarantinedFileRow.chunks == raw)
+    return (await session.execute(select(QuarantinedFileRow.id).where(*same).limit(1))).first() is not None
+
+
+async def narrow(session: WriteSession, name: str, right: Collection[Digest]) -> None:
+    """Only what is not among these chunks was wrong. Without this, a right chunk would rest for as long as the evidence."""
+    row = await session.get(QuarantinedFileRow, name)
+    if row is not None:
+        row.chunks = b"".join(raw for raw in split_digests(row.chunks) if Digest.from_bytes(raw) not in right)
 
 
 async def count(session: ReadSession) -> int:

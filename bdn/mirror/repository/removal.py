@@ -1,15 +1,16 @@
-"""What an eviction takes: manifests, contents that nothing names any more, their chunks, and slabs that nothing needs."""
+"""What is collected: manifests, contents and chunks that nothing names any more, and slabs that nothing needs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, exists, func, select
 from sqlalchemy.orm import aliased
 
+from bdn.core.store.slab_needs import SlabNeeds
 from bdn.mirror.database import ReadSession, WriteSession
-from bdn.mirror.repository import quarantine
+from bdn.mirror.repository import tombstones
 from bdn.mirror.repository.bulk import batches
 from bdn.mirror.repository.layouts import split_digests
 from bdn.mirror.tables import (
@@ -18,19 +19,36 @@ from bdn.mirror.tables import (
     IdentityRow,
     ManifestContentRow,
     ManifestRow,
+    QuarantinedFileRow,
     SlabRow,
     SlabScopeRow,
     SlabSliceRow,
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows that went, and the raw names of the chunks and slabs that they named. Others may name those, too.
+
+    ``bytes`` are those of the files and slabs that went with a manifest.
+    """
+
+    count: int
+    chunks: set[bytes]
+    bytes: int = 0
+
+
 async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, int]]:
-    """Each distinct content of a manifest: digest, the bytes that it has for itself, and how many manifests name it.
+    """Each distinct content of a manifest: digest, the bytes that it has for itself, and how many living manifests name it.
 
     What rests in slabs only has no bytes for itself; they are its slabs'.
     """
     other = aliased(ManifestContentRow)
-    names = select(func.count()).where(other.content == ManifestContentRow.content).scalar_subquery()
+    names = (
+        select(func.count())
+        .where(other.content == ManifestContentRow.content, other.manifest.not_in(tombstones.dead()))
+        .scalar_subquery()
+    )
     query = (
         select(ContentRow.digest, ContentRow.size, ContentRow.chunks == b"", names)
         .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
@@ -62,6 +80,17 @@ class SlabFacts:
     scopes: list[tuple[str, str]] = field(default_factory=list)
     whole: list[str] = field(default_factory=list)
 
+    def tell(self, needs: SlabNeeds) -> None:
+        """Everything, in the order in which it asks for it."""
+        for slab, size in self.sizes:
+            needs.add_slab(slab, size)
+        for content, slab in self.slices:
+            needs.add_slice(content, slab)
+        for slab, scope in self.scopes:
+            needs.add_scope(slab, scope)
+        for content in self.whole:
+            needs.add_whole(content)
+
 
 async def slab_facts(session: ReadSession, slabs: Sequence[str]) -> SlabFacts:
     """Everything about these slabs, and about where else their contents lie."""
@@ -91,19 +120,73 @@ async def slab_facts(session: ReadSession, slabs: Sequence[str]) -> SlabFacts:
     return facts
 
 
-async def remove(
-    session: WriteSession, manifest_digests: Sequence[str], contents: Sequence[str], slabs: Sequence[str]
-) -> set[bytes]:
-    """Unpublish manifests and forget contents, with the identities that led to them, and slabs.
+async def take_manifest(session: WriteSession, manifest: str, now: float) -> Taken:
+    """Unpublish a manifest, and forget what it alone names."""
+    other = aliased(ManifestContentRow)
+    alone = select(ManifestContentRow.content).where(
+        ManifestContentRow.manifest == manifest,
+        ~exists().where(other.content == ManifestContentRow.content, other.manifest != manifest),
+    )
+    contents = list((await session.execute(alone)).scalars())
+    await session.execute(delete(ManifestContentRow).where(ManifestContentRow.manifest == manifest))
+    await session.execute(delete(ManifestRow).where(ManifestRow.digest == manifest))
+    await tombstones.collect(session, manifest, now)
+    chunks, size = await _take(session, contents)
+    return Taken(1, chunks, size)
 
-    Returns the raw names of the chunks and slabs that nothing needs any more, for the caller to delete. Reads every row
-    that is left: for evictions only.
+
+async def take_unnamed(session: WriteSession, before: float) -> Taken:
+    """Forget contents that no manifest names, recorded before then: their mirrors came to no good end.
+
+    A mirror that runs may count on one of them, because its identity is known; then publishing finds that it is gone, and
+    it is copied again.
     """
-    for batch in batches(manifest_digests):
-        await session.execute(delete(ManifestContentRow).where(ManifestContentRow.manifest.in_(batch)))
-        await session.execute(delete(ManifestRow).where(ManifestRow.digest.in_(batch)))
-    chunks = await _chunks_of(session, contents)
+    query = select(ContentRow.digest).where(
+        ContentRow.recorded_at < before, ~exists().where(ManifestContentRow.content == ContentRow.digest)
+    )
+    contents = list((await session.execute(query)).scalars())
+    chunks, size = await _take(session, contents)
+    return Taken(len(contents), chunks, size)
+
+
+async def take_half_copied(session: WriteSession, before: float) -> Taken:
+    """Forget chunks of files that nobody went on with since then."""
+    statement = delete(CopiedChunkRow).where(CopiedChunkRow.recorded_at < before).returning(CopiedChunkRow.digest)
+    digests = [bytes.fromhex(digest) for digest in (await session.execute(statement)).scalars()]
+    return Taken(len(digests), set(digests))
+
+
+async def take_evidence(session: WriteSession, before: float) -> Taken:
+    """Forget files that came wrong before then."""
+    statement = delete(QuarantinedFileRow).where(QuarantinedFileRow.created_at < before)
+    found = list((await session.execute(statement.returning(QuarantinedFileRow.chunks))).scalars())
+    return Taken(len(found), {chunk for raw in found for chunk in split_digests(raw)})
+
+
+async def named(session: ReadSession) -> set[bytes]:
+    """The raw names of all objects of the store that some row names: about 100 bytes of memory for each chunk.
+
+    What a chunk's row becomes is read after that row: a half-copied file's chunk is a complete file's, or evidence, later.
+    """
+    found: set[bytes] = set()
+    for digests in (select(CopiedChunkRow.digest), select(SlabRow.digest)):
+        async for (digest,) in await session.stream(digests):
+            found.add(bytes.fromhex(digest))
+    for chunks in (select(ContentRow.chunks).where(ContentRow.chunks != b""), select(QuarantinedFileRow.chunks)):
+        async for (raw,) in await session.stream(chunks):
+            found.update(split_digests(raw))
+    return found
+
+
+async def _take(session: WriteSession, contents: Sequence[str]) -> tuple[set[bytes], int]:
+    """Forget contents, with the identities that led to them, and the slabs that nothing else needs; their chunks and bytes."""
+    slabs, size = await _slabs_going(session, contents)
+    chunks = set(map(bytes.fromhex, slabs))
     for batch in batches(contents):
+        query = select(ContentRow.chunks, ContentRow.size).where(ContentRow.digest.in_(batch), ContentRow.chunks != b"")
+        for raw, content_size in (await session.execute(query)).all():
+            chunks.update(split_digests(raw))
+            size += content_size
         await session.execute(delete(SlabSliceRow).where(SlabSliceRow.content.in_(batch)))
         await session.execute(delete(IdentityRow).where(IdentityRow.content.in_(batch)))
         await session.execute(delete(ContentRow).where(ContentRow.digest.in_(batch)))
@@ -111,27 +194,15 @@ async def remove(
         await session.execute(delete(SlabSliceRow).where(SlabSliceRow.slab.in_(batch)))
         await session.execute(delete(SlabScopeRow).where(SlabScopeRow.slab.in_(batch)))
         await session.execute(delete(SlabRow).where(SlabRow.digest.in_(batch)))
-    chunks.update(map(bytes.fromhex, slabs))
-    return chunks - await _in_use(session, chunks)
+    return chunks, size
 
 
-async def _chunks_of(session: ReadSession, contents: Sequence[str]) -> set[bytes]:
-    chunks: set[bytes] = set()
+async def _slabs_going(session: ReadSession, contents: Sequence[str]) -> tuple[list[str], int]:
+    slabs: set[str] = set()
     for batch in batches(contents):
-        query = select(ContentRow.chunks).where(ContentRow.digest.in_(batch))
-        for raw in (await session.execute(query)).scalars():
-            chunks.update(split_digests(raw))
-    return chunks
-
-
-async def _in_use(session: ReadSession, chunks: set[bytes]) -> set[bytes]:
-    """Which of these objects of the store some content, complete or half-copied, or some slab still needs."""
-    used: set[bytes] = set()
-    async for (raw,) in await session.stream(select(ContentRow.chunks).where(ContentRow.chunks != b"")):
-        used.update(chunks.intersection(split_digests(raw)))
-    for digests in batches([raw.hex() for raw in chunks]):
-        query = select(CopiedChunkRow.digest).where(CopiedChunkRow.digest.in_(digests))
-        used.update(bytes.fromhex(digest) for digest in (await session.execute(query)).scalars())
-        slabs = select(SlabRow.digest).where(SlabRow.digest.in_(digests))
-        used.update(bytes.fromhex(digest) for digest in (await session.execute(slabs)).scalars())
-    return used | await quarantine.chunks_kept(session, chunks)
+        query = select(SlabSliceRow.slab).where(SlabSliceRow.content.in_(batch)).distinct()
+        slabs.update((await session.execute(query)).scalars())
+    needs = SlabNeeds()
+    (await slab_facts(session, sorted(slabs))).tell(needs)
+    going = needs.take(contents)
+    return going, needs.size(going)

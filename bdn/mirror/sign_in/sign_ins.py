@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.weights import Auth, AuthMethod
+from bdn.core.source.weights import Auth, AuthMethod
 from bdn.mirror.sign_in.issuer import IdentityIssuer
 from bdn.mirror.sign_in.secrets import Secrets
 from bdn.mirror.sign_in.subject import DRY_RUN, Subject

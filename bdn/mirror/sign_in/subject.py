@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from bdn.core.caller import ORGANISATION_PATTERN
 from bdn.core.errors import InvalidRequestError
 
 DRY_RUN: Final = "plan"  # the job of a dry run, which has no mirror
-# What may stand in a subject, in a session's name and in an external id alike: no ':', '=' or '*', with which one
-# organisation's name could read like another one's, or like a pattern. Google allows a subject of 127 signs.
-_ORGANISATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_ORGANISATION: Final = re.compile(ORGANISATION_PATTERN)
 _JOB: Final = re.compile(r"[a-z0-9_]{2,32}")
 _SESSION_NAME_LENGTH: Final = 64
 

@@ -11,11 +11,11 @@ from typing import Final, TypeVar
 
 from botocore.exceptions import ClientError
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.errors import SourceChangedError
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
-from bdn.core.source_uri import BucketUri
-from bdn.core.upstream import Checksum, UpstreamFile
+from bdn.core.source.upstream import Checksum, UpstreamFile
+from bdn.core.source.uri import BucketUri
 from bdn.sources.aws.checksums import stated_checksum
 from bdn.sources.aws.client import LISTING, Client, S3Endpoint, s3_client
 from bdn.sources.aws.errors import SDK_ERRORS, region_told, translate, translate_head

@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from bdn.core.ports import Headers
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 
 # In the order of preference, with their length in bytes. Those that can be computed chunk by chunk come first, and of
 # these the strongest; MD5 comes last because the ETag holds it for objects that state nothing else.

@@ -12,7 +12,7 @@ from aiobotocore.credentials import AioCredentials
 from botocore import UNSIGNED, handlers
 from botocore.credentials import ReadOnlyCredentials
 
-from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.sources.aws.guarded import guarded_options
 from bdn.sources.aws.session import UnredirectedSession, aws_session
 from bdn.sources.credentials import S3CredentialsProvider

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
@@ -44,7 +45,7 @@ def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
         case ParamValidationError():
             return InvalidSourceError(source, f"{source}: S3 cannot have a bucket of this name")
         case BotoCoreError() | OSError():
-            return UpstreamUnavailableError(source, f"S3 could not be asked ({type(error).__name__})")
+            return UpstreamUnavailableError(source, f"S3{_where(error)} could not be asked ({type(error).__name__})")
         case NotAListingError():
             return UpstreamUnavailableError(source, str(error))
         case _:
@@ -92,6 +93,12 @@ def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
         return UpstreamUnavailableError(source, f"S3 answered {status} {code}", parse_retry_after(headers))
     reason = "the bucket does not exist" if code == "NoSuchBucket" else f"S3 answered {status} {code}"
     return SourceNotFoundError(source, reason)
+
+
+def _where(error: BotoCoreError | OSError) -> str:
+    """The host, where the client's error keeps the address: a name that does not resolve is somebody's to mend."""
+    address = error.kwargs.get("endpoint_url") if isinstance(error, BotoCoreError) else None
+    return f" at {urlsplit(address).hostname}" if isinstance(address, str) else ""
 
 
 def _facts(error: ClientError) -> tuple[str, int, Mapping[str, str]]:

@@ -14,8 +14,8 @@ from typing import Any, Final, TypedDict
 from aiobotocore.config import AioConfig
 from botocore import UNSIGNED
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.errors import InvalidRequestError
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.sources.aws.guarded import guarded_options
 from bdn.sources.aws.identity_errors import SDK_ERRORS, keep_status, translate

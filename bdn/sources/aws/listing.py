@@ -6,12 +6,14 @@ keys. This one reads the three that are needed, in 5.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
 
 _ROOT: Final = "ListBucketResult"
+_SIZE: Final = re.compile(r"[0-9]{1,30}")
 
 
 class NotAListingError(ValueError):
@@ -54,7 +56,7 @@ def read_page(document: bytes) -> S3Page:
     key, etag, size = f"{prefix}Key", f"{prefix}ETag", f"{prefix}Size"
     try:
         objects = tuple(
-            S3Object(_key(entry.findtext(key), is_quoted), _etag(entry.findtext(etag)), int(entry.findtext(size, "")))
+            S3Object(_key(entry.findtext(key), is_quoted), _etag(entry.findtext(etag)), _size(entry.findtext(size, "")))
             for entry in root.iterfind(f"{prefix}Contents")
         )
     except ValueError as error:
@@ -72,6 +74,12 @@ def _key(text: str | None, is_quoted: bool) -> str:
         raise ValueError
     # As in a form: a space is "+", and "+" is "%2B".
     return unquote_plus(text, errors="strict") if is_quoted else text
+
+
+def _size(text: str) -> int:
+    if not _SIZE.fullmatch(text):  # int() would take "-5", "1_0" and the digits of every script
+        raise ValueError
+    return int(text)
 
 
 def _etag(text: str | None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from base64 import b64decode
 from collections.abc import AsyncIterator
@@ -21,12 +22,12 @@ import aiohttp
 # From the core, because the package's own GCSFileSystem asks a gRPC service about every bucket, through no proxy or emulator.
 from gcsfs.core import GCSFileSystem
 
-from bdn.core.asking import ASK_ONCE
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Location
-from bdn.core.source_uri import BucketUri
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
+from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_tree import PAGE
 from bdn.sources.google.errors import SDK_ERRORS, RefusedError, translate
 from bdn.sources.google.tokens import TokenProvider
@@ -161,11 +162,19 @@ async def _refuse(response: aiohttp.ClientResponse) -> None:
 
 
 def _object(entry: _Entry) -> GcsObject:
-    name, generation, size = str(entry["name"]), int(entry["generation"]), int(entry["size"])
-    if not name or name != entry["name"] or generation < 0 or size < 0:
+    name, generation, size = str(entry["name"]), _whole(entry["generation"]), _whole(entry["size"])
+    if not name or name != entry["name"]:
         msg = "an object that cannot be one"
         raise ValueError(msg)
     return GcsObject(name, str(generation), size, _checksum(entry))
+
+
+def _whole(text: str) -> int:
+    """GCS writes numbers as texts of digits."""
+    if not re.fullmatch(r"[0-9]{1,30}", text):
+        msg = "not a whole number"
+        raise ValueError(msg)
+    return int(text)
 
 
 def _checksum(entry: _Entry) -> Checksum | None:

@@ -61,7 +61,8 @@ def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
         case RefusedError():
             return _refused(error, source, anonymous=anonymous)
         case aiohttp.ClientError() | OSError():
-            return UpstreamUnavailableError(source, f"GCS could not be asked ({type(error).__name__})")
+            where = f" at {error.host}" if isinstance(error, aiohttp.ClientConnectorError) else ""
+            return UpstreamUnavailableError(source, f"GCS{where} could not be asked ({type(error).__name__})")
         case _:
             return UpstreamUnavailableError(source, f"the answer does not look like GCS's ({type(error).__name__})")
 

@@ -17,8 +17,8 @@ from typing import Final, cast
 from google.auth import identity_pool
 from google.auth.exceptions import GoogleAuthError
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.sources.google.identity_errors import refusal
 from bdn.sources.google.tokens import AccessToken

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from google.auth.exceptions import GoogleAuthError
 from google.oauth2 import service_account
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -26,6 +25,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.sources.credentials import Secret, ServiceAccountKey, service_account_key
 from bdn.sources.google.tokens import AccessToken

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from bdn.core.asking import ASK_ONCE
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
+from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
-from bdn.core.source_uri import BucketUri
+from bdn.core.source.uri import BucketUri
 from bdn.sources.credentials import Secret
 from bdn.sources.gcs import GcsSource
 from bdn.sources.google.bucket import GcsEndpoint, connect

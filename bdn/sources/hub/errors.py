@@ -28,17 +28,19 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source_uri import HuggingFaceUri
+from bdn.core.source.uri import HuggingFaceUri
 from bdn.sources.hub.session import HubUnreachableError
 from bdn.wire.retry_after import parse_retry_after
 
-# The last three are how the SDK fails on an answer that is not a hub's, such as a proxy's HTML page with status 200.
+# The last five are how the SDK fails on an answer that is not a hub's, such as a proxy's HTML page with status 200.
 SDK_ERRORS: Final = (
     HubUnreachableError,
     OfflineModeIsEnabled,
     httpx2.HTTPError,
     httpx2.InvalidURL,
+    AttributeError,
     KeyError,
+    RecursionError,
     TypeError,
     ValueError,
 )

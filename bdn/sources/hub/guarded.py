@@ -14,7 +14,7 @@ from threading import Lock
 import httpcore2
 import httpx2
 
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
 from bdn.wire.guarded_dialing import resolve
 
 
@@ -40,7 +40,7 @@ class GuardedBackend(httpcore2.NetworkBackend):
             httpcore2.ConnectError, httpcore2.ConnectTimeout: as of the default.
         """
         try:
-            found = resolve(host, port, self._policy)
+            found = resolve(host, port, timeout, self._policy)
         except OSError as error:
             raise httpcore2.ConnectError(str(error)) from error
         failure: Exception = httpcore2.ConnectError("the name has no address")

@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx2
 from huggingface_hub import get_session, hf_raise_for_status, set_client_factory
 
-from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.sources.hub.guarded import DirectTransport
 
 PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK names none
@@ -92,7 +92,7 @@ class _Session(httpx2.Client):
         try:
             response = super().send(request, **options)
         except httpx2.TransportError as error:
-            raise HubUnreachableError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+            raise HubUnreachableError(f"{request.url.host}: {type(error).__name__}: {error}".rstrip(": ")) from error
         if response.status_code in _REPEATED_BY_THE_SDK:
             hf_raise_for_status(response)
         return response

@@ -5,16 +5,20 @@ The SDK's own listing is a generator over all pages, which a failure ends: to go
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 from urllib.parse import quote
 
 from huggingface_hub import get_session, hf_raise_for_status
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
-from bdn.core.source_uri import HuggingFaceUri
+from bdn.core.source.uri import HuggingFaceUri
+
+_NAME: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 of a git blob, or SHA-256 of a file in LFS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,31 @@ def read_page(address: str, headers: Mapping[str, str]) -> TreePage:
     response = get_session().get(address, headers=dict(headers))
     hf_raise_for_status(response)
     entries = response.json()
-    files = tuple(RepoFile(**entry) for entry in entries if entry["type"] == "file")  # type: ignore[no-untyped-call]
-    folders = tuple(entry["path"] for entry in entries if entry["type"] == "directory")
-    return TreePage(files, folders, response.links.get("next", {}).get("url"))
+    files = tuple(_file(entry) for entry in entries if entry["type"] == "file")
+    folders = tuple(_text(entry["path"]) for entry in entries if entry["type"] == "directory")
+    following = response.links.get("next", {}).get("url")
+    if following == address:
+        msg = "a listing goes on where it is"
+        raise ValueError(msg)
+    return TreePage(files, folders, following)
+
+
+def _file(entry: Mapping[str, object]) -> RepoFile:
+    """The SDK takes whatever stands in the answer for what should stand there."""
+    file = RepoFile(**entry)  # type: ignore[no-untyped-call]
+    _text(file.path)
+    name = _text(file.lfs.sha256 if file.lfs else file.blob_id)
+    if _NAME.fullmatch(name) is None or type(file.size) is not int or file.size < 0:
+        msg = "an entry that cannot be a file"
+        raise ValueError(msg)
+    return file
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        msg = f"expected a text, not {type(value).__name__}"
+        raise TypeError(msg)
+    return value
 
 
 class HubTree:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -44,7 +47,8 @@ def test_the_commands_of_the_contract_exist() -> None:
     assert {name for name, _ in commands()} == {
         "bdn-node-agent",
         *(f"bdn {name}" for name in ("pull", "demo", "up", "serve", "worker", "migrate", "mirror", "stage", "unstage")),
-        *(f"bdn-admin {name}" for name in ("evict", "ls", "agents", "prefetch")),
+        *(f"bdn-admin {name}" for name in ("evict", "ls", "agents", "prefetch", "verify", "why", "gc", "restore")),
+        *(f"bdn-admin tokens {name}" for name in ("create", "ls", "revoke")),
         *(f"bdn-admin secrets {name}" for name in ("set", "ls", "rm", "rotate", "new-key")),
     }
 
@@ -59,3 +63,11 @@ def test_the_list_of_commands_speaks_like_the_commands_themselves() -> None:
         assert command.help
         line = " ".join(bdn.help_of(name).lower().rstrip(".").split()[:3])
         assert " ".join(command.help.lower().split()).startswith(line), (name, line)
+
+
+@pytest.mark.parametrize("module", ["bdn.cli.main", "bdn.cli.admin", "bdn.cli.mirror", "bdn.cli.stage"])
+def test_a_command_that_talks_to_a_service_loads_none(module: str) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert module in loaded
+    assert not {"sqlalchemy", "fastapi", "uvicorn", "bdn.mirror.app", "node_agent"} & set(loaded)

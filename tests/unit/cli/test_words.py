@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,9 @@ from click.testing import CliRunner
 from bdn.cli import admin
 from bdn.cli.exit_codes import USAGE
 from bdn.cli.main import main as bdn
+from bdn.wire.agent_schema import Agent, Agents
 from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
+from bdn.wire.stage_schema import TierUse
 
 MANIFEST = f"b3:{'0' * 64}"
 
@@ -67,4 +70,26 @@ def test_what_an_agent_holds_for_its_cluster_is_listed_beside_its_files(monkeypa
         f"hf://o/m  {MANIFEST}",
         "  c/node: whole, 17 MB, in use by job",
         "  c/cache: incomplete, 0 B, 5 MB for its cluster",
+    ]
+
+
+def test_an_agent_that_takes_nothing_new_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        async def agents(self) -> Agents:
+            use = TierUse(budget=10, committed=10, reserved=0, leased=0, problem="Input/output error")
+            one = Agent(
+                node="n", cluster="c", roles=["node"], version="1", advertise=None, tiers={"node": use},
+                last_heartbeat=datetime(2026, 1, 2, tzinfo=UTC), alive=True, manifests=1,
+            )  # fmt: skip
+            return Agents(items=[one])
+
+    @asynccontextmanager
+    async def reachable_mirror(_: object) -> AsyncIterator[Client]:
+        yield Client()
+
+    monkeypatch.setattr(admin, "reachable_mirror", reachable_mirror)
+
+    assert CliRunner().invoke(admin.main, ["agents"]).output.splitlines() == [
+        "c/n  alive since 2026-01-02 00:00:00Z  1 manifests",
+        "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bdn.core.cache_index import Admission, CacheIndex, Victim
+from bdn.core.cache.index import Admission, CacheIndex, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.names import named, sizes, stage
@@ -173,7 +173,26 @@ def test_leased_content_leaves_no_room_and_the_error_says_how_much() -> None:
     held(index, N, sizes(b=2, c=3), at=2)
     with pytest.raises(CacheFullError) as caught:
         index.admit(P, sizes(d=5), stage("s"), now=3, budget=10)
-    assert caught.value.details() == {"needed_bytes": 5, "free_bytes": 1, "leased_bytes": 6, "budget_bytes": 10}
+    facts = {"needed_bytes": 5, "free_bytes": 1, "leased_bytes": 6, "budget_bytes": 10}
+    assert caught.value.details() == facts | {"needed_files": None, "free_files": None}
+
+
+def test_a_file_system_without_inodes_is_as_full_as_one_without_bytes_and_the_error_says_how_many_files() -> None:
+    index = CacheIndex()
+    index.admit(M, sizes(a=1, b=1), stage("user"), now=1, budget=100)
+    held(index, N, sizes(c=1), at=2)
+    with pytest.raises(CacheFullError, match="2 more files do not fit now: the file system has inodes for 0") as caught:
+        index.admit(P, sizes(d=1, e=0), stage("s"), now=3, budget=100, free_files=0)
+    assert (caught.value.needed_files, caught.value.free_files) == (2, 0)
+    assert index.manifests() == (M, N)
+
+
+def test_files_are_evicted_for_their_inodes_where_those_are_short_and_bytes_are_not() -> None:
+    index = CacheIndex()
+    held(index, M, sizes(a=1, b=1), at=1)
+    held(index, N, sizes(c=1), at=2)
+    admission = index.admit(P, sizes(d=1, e=1, f=1), stage("s"), now=3, budget=100, free_files=1)
+    assert [victim.manifest for victim in admission.victims] == [M]
 
 
 def test_a_refusal_changes_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.cache_index import Admission, CacheIndex, EvictionPlan, Leased, Victim
+from bdn.core.cache.index import Admission, CacheIndex, EvictionPlan, Leased, Victim
 from tests.support.names import named, sizes, stage
 
 M, N, P = (named(word) for word in ("M", "N", "P"))

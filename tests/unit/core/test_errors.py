@@ -129,3 +129,15 @@ def test_a_selection_of_nothing_without_a_hint_ends_with_the_patterns() -> None:
 def test_a_rate_limit_without_a_time_names_none_and_an_immediate_one_names_zero() -> None:
     assert "wait" not in str(errors.UpstreamRateLimitedError("hf://o/r"))
     assert "wait 0 s" in str(errors.UpstreamRateLimitedError("hf://o/r", 0.0))
+
+
+def test_a_full_disk_says_what_others_have_taken_or_that_nobody_has() -> None:
+    for others, words in ((4000, "others have taken 4 KB of it"), (0, "nobody else has taken any of it")):
+        error = errors.DiskFailedError("/cache/x", "No space left on device", is_full=True, others_bytes=others)
+        assert words in str(error)
+        assert "since room was promised" in str(error)
+
+
+def test_a_lack_of_inodes_is_told_in_files() -> None:
+    message = str(errors.CacheFullError(4, 9, 0, 9, needed_files=7, free_files=2))
+    assert message.startswith("7 more files do not fit now: the file system has inodes for 2")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.lanes import lanes, own_in_flight
-from bdn.core.placement import Placement
+from bdn.core.ring.lanes import lanes, own_in_flight
+from bdn.core.ring.placement import Placement
 from tests.support.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(40)]

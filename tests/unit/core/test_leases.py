@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bdn.core.leases import LeaseBook
+from bdn.core.cache.leases import LeaseBook
 from tests.support.names import named, stage
 
 A, B = named("a"), named("b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.ledger import SpaceLedger
+from bdn.core.cache.ledger import SpaceLedger
 from tests.support.names import named
 
 A, B = named("a"), named("b")

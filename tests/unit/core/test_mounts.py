@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.errors import InvalidMountError
-from bdn.core.source_uri import parse_source
-from bdn.core.weights import WeightsSource, check_mounts, normalise_mount
+from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import WeightsSource, check_mounts, normalise_mount
 
 SOURCE = parse_source("s3://bucket/x")
 

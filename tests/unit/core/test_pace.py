@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from bdn.core.pace import Outcome, Pace, PaceRule
-from bdn.core.pace_window import Window
+from bdn.core.pace.limit import Outcome, Pace, PaceRule
+from bdn.core.pace.window import Window
 
 MB = 1_000_000
 RULE = PaceRule(most=32, first=4, window_seconds=1.0, window_rounds=2)

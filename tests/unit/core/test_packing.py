@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.packing import PARCEL_FILES, SMALL_FILE_SIZE, is_small, parcels
-from bdn.core.upstream import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.store.packing import PARCEL_FILES, SMALL_FILE_SIZE, is_small, parcels
+from bdn.core.store.seal import SEAL_SIZE
 
 
 def file(number: int, size: int, scope: str = "public") -> UpstreamFile:
@@ -19,9 +20,9 @@ def test_a_file_of_a_mebibyte_is_not_small_and_neither_is_an_empty_one() -> None
     assert [is_small(size) for size in sizes] == [False, True, True, False, False]
 
 
-def test_a_parcel_is_filled_to_the_last_byte_of_a_chunk() -> None:
-    quarter = CHUNK_SIZE // 16
-    files = [file(number, quarter) for number in range(33)]
+def test_a_parcel_is_filled_to_the_last_byte_that_a_seal_leaves_of_a_chunk() -> None:
+    part = (CHUNK_SIZE - SEAL_SIZE) // 16
+    files = [file(number, part) for number in range(33)]
     assert [len(parcel) for parcel in parcels(files)] == [16, 16, 1]
 
 
@@ -49,5 +50,5 @@ def test_every_file_is_in_exactly_one_parcel_in_order(sizes: list[tuple[int, str
     made = list(parcels(files))
     assert [each for parcel in made for each in parcel] == files
     for parcel in made:
-        assert sum(each.size for each in parcel) <= CHUNK_SIZE
+        assert sum(each.size for each in parcel) <= CHUNK_SIZE - SEAL_SIZE
         assert len({each.identity.scope for each in parcel}) == 1

@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.patterns import Patterns, compile_pattern
+from bdn.core.source.patterns import Patterns, compile_pattern
 
 MATCHES = """
 config.json                config.json
@@ -266,3 +266,12 @@ def at_most(seconds: float) -> Iterator[None]:
 def test_no_pattern_of_a_user_can_stop_the_mirror(pattern: str, path: str) -> None:
     with at_most(seconds=5):
         assert not compile_pattern(pattern).fullmatch(path)
+
+
+def test_a_pattern_longer_than_any_path_and_more_than_a_thousand_patterns_are_refused_with_numbers() -> None:
+    assert Patterns(("a" * 4096,)).allow
+    with pytest.raises(InvalidRequestError, match="has 4097 characters; the limit is 4096"):
+        Patterns(ignore=("a" * 4097,))
+    assert len(Patterns(("a",) * 999, ("b",)).allow) == 999
+    with pytest.raises(InvalidRequestError, match="1001 patterns are too many for one source; the limit is 1000"):
+        Patterns(("a",) * 1000, ("b",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.peer_standing import Fault, PeerStanding
+from bdn.core.ring.peer_standing import Fault, PeerStanding
 
 
 def times_avoided(fault: Fault, times: int) -> list[float]:

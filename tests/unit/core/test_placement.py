@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.placement import Placement
+from bdn.core.ring.placement import Placement
 from tests.support.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(12)]

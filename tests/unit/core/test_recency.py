@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.recency import RecencyOrder
+from bdn.core.cache.recency import RecencyOrder
 from tests.support.names import named
 
 A, B, C = named("a"), named("b"), named("c")

@@ -11,7 +11,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.retry import Allowance, RetryPolicy, asked_to_wait
+from bdn.core.pace.retry import Allowance, RetryPolicy, asked_to_wait
 
 POLICY = RetryPolicy(attempts=8, first_seconds=0.5, longest_seconds=10.0, longest_retry_after_seconds=60.0)
 AWAY = StoreUnavailableError("connection refused")

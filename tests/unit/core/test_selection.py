@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.patterns import EVERYTHING, Patterns, Selection, select
+from bdn.core.source.patterns import EVERYTHING, Patterns, Selection, select
 
 REPO = (
     ".gitattributes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bdn.core.upstream import Identity, UpstreamFile, diff
+from bdn.core.source.upstream import Identity, UpstreamFile, diff
 from tests.support.names import named
 
 

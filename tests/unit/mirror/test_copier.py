@@ -14,9 +14,9 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.layout import FileLayout
 from bdn.core.ports import Location
-from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.store.layout import FileLayout
 from bdn.mirror.mirroring.copier import Copier
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.politeness.budgets import UpstreamBudgets

@@ -14,21 +14,23 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
-from bdn.core.layout import FileLayout, Slab
-from bdn.core.packing import is_small
 from bdn.core.ports import Resolution
-from bdn.core.upstream import Diff, Identity, UpstreamFile
+from bdn.core.source.upstream import Diff, Identity, UpstreamFile
+from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store.packing import is_small
 from bdn.mirror.database import Database
 from bdn.mirror.mirroring.copier import ChunkStored, Copier
 from bdn.mirror.mirroring.flights import Flights
 from bdn.mirror.mirroring.gathering import Gathering
+from bdn.mirror.mirroring.held import Held
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.mirroring.packer import PackedFile, Packer, WrongContent
 from bdn.mirror.mirroring.progress import Progress, SourceCounters
 from bdn.mirror.mirroring.survey import Survey
 from bdn.mirror.politeness.patience import Patience
-from bdn.mirror.repository import contents, mirrors, quarantine
+from bdn.mirror.repository import contents, mirrors, removal
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from bdn.store.memory import MemoryStore
 from tests.support.mirror_service import database_under_test
 
 NAMES = [digest_of(bytes([index])) for index in range(4)]
@@ -51,6 +53,7 @@ class Copies:
     parcels: list[list[str]] = field(default_factory=list)
     failing: str = ""
     wrong_parts: bool = False  # what an earlier attempt stored is not of this file
+    store: MemoryStore = field(default_factory=MemoryStore)
 
     async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
         self.asked.append((located.file.path, set(stored)))
@@ -59,8 +62,15 @@ class Copies:
         layout = layout_of(located.file.size)
         for chunk in layout.placed():
             if chunk.index not in stored:
+                self.store.put(chunk.digest, bytearray())
                 on_stored(chunk.index, chunk.digest, chunk.range.size)
         return layout
+
+    def put(self, size: int) -> None:
+        """What a file of this size lies in, as somebody else put it."""
+        layout = layout_of(size)
+        for digest in layout.chunks if layout.slice is None else (SLAB.digest,):
+            self.store.put(digest, bytearray())
 
     async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
         self.parcels.append([located.file.path for located in parcel])
@@ -68,6 +78,7 @@ class Copies:
         for located in parcel:
             if located.file.path == self.failing:
                 raise UpstreamUnavailableError("s", "gone")
+            self.store.put(SLAB.digest, bytearray())
             on_packed(located, layout_of(located.file.size), SLAB)
 
 
@@ -88,7 +99,17 @@ class Rig:
         packer: Packer = self.copies  # type: ignore[assignment]
         unused: Any = None
         gathering = Gathering(
-            self.database, copier, packer, self.flights, Patience(), progress, unused, "s", 0, survey, landed or set()
+            Held(self.database, self.copies.store),
+            copier,
+            packer,
+            self.flights,
+            Patience(),
+            progress,
+            unused,
+            "s",
+            0,
+            survey,
+            landed or set(),
         )
         digests = await gathering.run()
         assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
@@ -125,24 +146,27 @@ async def test_what_is_missing_is_brought_and_counted(rig: Rig) -> None:
 
 @pytest.mark.parametrize("wanted", [SMALL, LARGE], ids=["small", "large"])
 async def test_what_another_mirror_brought_since_the_survey_is_found(rig: Rig, wanted: UpstreamFile) -> None:
+    rig.copies.put(wanted.size)
     async with rig.database.write() as session:
         await contents.record_slabs(session, [SLAB])
-        await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)})
+        await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)}, 1.0)
     counters = await rig.gather(wanted, landed={wanted.identity.key})
     assert (rig.copies.asked, rig.copies.parcels) == ([], [])
     assert (counters.transferred, counters.reused) == (0, wanted.size)
 
 
 async def test_a_large_file_is_looked_for_without_being_told(rig: Rig) -> None:
+    rig.copies.put(LARGE.size)
     async with rig.database.write() as session:
-        await contents.record_contents(session, {LARGE.identity.key: layout_of(LARGE.size)})
+        await contents.record_contents(session, {LARGE.identity.key: layout_of(LARGE.size)}, 1.0)
     assert (await rig.gather(LARGE)).reused == LARGE.size
 
 
 @pytest.mark.parametrize("surveyed", [0, CHUNK_SIZE], ids=["since the survey", "before the survey"])
 async def test_chunks_that_an_earlier_attempt_stored_are_not_brought_again(rig: Rig, surveyed: int) -> None:
+    rig.copies.store.put(NAMES[1], bytearray())
     async with rig.database.write() as session:
-        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])])
+        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])], 1.0)
     counters = await rig.gather(LARGE, stored=surveyed)
     assert rig.copies.asked == [("large", {1})]
     assert (counters.transferred, counters.reused) == (CHUNK_SIZE + 5, CHUNK_SIZE)
@@ -180,11 +204,50 @@ async def test_who_waits_for_a_parcel_that_fails_fetches_itself_what_did_not_com
 
 
 async def test_a_file_whose_earlier_chunks_are_wrong_is_copied_from_the_start(rig: Rig) -> None:
+    rig.copies.store.put(NAMES[1], bytearray())
     async with rig.database.write() as session:
-        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])])
+        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])], 1.0)
     rig.copies.wrong_parts = True
     counters = await rig.gather(LARGE, stored=CHUNK_SIZE)
     assert rig.copies.asked == [("large", {1}), ("large", set())]
     assert (counters.transferred, counters.reused) == (LARGE.size, 0)
     async with rig.database.read() as session:
-        assert await quarantine.chunks_kept(session, {NAMES[1].to_bytes()}) == {NAMES[1].to_bytes()}
+        assert NAMES[1].to_bytes() in await removal.named(session)  # as evidence
+
+
+@pytest.mark.parametrize("wanted", [SMALL, LARGE], ids=["small", "large"])
+async def test_what_is_recorded_and_gone_from_the_store_is_brought_again(rig: Rig, wanted: UpstreamFile) -> None:
+    """Somebody collects it between the look at the rows and the look at the chunks."""
+    async with rig.database.write() as session:
+        await contents.record_slabs(session, [SLAB])
+        await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)}, 1.0)
+        await contents.record_chunks(session, [("half", 1, NAMES[1])], 1.0)
+    counters = await rig.gather(wanted, landed={wanted.identity.key})
+    assert (counters.transferred, counters.reused) == (wanted.size, 0)
+
+
+async def test_a_half_copied_file_that_is_gone_on_with_is_as_good_as_new(rig: Rig) -> None:
+    rig.copies.store.put(NAMES[1], bytearray())
+    async with rig.database.write() as session:
+        await contents.record_chunks(session, [(LARGE.identity.key, index, NAMES[index]) for index in (0, 1)], 1.0)
+    held, before = Held(rig.database, rig.copies.store), time.time()
+    assert await held.parts(LARGE.identity.key) == {1: NAMES[1]}  # the other one is gone
+    assert {chunk.kept_at >= before for chunk in rig.copies.store.stored()} == {True}
+    async with rig.database.write() as session:
+        assert (await removal.take_half_copied(session, before)).count == 0
+
+
+async def test_what_somebody_else_brought_and_is_gone_since_is_brought_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mirror ended, and nobody who runs now ever put these chunks."""
+    loop, key = asyncio.get_running_loop(), LARGE.identity.key
+    assert rig.flights.lead(key)
+    rig.flights.land(key, layout_of(LARGE.size))
+
+    def gone(_: Digest) -> bool:
+        loop.call_soon_threadsafe(rig.flights.forget, [key], "mir_0")
+        return False
+
+    monkeypatch.setattr(rig.copies.store, "keep", gone)
+    assert (await rig.gather(LARGE)).transferred == LARGE.size

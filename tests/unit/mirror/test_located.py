@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bdn.core.ports import Location
-from bdn.core.upstream import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.politeness.patience import Patience
 

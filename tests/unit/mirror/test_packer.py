@@ -18,9 +18,10 @@ from bdn.core.errors import (
     SourceChangedError,
     UpstreamUnavailableError,
 )
-from bdn.core.layout import FileLayout, Slab
 from bdn.core.ports import Location
-from bdn.core.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store.seal import seal_of
 from bdn.mirror.mirroring.located import LocatedFile
 from bdn.mirror.mirroring.packer import Packer
 from bdn.mirror.politeness.budgets import UpstreamBudgets
@@ -79,18 +80,21 @@ class Bench:
         self.wrong: list[tuple[str, Digest]] = []
         self.packed: dict[str, tuple[FileLayout, Slab]] = {}
 
-    async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None) -> None:
+    async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None, scope: str = "public") -> None:
         async def pause(seconds: float) -> None:
             self.pauses.append(seconds)
 
         patience = Patience(pause)
-        files = [UpstreamFile(p, len(CONTENTS[p]), Identity.of("public", p), p, "v", checksum) for p in paths]
+        files = [UpstreamFile(p, len(CONTENTS[p]), Identity.of(scope, p), p, "v", checksum) for p in paths]
         parcel = [LocatedFile("s3://bucket", self.source, file, patience) for file in files]
-        await self.packer.pack(parcel, self._note, lambda located, kept: self.wrong.append((located.file.path, kept)))
+        await self.packer.pack(parcel, self._note, self._note_wrong)
 
     def _note(self, located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
         assert located.file.path not in self.packed
         self.packed[located.file.path] = layout, slab
+
+    async def _note_wrong(self, located: LocatedFile, kept: Digest, _: ChecksumMismatchError) -> None:
+        self.wrong.append((located.file.path, kept))
 
     def check(self, paths: Sequence[str] = PATHS) -> set[Slab]:
         """Everything told of is in the store, and the right bytes."""
@@ -122,6 +126,13 @@ async def test_a_parcel_becomes_one_slab_with_one_request_for_each_file(bench: B
     slabs = bench.check()
     assert [(slab.size, slab.scope) for slab in slabs] == [(sum(map(len, CONTENTS.values())), "public")]
     assert bench.upstream.asked == PATHS
+
+
+async def test_a_slab_that_is_not_public_ends_in_the_seal_of_its_scope(bench: Bench) -> None:
+    await bench.pack(scope="organisation:one")
+    (slab,) = bench.check()
+    with bench.store.open(slab.digest) as file:
+        assert file.read() == b"".join(CONTENTS.values()) + seal_of("organisation:one")
 
 
 async def test_an_interruption_makes_a_smaller_slab_and_nothing_is_fetched_twice(bench: Bench) -> None:
@@ -177,7 +188,7 @@ async def test_a_file_with_the_wrong_content_is_named_and_kept_as_evidence_and_n
     with pytest.raises(ChecksumMismatchError, match="'file-0' of s3://bucket"):
         await bench.pack(checksum=wrong)
     kept = digest_of(CONTENTS["file-0"])
-    assert (bench.packed, bench.wrong) == ({}, [("file-0", kept)])
+    assert (bench.packed, bench.wrong) == ({}, [("file-0", kept)] * 2)
     with bench.store.open(kept) as file:
         assert file.read() == CONTENTS["file-0"]
 

@@ -13,8 +13,8 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace import Outcome
-from bdn.core.retry import Allowance
+from bdn.core.pace.limit import Outcome
+from bdn.core.pace.retry import Allowance
 from bdn.mirror.politeness.patience import Patience
 
 AWAY = UpstreamUnavailableError("hf://o/r", "503")

@@ -14,8 +14,9 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.layout import FileLayout, Slab
-from bdn.mirror.database import Database, DatabaseUnavailableError, WriteSession
+from bdn.core.store.layout import FileLayout, Slab
+from bdn.mirror.database import Database, WriteSession
+from bdn.mirror.database_errors import DatabaseUnavailableError
 from bdn.mirror.mirroring.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.repository import mirrors
 from bdn.mirror.tables import MirrorRow, MirrorSourceRow
@@ -52,7 +53,11 @@ class Kept:
                 raise DatabaseUnavailableError("scripted")
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
-        return rows_of(self.folder / "mirror.sqlite", table)[table]
+        return [self._without_time(table, row) for row in rows_of(self.folder / "mirror.sqlite", table)[table]]
+
+    @staticmethod
+    def _without_time(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        return row[:-1] if table in ("copied_chunks", "contents") else row
 
     def counters(self) -> tuple[int, int]:
         ((*_, transferred, reused, _, _),) = self.rows("mirror_sources")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from bdn.core.errors import BdnError, InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.patterns import Patterns, select
 from bdn.core.ports import Location, Resolution
-from bdn.core.source_uri import parse_source
-from bdn.core.upstream import Identity, UpstreamFile
-from bdn.core.weights import WeightsSource
+from bdn.core.source.patterns import Patterns, select
+from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import WeightsSource
 from bdn.mirror.mirroring.selecting import Selected, Selector
 
 TREE = (

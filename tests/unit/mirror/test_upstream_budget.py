@@ -15,7 +15,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace import Outcome
+from bdn.core.pace.limit import Outcome
 from bdn.mirror.politeness.budget import Budget, Slot
 from bdn.mirror.politeness.budgets import UpstreamBudgets
 

@@ -13,7 +13,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.mirror.mirroring import whole_check as module
 from bdn.mirror.mirroring.whole_check import WholeCheck, whole_check
 

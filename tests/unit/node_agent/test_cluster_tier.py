@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk_index import ChunkIndex
+from bdn.core.cache.chunk_index import ChunkIndex
 from bdn.core.digest import digest_of
 from bdn.core.errors import CacheFullError
+from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cluster.chunk_files import ChunkFiles
 from node_agent.cluster.tier import ClusterTier
@@ -52,7 +53,7 @@ def test_chunks_that_come_while_their_manifest_is_evicted_fail_neither_themselve
         count = 0
         while count < BRINGERS:
             count += ended.acquire(blocking=False)
-            tier.evict(lambda index: index.plan([M]), "request")
+            tier.evict(lambda index: index.plan([M]), "request", over_budget("cluster", 0, 0, 0))
 
     sys.setswitchinterval(1e-5)
     try:
@@ -62,7 +63,7 @@ def test_chunks_that_come_while_their_manifest_is_evicted_fail_neither_themselve
                 one.result(60)
     finally:
         sys.setswitchinterval(interval)
-    assert tier.use().committed == tier.use().reserved == 0
+    assert tier.index.ledger.used_bytes == 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

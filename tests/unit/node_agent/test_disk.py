@@ -83,4 +83,5 @@ def test_an_error_of_the_disk_names_the_path_and_the_reason(tmp_path: Path) -> N
     with pytest.raises(DiskFailedError) as caught, disk_errors(tmp_path):
         (tmp_path / "absent").read_bytes()
 
-    assert caught.value.details() == {"path": str(tmp_path / "absent"), "reason": "No such file or directory"}
+    facts = {"path": str(tmp_path / "absent"), "reason": "No such file or directory"}
+    assert caught.value.details() == facts | {"is_full": False, "others_bytes": None}

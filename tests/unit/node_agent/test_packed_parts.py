@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bdn.core.digest import EMPTY
 from bdn.core.errors import DiskFailedError, InternalError
-from bdn.core.layout import FileLayout, Slice
+from bdn.core.store.layout import FileLayout, Slice
 from node_agent.disk.aside import Aside
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside
@@ -59,6 +60,15 @@ async def test_the_files_of_a_slab_appear_read_only_under_their_names_and_leave_
         assert path.read_bytes() == content
         assert path.stat().st_mode & 0o777 == 0o444
     assert names(places.filling) == set()
+
+
+async def test_a_part_that_another_layout_had_begun_goes_and_others_parts_stay(places: Places, sync: GroupSync) -> None:
+    for path in (places.part(LAYOUTS[0].digest), places.bitmap(LAYOUTS[0].digest), places.part(EMPTY)):
+        path.write_bytes(b"half")
+    parts = parts_of(places, sync)
+    parts.write(memoryview(SLAB))
+    await parts.commit()
+    assert names(places.filling) == {places.part(EMPTY).name}
 
 
 @pytest.mark.parametrize("count", [2, len(FILES)], ids=["one by one", "together"])

@@ -9,7 +9,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
-from bdn.core.layout import FileLayout
+from bdn.core.store.layout import FileLayout
 from node_agent.disk.direct import DirectWrites, PlacedFile
 from node_agent.disk.durable import write_all
 from node_agent.disk.places import Places
@@ -123,7 +123,7 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
         part.write(chunk, memoryview(content))
     part.close()
 
-    assert events == ["chunk"] * SYNC_CHUNKS + ["sync", "bitmap", "chunk", "sync", "bitmap"]
+    assert events == ["chunk"] * SYNC_CHUNKS + ["sync", "bitmap", "sync", "chunk", "sync", "bitmap", "sync"]
 
 
 def test_a_part_of_another_length_is_begun_anew(places: Places) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
-from bdn.core.placement import Placement
+from bdn.core.ring.placement import Placement
 from bdn.wire.paths import MANIFEST_HEADER
 from node_agent.ring.patience import Limits
 from node_agent.ring.peers import Peers
@@ -83,6 +83,7 @@ def test_what_came_before_a_break_is_kept_and_the_rest_is_asked_of_the_next(tmp_
         assert ring.mirror.starts == [SIZE * 99 // 100]
 
 
+@pytest.mark.promise("corruption")
 def test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, (lies,), (refuses("404 Not Found"),)) as ring:
         assert ring.fetch(CONTENT) == {"mirror": SIZE}
@@ -92,6 +93,7 @@ def test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror(tmp
         assert ring.peers.avoided() == (ring.names[0],)
 
 
+@pytest.mark.promise("corruption")
 def test_of_two_who_sent_a_wrong_chunk_together_both_are_suspected(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, (breaks_off,), (lies,)) as ring:
         assert ring.fetch(CONTENT) == {"mirror": SIZE}
@@ -99,6 +101,7 @@ def test_of_two_who_sent_a_wrong_chunk_together_both_are_suspected(tmp_path: Pat
         assert ring.peers.avoided() == tuple(sorted(ring.names))
 
 
+@pytest.mark.promise("corruption")
 def test_a_mirror_that_lies_twice_is_an_error(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, None, None, (lies,)) as ring, pytest.raises(ChecksumMismatchError):
         ring.fetch(CONTENT)

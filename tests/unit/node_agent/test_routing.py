@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.layout import FileLayout, Slab
+from bdn.core.store.layout import FileLayout, Slab
 from bdn.wire.layout_form import Layout
 from node_agent.ring.members import Members
 from node_agent.ring.routing import Routing, Turn, chunks_in_order

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.cache_index import CacheIndex
+from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import digest_of
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.removal import Found

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.cache_index import CacheIndex
+from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest
-from bdn.wire.chunk_shelf import ChunkRequest
+from bdn.wire.chunk_server.shelf import ChunkRequest
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.shelf import NodeShelf
 from node_agent.disk.places import Places

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bdn.core.ledger import SpaceLedger
-from bdn.core.tier_budgets import TierBudgets
+from bdn.core.cache.ledger import SpaceLedger
+from bdn.core.cache.tier_budgets import TierBudgets
 from node_agent.cache.space import Allowed, Space
 from node_agent.disk.aside import Aside
 from node_agent.disk.places import Places
@@ -28,7 +29,7 @@ def space_of(places: Places, allowed: Allowed, committed: int = 0, roles: tuple[
     node = SpaceLedger()
     node.reserve(named("file"), committed)
     node.commit(named("file"))
-    return Space(places, Aside(), allowed, roles, node, SpaceLedger())
+    return Space(places, Aside(), allowed, roles, node=node, cluster=SpaceLedger())
 
 
 @pytest.mark.parametrize(
@@ -72,3 +73,51 @@ def test_when_others_fill_the_disk_the_cluster_tier_shrinks_last(
         disk = SimpleNamespace(f_blocks=1000, f_frsize=100, f_bavail=left)
         monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: disk)
         assert space.budgets() == expected
+
+
+def test_what_is_held_gives_way_to_others_down_to_what_is_kept_and_the_rest_is_told(
+    places: Places, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    space = space_of(places, Allowed(cache=50_000, headroom=0), committed=40_000)
+    found = []
+    for left in (400, 0, 10, 200):  # others come, take all, and go; 40,000 are held
+        disk = SimpleNamespace(f_blocks=1000, f_frsize=100, f_bavail=left - 250)
+        monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: disk)
+        room = space.room()
+        space.tell(room)
+        found.append((room.budgets.node, room.pressed.node))
+
+    assert found == [(50_000, 0), (25_000, 10_000), (25_000, 9_000), (35_000, 0)]
+    began, ended = (record.message for record in caplog.records)
+    assert began.startswith(f"others fill the disk of {places.root}: 10 KB more are held than it has for us")
+    assert ended == f"the disk of {places.root} has room for what is held again"
+
+
+def test_a_cluster_tier_that_started_on_a_full_disk_gets_its_share_once_others_have_gone(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = space_of(places, Allowed(), roles=("node", "cluster"))
+    for left, expected in ((0, 0), (400, 3_500)):
+        disk = SimpleNamespace(f_blocks=1000, f_frsize=100, f_bavail=left)
+        monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: disk)
+        assert space.budgets().cluster == expected
+
+
+def test_the_last_blocks_of_a_million_small_files_are_counted_before_they_are_let_in(places: Places) -> None:
+    space = space_of(places, Allowed())
+
+    assert space.padding([1, 100, 101, 0]) == 99 + 0 + 99
+    assert space.room(padding=5_000).budgets.node == 30_000
+    assert space_of(places, Allowed(cache=10_000)).room(padding=5_000).budgets.node == 10_000
+
+
+def test_inodes_that_are_promised_are_not_free_and_some_file_systems_count_none(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = space_of(places, Allowed())
+    space.node.reserve(named("promised"), 1)
+    for total, left, expected in ((10, 4, 3), (10, 0, 0), (0, 0, None)):
+        disk = SimpleNamespace(f_frsize=100, f_files=total, f_favail=left)
+        monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: disk)
+        assert space.free_files() == expected

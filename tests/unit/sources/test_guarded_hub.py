@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from huggingface_hub import close_session, get_session
 
-from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.hub import session as hub_session
 from bdn.sources.hub.guarded import GuardedTransport

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.ports import Location
-from bdn.core.source_uri import parse_source
-from bdn.core.upstream import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.uri import parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.gcs import GcsSource
 from bdn.sources.huggingface import HuggingFaceSource

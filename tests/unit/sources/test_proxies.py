@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bdn.core.errors import BdnError, UpstreamUnavailableError
-from bdn.core.source_uri import BucketUri
+from bdn.core.source.uri import BucketUri
 from bdn.sources.credentials import Secret
 from bdn.sources.google.opening import open_gcs
 from bdn.sources.proxies import proxy_for

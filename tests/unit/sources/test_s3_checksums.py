@@ -8,7 +8,7 @@ import io
 
 import pytest
 
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.sources.aws.checksums import stated_checksum
 
 MD5 = "0123456789abcdef0123456789abcdef"

@@ -92,3 +92,9 @@ def test_an_entity_bomb_is_refused() -> None:
     bomb = f'<!DOCTYPE x [<!ENTITY e0 "{"x" * 1000}">{entities}]><ListBucketResult>&e11;</ListBucketResult>'
     with pytest.raises(NotAListingError):
         read_page(bomb.encode())
+
+
+@pytest.mark.parametrize("size", ["-5", "1_0", "٣", "", "1e3", "9" * 31])
+def test_a_size_is_digits_and_nothing_else(size: str) -> None:
+    with pytest.raises(NotAListingError, match="without key, ETag or size"):
+        read_page(document(entry("a", size=size)))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bdn.core.streaming import StallPolicy
+from bdn.core.pace.streaming import StallPolicy
 from bdn.transfer import http1 as module
 from bdn.transfer.http1 import Answer, StalledError, ask
 from bdn.transfer.http_head import HEAD_LIMIT, ProtocolError

@@ -10,7 +10,7 @@ import pytest
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, GrantExpiredError, InternalError, NotFoundError, StoreUnavailableError
 from bdn.transfer.connections import ConnectionPool
-from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.transfer.http_chunks import HttpChunkReader, WrongLengthError
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer
 from tests.support.bytes_raw_server import RawServer, answering, message, partial, resetting_after
@@ -115,7 +115,7 @@ def test_any_other_answer_is_a_fault_of_our_own(pool: ConnectionPool, status: st
 
 @pytest.mark.parametrize("length", [len(CONTENT) - 1, len(CONTENT) + 1, 0])
 def test_a_body_of_another_size_is_not_read(pool: ConnectionPool, length: int) -> None:
-    with pytest.raises(StoreUnavailableError, match=f"{length} bytes instead of {len(CONTENT)}"):
+    with pytest.raises(WrongLengthError, match=f"{length} bytes instead of {len(CONTENT)}"):
         read_raw(pool, message("200 OK", f"Content-Length: {length}", body=CONTENT))
 
 

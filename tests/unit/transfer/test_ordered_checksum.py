@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.ordered_checksum import OrderedChecksum
 from tests.support.wire_hypothesis import BRIEFLY
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bdn.core import chunk
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.part_checksums import PartChecksums, part_checksum
 from tests.support.bytes_naive_crc import naive_crc
 from tests.support.wire_hypothesis import BRIEFLY

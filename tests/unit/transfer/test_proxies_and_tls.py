@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.egress import EgressPolicy
+from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import EgressRefusedError, UpstreamUnavailableError
+from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import Location
-from bdn.core.streaming import StallPolicy
 from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool
 from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError
 from tests.support.bytes_authority import Authority, new_authority

@@ -11,8 +11,8 @@ from socket import socket
 import pytest
 
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import Location
-from bdn.core.streaming import StallPolicy
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults

@@ -21,8 +21,8 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
+from bdn.core.pace.streaming import ResumePolicy, StallPolicy
 from bdn.core.ports import Location
-from bdn.core.streaming import ResumePolicy, StallPolicy
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.doubles import faults

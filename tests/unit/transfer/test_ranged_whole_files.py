@@ -11,9 +11,9 @@ import pytest
 
 from bdn.core.chunk import ByteRange
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamUnavailableError
+from bdn.core.pace.streaming import ResumePolicy
 from bdn.core.ports import Headers, Location
-from bdn.core.streaming import ResumePolicy
-from bdn.core.upstream import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles import faults

@@ -16,7 +16,7 @@ from bdn.core.errors import (
     StoreUnavailableError,
     UpstreamRateLimitedError,
 )
-from bdn.core.retry import RetryPolicy
+from bdn.core.pace.retry import RetryPolicy
 from bdn.store.memory import MemoryStore
 from bdn.transfer.retrying import Retrier, RetryingReader
 from bdn.transfer.verifying import VerifyingReader

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.pace import Outcome, Pace, PaceRule
+from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from bdn.transfer.slots import Slots, Turn
 from tests.support.wire_hypothesis import BRIEFLY
 

@@ -7,10 +7,10 @@ import time
 from concurrent.futures import Future
 from contextlib import closing
 
-from bdn.wire.chunk_connection import ChunkConnection, Service
-from bdn.wire.chunk_parking import Parking
-from bdn.wire.chunk_patience import Patience
-from bdn.wire.chunk_sending import Wait
+from bdn.wire.chunk_server.connection import ChunkConnection, Service
+from bdn.wire.chunk_server.parking import Parking
+from bdn.wire.chunk_server.patience import Patience
+from bdn.wire.chunk_server.sending import Wait
 from tests.support.bytes_shelves import Shelf
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.streaming import StallPolicy
-from bdn.wire.chunk_answer import Answer
-from bdn.wire.chunk_body import ChunkBody
-from bdn.wire.chunk_sending import EndedError, Pace, Sending, StalledReaderError
-from bdn.wire.chunk_shelf import OpenChunk
+from bdn.core.pace.streaming import StallPolicy
+from bdn.wire.chunk_server.answer import Answer
+from bdn.wire.chunk_server.body import ChunkBody
+from bdn.wire.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError
+from bdn.wire.chunk_server.shelf import OpenChunk
 
 SIZE = 8 * 1024 * 1024
 CONTENT = os.urandom(SIZE)

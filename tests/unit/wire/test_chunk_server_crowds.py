@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from bdn.core.digest import digest_of
 from bdn.store.directory import DirectoryStore
-from bdn.wire.chunk_patience import Patience
-from bdn.wire.chunk_server import ChunkServer
+from bdn.wire.chunk_server.patience import Patience
+from bdn.wire.chunk_server.server import ChunkServer
 from bdn.wire.paths import chunk_path
 from tests.support.bytes_shelves import Shelf, connected, serving
 from tests.support.chunk_talk import connect, read_answer, read_to_end

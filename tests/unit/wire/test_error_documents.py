@@ -26,6 +26,8 @@ from tests.support.wire_hypothesis import BRIEFLY
 FACTS: dict[object, Any] = {
     str: 'a fact with "quotes", ü and\nlines',
     int: 4711,
+    int | None: 17,
+    bool: True,
     tuple[str, ...]: ("one", "two"),
     float | None: 2.5,
 }
@@ -76,6 +78,7 @@ def test_an_error_survives_the_way_to_another_program(error: BdnError) -> None:
     assert (reported.code, str(reported), reported.transient) == (error.code, str(error), error.transient)
     assert reported.details() == error.details()
     assert document_of(reported) == document_of(error)  # and the way to a third
+    assert status_of(reported) == status_of(error)
 
 
 @EACH_ERROR
@@ -122,7 +125,7 @@ def test_an_answer_that_reports_no_error_of_ours_is_an_internal_one(content: byt
 def test_a_gateways_own_answer_may_pass(status: int) -> None:
     error = error_from(status, b"<html>bad gateway</html>")
     assert isinstance(error, StoreUnavailableError)
-    assert str(status) in str(error)
+    assert f"a gateway answered {status}" in str(error)
 
 
 def described(kind: type[MirrorRequestBody | StageRequest], body: object) -> str:

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.wire.guarded_dialing import dial
 from tests.support.egress_streets import Doorbell, Names, note_attempts

@@ -103,7 +103,8 @@ async def test_an_error_of_ours_keeps_its_code_status_and_facts(client: httpx2.A
     assert refusal_of(response)[:2] == (507, "CACHE_FULL")
     error = response.json()["error"]
     assert error["retryable"] is True
-    assert error["details"] == {"needed_bytes": 1, "free_bytes": 2, "leased_bytes": 3, "budget_bytes": 4}
+    sizes = {"needed_bytes": 1, "free_bytes": 2, "leased_bytes": 3, "budget_bytes": 4}
+    assert error["details"] == {**sizes, "needed_files": None, "free_files": None}
 
 
 async def test_who_is_not_known_is_told_how_to_say_who_he_is(client: httpx2.AsyncClient) -> None:

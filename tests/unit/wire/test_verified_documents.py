@@ -11,11 +11,12 @@ import pytest_asyncio
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.errors import ChecksumMismatchError, InternalError
-from bdn.core.layout import FileLayout
+from bdn.core.errors import InternalError
 from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.store.layout import FileLayout
 from bdn.wire.client import MirrorClient
 from bdn.wire.layout_form import Layout
+from bdn.wire.service_failures import WrongDocumentError
 from tests.support.names import named
 from tests.support.wire_scripted import Scripted
 from tests.support.wire_service import listening
@@ -62,9 +63,8 @@ async def test_a_manifest_is_believed_when_its_bytes_have_its_name(service: Scri
 async def test_a_manifest_with_another_name_is_refused(service: Scripted, client: MirrorClient) -> None:
     other = Manifest.of([FileEntry("evil.bin", 5, SMALL.digest)])
     service.say(f"/manifests/{MANIFEST.digest}", other.canonical)
-    with pytest.raises(ChecksumMismatchError) as raised:
+    with pytest.raises(WrongDocumentError, match=f"{MANIFEST.digest} .*{client.address}.*{other.digest}"):
         await client.manifest(MANIFEST.digest, None)
-    assert (raised.value.expected, raised.value.actual) == (str(MANIFEST.digest), str(other.digest))
 
 
 @pytest.mark.parametrize("content", [MANIFEST.canonical + b"\n", MANIFEST.canonical[:-1], b""])
@@ -72,7 +72,7 @@ async def test_a_manifest_of_which_a_byte_is_wrong_is_refused(
     service: Scripted, client: MirrorClient, content: bytes
 ) -> None:
     service.say(f"/manifests/{MANIFEST.digest}", content)
-    with pytest.raises(ChecksumMismatchError):
+    with pytest.raises(WrongDocumentError):
         await client.manifest(MANIFEST.digest, None)
 
 
@@ -124,5 +124,10 @@ async def test_a_layout_that_does_not_add_up_is_refused(
 ) -> None:
     content = layout_of(LARGE, SMALL)
     content["files"][0] |= change
-    with pytest.raises(InternalError, match=f"the layout of {MANIFEST.digest} is wrong"):
+    with pytest.raises(WrongDocumentError, match=f"the layout of {MANIFEST.digest} is wrong"):
         await read_layout(service, client, content)
+
+
+async def test_the_layout_of_another_manifest_is_refused(service: Scripted, client: MirrorClient) -> None:
+    with pytest.raises(WrongDocumentError, match=f"it is that of {SMALL.digest}"):
+        await read_layout(service, client, layout_of(LARGE, SMALL) | {"manifest": str(SMALL.digest)})

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from bdn.core.errors import BdnError, InvalidMountError, InvalidRequestError, InvalidSourceError
-from bdn.core.patterns import Patterns
-from bdn.core.source_uri import parse_source
-from bdn.core.weights import Auth, AuthMethod, WeightsSource
+from bdn.core.source.patterns import Patterns
+from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import Auth, AuthMethod, WeightsSource
 from bdn.wire.service import describe_validation
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody, body_from
 from tests.support.wire_bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
@@ -93,6 +93,12 @@ def test_a_request_does_not_have_both_forms() -> None:
 @pytest.mark.parametrize("body", [{"weights": []}, {"training_job": {**TRAINING_JOB, "weights": []}}])
 def test_a_request_names_at_least_one_source(body: dict[str, Any]) -> None:
     assert refusal_of(body) == "INVALID_REQUEST weights is empty; name at least one source"
+
+
+def test_a_request_names_at_most_256_sources() -> None:
+    many = [source(mount_location=f"/app/{number}") for number in range(257)]
+    assert len(sources_of({"weights": many[:256]})) == 256
+    assert refusal_of({"weights": many}) == "INVALID_REQUEST 257 sources are too many for one mirror; the limit is 256"
 
 
 def test_a_training_job_without_weights_is_refused_by_the_name_of_what_is_missing() -> None:

@@ -1,0 +1,93 @@
+"""``bdn-admin tokens``: what organisations, their job controllers and the agents show to the mirror."""
+
+from __future__ import annotations
+
+import click
+
+from bdn.cli.output import Output, check_usage, command_line
+from bdn.cli.reaching import reachable_mirror
+from bdn.core.caller import Role
+from bdn.core.durations import parse_duration
+from bdn.wire.token_schema import Token, TokenRequest
+
+
+def _seconds(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.group()
+def tokens() -> None:
+    """Make and revoke tokens. The token in the mirror's own BDN_TOKEN is the operator's, and makes the first ones."""
+
+
+@tokens.command()
+@click.argument("name")
+@click.option("--organisation", required=True, metavar="ORG", help="Whose it is.")
+@click.option(
+    "--role",
+    required=True,
+    type=click.Choice([str(role) for role in Role]),
+    help="operator: everything; controller: what ORG mirrors; agent: heartbeats alone.",
+)
+@click.option("--cluster", metavar="NAME", help="Of role agent: for the agents of this cluster alone.")
+@click.option(
+    "--expires", metavar="DURATION", callback=_seconds, help="Good for so long (90d, 12h); else until revoked."
+)
+@command_line
+async def create(
+    output: Output, *, name: str, organisation: str, role: str, cluster: str | None, expires: int | None
+) -> None:
+    """Make a token and print it, once: the mirror keeps its SHA-256 alone. NAME is for people.
+
+    \b
+    Example: bdn-admin tokens create ci --organisation acme --role controller --expires 90d
+    Example: bdn-admin tokens create gpu-nodes --organisation default --role agent --cluster gpu
+    """
+    request = TokenRequest(
+        name=name, organisation=organisation, role=Role(role), cluster=cluster, expires_seconds=expires
+    )
+    check_usage(request)
+    async with reachable_mirror(output) as client:
+        made = await client.create_token(request)
+    output.say(f"{_line(made)}; it is not shown again:")
+    output.result(made, [made.token])
+
+
+@tokens.command()
+@command_line
+async def ls(output: Output) -> None:
+    """List all tokens, never the tokens themselves.
+
+    \b
+    Example: bdn-admin tokens ls --json
+    """
+    async with reachable_mirror(output) as client:
+        found = await client.tokens()
+    output.result(found, [_line(token) for token in found.items] or ["there is no token but the operator's BDN_TOKEN"])
+
+
+@tokens.command()
+@click.argument("token_id", metavar="ID")
+@command_line
+async def revoke(output: Output, *, token_id: str) -> None:
+    """Revoke the token with this id: whoever shows it is refused from now on. Grants that were made stay good until they expire.
+
+    \b
+    Example: bdn-admin tokens revoke tok_0123456789abcdef01234567
+    """
+    async with reachable_mirror(output) as client:
+        revoked = await client.revoke_token(token_id)
+    output.result(revoked, [_line(revoked)])
+
+
+def _line(token: Token) -> str:
+    cluster = f" of cluster {token.cluster}" if token.cluster else ""
+    line = f"{token.id}  {token.organisation}  {token.role}{cluster}  {token.name}  made {token.created_at:%Y-%m-%d %H:%M:%S}Z"
+    if token.expires_at is not None:
+        line += f", expires {token.expires_at:%Y-%m-%d %H:%M:%S}Z"
+    if token.revoked_at is not None:
+        line += f", revoked {token.revoked_at:%Y-%m-%d %H:%M:%S}Z"
+    return line

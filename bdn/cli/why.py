@@ -1,0 +1,192 @@
+"""``bdn-admin why``: why something is, or is not, where it is, from what was decided about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import click
+from pydantic import BaseModel
+
+from bdn.cli.output import Output, command_line
+from bdn.cli.reaching import reachable_mirror
+from bdn.cli.services import agent_client
+from bdn.core.errors import NotFoundError
+from bdn.core.events.decision import Recorded, when
+from bdn.core.events.story import explanation
+from bdn.core.sizes import format_size
+from bdn.wire.admin_client import AdminClient
+from bdn.wire.client import Params
+from bdn.wire.errors import ReportedError
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Event, Named, NodeEvents, StagedPath
+from bdn.wire.mirror_schema import HeldManifest
+
+_READ: Final = 1000  # of the newest events, from which the places are explained
+_MIRROR: Final = "the mirror"
+
+
+class Place(BaseModel):
+    """One place, what it does with a manifest, and why."""
+
+    manifest: str
+    place: str
+    cached: bool
+    sentence: str
+
+
+class Explanation(BaseModel):
+    """What ``--json`` prints for a digest or a source. ``events`` are newest first."""
+
+    named: Named | None
+    places: list[Place]
+    events: list[Event]
+
+
+@click.command()
+@click.argument("what", metavar="PATH|DIGEST|SOURCE")
+@click.option("--node", metavar="NAME", help="Only what this node did.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="The last so many events.")
+@command_line
+async def why(output: Output, *, what: str, node: str | None, limit: int) -> None:
+    """Explain why something is, or is not, cached: from the events that mirror and nodes have recorded.
+
+    A digest names a manifest, a file's content, a chunk or a slab; a source means all that was mirrored from it. The mirror is
+    asked, which keeps events for 30 days. A path is one of a view on this machine, whose agent is asked. The exit code is 4
+    when nothing is known of it.
+
+    \b
+    Example: bdn-admin why hf://org/model --node gpu-17
+    Example: bdn-admin why /var/lib/bdn/cache/mounts/stg_0123456789abcdef01234567/app/model/config.json
+    """
+    if "://" not in what and not what.startswith("b3:"):
+        async with agent_client() as agent:
+            told = await agent.events({"path": _absolute(what), "limit": str(limit)})
+        output.result(told, _path_lines(told))
+        return
+    async with reachable_mirror(output) as client:
+        found = await _explain(client, what, node, limit)
+    output.result(found, _lines(found))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 - a view may be behind a link of ours, which is not to be followed
+
+
+async def _explain(client: AdminClient, what: str, node: str | None, limit: int) -> Explanation:
+    named = await _named(client, what)
+    events = await _events(client, what, named, node)
+    if named is None and not events:
+        raise NotFoundError(what)
+    held = {one.manifest: one for one in (await client.held()).items}
+    manifests = list(named.manifests) if named else []
+    places = [place for manifest in manifests for place in _places(manifest, held.get(manifest), events, node)]
+    return Explanation(named=named, places=places, events=events[:limit])
+
+
+async def _events(client: AdminClient, what: str, named: Named | None, node: str | None) -> list[Event]:
+    """Newest first, in several requests: a source may have been mirrored as hundreds of manifests."""
+    manifests = list(named.manifests) if named else []
+    several = (manifests[start : start + MANIFESTS_AT_ONCE] for start in range(0, len(manifests), MANIFESTS_AT_ONCE))
+    subjects: list[Params] = [{"manifest": some} for some in several] or [{"digest": what}]
+    found: list[Event] = []
+    for subject in subjects:
+        found += (await client.events({**subject, "limit": str(_READ), **({"node": node} if node else {})})).items
+    return sorted(found, key=lambda event: (event.at, event.id), reverse=True)[:_READ]
+
+
+async def _named(client: AdminClient, what: str) -> Named | None:
+    """What it stands for; None when the mirror does not know: there may be events about it all the same."""
+    try:
+        return await client.named(what)
+    except ReportedError as error:
+        if error.code != NotFoundError.code or "://" in what:
+            raise
+        return None
+
+
+def _places(manifest: str, held: HeldManifest | None, events: Sequence[Event], node: str | None) -> list[Place]:
+    """The mirror, every node that holds the manifest, and every node that has decided something about it."""
+    stories: dict[str, list[Recorded]] = {} if node else {_MIRROR: []}
+    holding = held.nodes if held else {}
+    for name in holding:
+        if node is None or name.partition("/")[2] == node:
+            stories[f"node {name}"] = []
+    for event in reversed(events):
+        if event.manifest == manifest:
+            place = _MIRROR if event.node is None else f"node {event.cluster}/{event.node}"
+            stories.setdefault(place, []).append(event.recorded())
+    if node is not None and not stories:
+        stories[f"node {node}"] = []
+    there = {f"node {name}" for name, one in holding.items() if one.bytes}
+    there |= {_MIRROR} if held and held.mirror else set()
+    return [
+        Place(
+            manifest=manifest,
+            place=place,
+            cached=place in there,
+            sentence=explanation(story, place, is_here=place in there),
+        )
+        for place, story in stories.items()
+    ]
+
+
+def _lines(found: Explanation) -> list[str]:
+    lines = _named_lines(found.named) if found.named else []
+    for place in found.places:
+        lines.append(f"{_short(place.manifest)} {place.sentence}")
+    if found.events:
+        lines.append("what was decided, the last at the end:")
+    return [*lines, *_story_lines(found.events)]
+
+
+def _named_lines(named: Named) -> list[str]:
+    if named.kind in ("source", "manifest"):
+        return [
+            f"{manifest} was mirrored from {', '.join(sources) or 'what was given up'}"
+            for manifest, sources in named.manifests.items()
+        ]
+    lines = []
+    for place in named.places:
+        chunk = "" if place.chunk_index is None else f"chunk {place.chunk_index} of "
+        what = {"content": "is", "slab": "is a slab that holds", "chunk": "is"}[named.kind]
+        sources = ", ".join(named.manifests[place.manifest]) or "what was given up"
+        lines.append(f"{_short(named.of)} {what} {chunk}{place.path or place.content} of {sources} ({place.manifest})")
+    return lines
+
+
+def _story_lines(events: Sequence[Event]) -> list[str]:
+    return [
+        f"  {when(event.at.timestamp())}  {event.node or _MIRROR}  {_short(event.manifest or event.digest or '')} {event.sentence}"
+        for event in reversed(events)
+    ]
+
+
+def _path_lines(told: NodeEvents) -> list[str]:
+    lines = _staged_lines(told.staged) if told.staged else []
+    if told.items:
+        lines.append("what was decided here about its manifest, the last at the end:")
+    return [*lines, *_story_lines(told.items)]
+
+
+def _staged_lines(staged: StagedPath) -> list[str]:
+    stage = staged.stage
+    mount = next(mount for mount in stage.mounts if mount.mount_location == staged.mount_location)
+    size = "" if staged.size is None else f", {format_size(staged.size)}"
+    what = f"{staged.name} ({staged.digest}{size})" if staged.digest else staged.name
+    came = mount.bytes_from
+    lease = f"until {when(stage.expires_at.timestamp())}" if stage.expires_at else "until it is released"
+    return [
+        f"{staged.path} is {what} of {mount.source} ({staged.manifest})",
+        f"stage {stage.id} of job {stage.job_id} is {stage.state}"
+        + (f", and leases it {lease}" if stage.state == "READY" else ""),
+        (
+            f"of the mount's bytes {format_size(came.node)} were on this node, {format_size(came.cluster)} came from its cluster and "
+            f"{format_size(came.mirror)} from the mirror"
+        ),
+        "its bytes are cached whole" if staged.cached else "its bytes are not, or not all, in the cache now",
+    ]
+
+
+def _short(digest: str) -> str:
+    return f"{digest[:15]}…" if len(digest) > 15 else digest

@@ -1,0 +1,231 @@
+"""How many requests one host is asked at once: as many as pay off, and fewer as soon as it is too much for the host.
+
+Additive increase and multiplicative decrease, steered by what an increase brings. An ever higher limit would find the
+host's collapse; a fixed one is too much for one host and too little for another. The same holds for the threads that carry
+chunks to a disk: a mirror next door keeps a disk busy with four, one far away needs many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from bdn.core.pace.window import Measure, Window
+
+_SLOWER: Final = 0.7  # a request that gets less than this share of what it got: the host has become slower
+_FASTER: Final = 1.3
+_FAILING: Final = 0.1  # share of failures from which they are taken for congestion
+_CUT: Final = 0.7
+_NEAR_CEILING: Final = 0.9
+_SHORTEST_HOLD: Final = 4  # windows
+_LONGEST_HOLD: Final = 16
+_LONGEST_PAUSE_SECONDS: Final = 3600.0  # whatever a host asks for, it is looked at again after an hour
+
+
+class Outcome(Enum):
+    """How a request ended."""
+
+    ARRIVED = auto()
+    ANSWERED = auto()  # otherwise, by a host that is well: it says nothing about the pace
+    FAILED = auto()  # 5xx, a reset, a timeout: congestion when there are many of them
+    REFUSED = auto()  # 429, or any answer that asks to come back later
+
+
+@dataclass(frozen=True, slots=True)
+class PaceRule:
+    """``most`` at once, ``first`` before anything is known, never fewer than ``least``.
+
+    A window of less than ``long_seconds`` holds ``window_rounds`` requests of each slot, a longer one holds one. More
+    requests in flight are kept where the elasticity of goodput is at least ``worthwhile``.
+    """
+
+    most: int
+    first: int = 4
+    window_seconds: float = 0.25
+    window_rounds: int = 2
+    long_seconds: float = 5.0
+    least: int = 1
+    worthwhile: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Another limit is being tried; this is what there was before."""
+
+    limit: int
+    measure: Measure
+
+
+class Pace:
+    """The pace of one host. Not thread-safe; the caller says what time it is.
+
+    ``limit`` is between the rule's least and its most. ``closed_until`` is when the host may be asked again, over all jobs.
+    """
+
+    def __init__(self, rule: PaceRule, now: float) -> None:
+        self._rule = rule
+        self.limit = max(rule.least, min(rule.first, rule.most))
+        self.closed_until = now
+        self.slots = 0
+        self.active = 0
+        self._window = Window(now, 0)
+        self._is_used_up = False  # an unused limit is neither raised nor judged
+        self._settling = 0  # requests in flight that were sent under another limit, and tell nothing about this one
+        self._known: Measure | None = None  # what this limit gave, if it was used up
+        self._trial: _Trial | None = None
+        self._is_steep = True  # nothing is known yet: double
+        self._ceiling: int | None = None  # where the host last had too much
+        self._wait = 0  # windows until the next trial
+        self._hold = _SHORTEST_HOLD
+        self._next_is_up = True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody else may start now."""
+        return self.slots >= self.limit
+
+    def take(self) -> None:
+        """Somebody starts, who has one request in flight at a time."""
+        self.slots += 1
+        self._is_used_up = self._is_used_up or self.is_full
+
+    def give_back(self) -> None:
+        """Somebody has come to an end."""
+        self.slots -= 1
+
+    def began(self, now: float) -> None:
+        """A request was sent."""
+        self._window.advance(now, 1)
+        self.active += 1
+
+    def ended(
+        self, now: float, outcome: Outcome, size: int, seconds: float, retry_after_seconds: float | None = None
+    ) -> None:
+        """A request came to its end.
+
+        Args:
+            now: the time.
+            outcome: how.
+            size: bytes that arrived.
+            seconds: how long it took.
+            retry_after_seconds: what the host asked for; nobody asks it again before that.
+        """
+        self._window.advance(now, -1)
+        self.active -= 1
+        if retry_after_seconds is not None:
+            self.closed_until = max(self.closed_until, now + min(retry_after_seconds, _LONGEST_PAUSE_SECONDS))
+        if self._settling:
+            self._settling -= 1
+            if not self._settling:
+                self._restart(now)
+            return
+        if outcome is Outcome.REFUSED:
+            self._cut(now)
+            return
+        self._window.ended += 1
+        self._window.failed += outcome is Outcome.FAILED
+        if outcome is Outcome.ARRIVED:
+            self._window.arrived(size, seconds)
+        seconds, rounds = self._window.seconds(now), self._window.ended / self.limit
+        # Two rounds of a slow host would take minutes, in which it has too much all the time.
+        enough = self._rule.window_rounds if seconds < self._rule.long_seconds else 1
+        if rounds >= enough and seconds >= self._rule.window_seconds:
+            self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        window, is_used_up = self._window, self._is_used_up
+        measure = window.measure(now)
+        if window.failed >= _FAILING * window.ended:
+            self._cut(now)
+        elif measure is None or not is_used_up:
+            self._unused(now)
+        elif self._trial is not None:
+            self._tried(now, self._trial, measure)
+        else:
+            self._held(now, measure)
+
+    def _unused(self, now: float) -> None:
+        if self._trial is not None:
+            self.limit = min(self.limit, self._trial.limit)
+        self._trial = self._known = None
+        self._restart(now)
+
+    def _tried(self, now: float, trial: _Trial, measure: Measure) -> None:
+        """A slot has to earn its keep: of two limits the higher one, if that is worth it, and otherwise the lower one."""
+        self._trial = None
+        worth = measure.worth_against(trial.measure)
+        was_up = self.limit > trial.limit
+        if worth is None or (worth >= self._rule.worthwhile) == was_up:
+            self._known = measure
+            if worth is None:
+                self._rest()
+            else:
+                self._hold = _SHORTEST_HOLD
+            self._restart(now)
+            return
+        self._known = trial.measure
+        self._is_steep = False
+        self._next_is_up = not was_up
+        self._rest()
+        self._set(now, trial.limit)
+
+    def _held(self, now: float, measure: Measure) -> None:
+        speed = measure.speed_against(self._known) if self._known is not None else None
+        self._known = measure
+        if speed is not None and speed < _SLOWER:
+            self._try(now, measure, min(self.limit - 1, int(self.limit * _CUT)))
+        elif speed is not None and speed > _FASTER:
+            self._try(now, measure, self._higher())
+        elif self._wait:
+            self._wait -= 1
+            self._restart(now)
+        elif self._ceiling is not None:
+            self._recover(now, self._ceiling)
+        else:
+            self._try(now, measure, self._higher() if self._next_is_up else self._lower())
+
+    def _recover(self, now: float, ceiling: int) -> None:
+        """Back to where the host had too much, one by one; shortly before it, a rest."""
+        following = self.limit + 1
+        if following > ceiling:
+            self._ceiling = None
+            self._hold = _SHORTEST_HOLD
+        elif self.limit <= _NEAR_CEILING * ceiling < following:
+            self._rest()
+        self._set(now, following)
+
+    def _higher(self) -> int:
+        return self.limit + (self.limit if self._is_steep else max(1, self.limit // 4))
+
+    def _lower(self) -> int:
+        return self.limit - max(1, self.limit // 4)
+
+    def _try(self, now: float, measure: Measure, following: int) -> None:
+        following = max(self._rule.least, min(following, self._rule.most))
+        if following == self.limit:  # the end of the scale; there is only the other direction
+            self._next_is_up = not self._next_is_up
+            self._rest()
+        else:
+            self._trial = _Trial(self.limit, measure)
+        self._set(now, following)
+
+    def _cut(self, now: float) -> None:
+        self._ceiling = self.limit
+        self._is_steep = False
+        self._trial = self._known = None
+        self._wait = 1
+        self._set(now, min(self.limit - 1, int(self.limit * _CUT)))
+
+    def _rest(self) -> None:
+        self._wait = self._hold
+        self._hold = min(2 * self._hold, _LONGEST_HOLD)
+
+    def _set(self, now: float, limit: int) -> None:
+        self.limit = max(self._rule.least, min(limit, self._rule.most))
+        self._settling = self.active
+        self._restart(now)
+
+    def _restart(self, now: float) -> None:
+        self._window = Window(now, self.active)
+        self._is_used_up = self.is_full

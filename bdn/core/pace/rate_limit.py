@@ -1,0 +1,93 @@
+"""Bytes per second, shared by classes of work: stages first, then prefetches, then scrubs.
+
+A class waits while a higher one has something to send, but for a small share, so that a busy node still comes to an end
+with its background work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from bdn.core.pace.token_bucket import TokenBucket
+
+SHARE: Final = 0.05  # of the bytes of higher classes, for each lower class that waits meanwhile
+
+
+class TrafficClass(IntEnum):
+    """Whom bytes are for; the smaller goes first."""
+
+    STAGE = 0  # a job waits
+    PREFETCH = 1
+    SCRUB = 2
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """Somebody waits to move ``size`` bytes; once ``is_granted`` they may."""
+
+    traffic: TrafficClass
+    size: int
+    is_granted: bool = False
+
+
+class RateLimit:
+    """Grants turns in the order of classes, and within a class as they came. Not thread-safe; time is passed in.
+
+    No turn may be larger than the burst: it would have to wait for tokens that the bucket cannot hold.
+    """
+
+    def __init__(self, rate_bytes_per_second: float, burst: int, now: float) -> None:
+        self._bucket = TokenBucket(rate_bytes_per_second, burst, now)
+        self._waiting: dict[TrafficClass, deque[Turn]] = {traffic: deque() for traffic in TrafficClass}
+        self._owed = dict.fromkeys(TrafficClass, 0.0)  # what higher classes had while this one waited, by its share
+
+    def ask(self, traffic: TrafficClass, size: int) -> Turn:
+        """Queue up. ``grant`` says whose turn it is."""
+        if size > self._bucket.burst:
+            msg = f"{size} bytes at once are more than the burst of {self._bucket.burst}"
+            raise ValueError(msg)
+        turn = Turn(traffic, size)
+        self._waiting[traffic].append(turn)
+        return turn
+
+    def withdraw(self, turn: Turn) -> None:
+        """Who waits no longer leaves the queue; a turn that was granted is used up."""
+        if not turn.is_granted:
+            self._waiting[turn.traffic].remove(turn)
+            self._settle(turn.traffic)
+
+    def grant(self, now: float) -> list[Turn]:
+        """Every turn that has come by now."""
+        granted: list[Turn] = []
+        while (turn := self._first()) is not None and self._bucket.take(turn.size, now):
+            turn.is_granted = True
+            self._waiting[turn.traffic].popleft()
+            self._account(turn)
+            granted.append(turn)
+        return granted
+
+    def seconds_until_next(self, now: float) -> float | None:
+        """When ``grant`` will have something to grant if nobody else asks; None while nobody waits."""
+        turn = self._first()
+        return None if turn is None else self._bucket.seconds_until(turn.size, now)
+
+    def _first(self) -> Turn | None:
+        """The one whose share is due, otherwise the first of the highest class that waits."""
+        waiting = [queue[0] for queue in self._waiting.values() if queue]
+        due = (turn for turn in waiting if self._owed[turn.traffic] >= turn.size)
+        return next(due, waiting[0] if waiting else None)
+
+    def _account(self, turn: Turn) -> None:
+        if self._owed[turn.traffic] >= turn.size:
+            self._owed[turn.traffic] -= turn.size
+        for lower in TrafficClass:
+            if lower > turn.traffic and self._waiting[lower]:
+                self._owed[lower] += SHARE * turn.size
+        self._settle(turn.traffic)
+
+    def _settle(self, traffic: TrafficClass) -> None:
+        if not self._waiting[traffic]:  # who does not wait is owed nothing
+            self._owed[traffic] = 0.0

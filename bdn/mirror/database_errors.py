@@ -1,0 +1,48 @@
+"""What goes wrong with a database, in our words: whether it is away and may come back, or something else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from bdn.core.errors import InvalidRequestError, StoreUnavailableError
+
+# Classes of SQLSTATE (PostgreSQL, appendix A): connection, lost a race, out of resources, not in the state for it,
+# operator intervention. After all of them the same statement may succeed.
+_AWAY: Final = ("08", "40", "53", "55", "57")
+_NUL_IN_TEXT: Final = "22021"  # SQLite takes it, and finds nothing
+
+
+class DatabaseUnavailableError(StoreUnavailableError):
+    """The database does not answer, or not now."""
+
+
+class mapped_errors:  # noqa: N801 - reads like a function where it is used
+    """Database failures become ours, around the whole block."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # IntegrityError is the callers' own: two requests made the same row.
+        if isinstance(error, IntegrityError) or not isinstance(error, (SQLAlchemyError, OSError)):
+            return
+        if _state_of(error) == _NUL_IN_TEXT:
+            raise InvalidRequestError("text with a NUL in it is the name of nothing here") from error
+        reason = f"database: {type(error).__name__}: {error.args[0] if error.args else 'no answer in time'}"
+        raise (DatabaseUnavailableError if _is_away(error) else StoreUnavailableError)(reason) from error
+
+
+def _is_away(error: SQLAlchemyError | OSError) -> bool:
+    """Whether the same statement may succeed later. An OSError is how a driver fails that finds no server."""
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, (OSError, PoolTimeoutError))
+    state = _state_of(error)
+    return error.connection_invalidated or state[:2] in _AWAY or isinstance(error, (OperationalError, InterfaceError))
+
+
+def _state_of(error: SQLAlchemyError | OSError) -> str:
+    """The SQLSTATE, where there is one."""
+    return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")

@@ -1,0 +1,78 @@
+"""Recorded events: what agents and the mirror itself have decided, for as long as they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.errors import BdnError
+from bdn.core.events.decision import Recorded
+from bdn.core.groups import single_error
+from bdn.mirror.database import Database
+from bdn.mirror.repository import events
+from bdn.mirror.repository.events import Wanted
+from bdn.wire.event_schema import Event, NodeEvent
+
+logger = logging.getLogger(__name__)
+_EXPIRE_SECONDS: Final = 600.0  # between two looks for what is too old
+
+
+@dataclass(frozen=True)
+class Events:
+    """The service behind ``/events``."""
+
+    database: Database
+    keep_seconds: float
+    clock: Callable[[], float]
+
+    async def take(self, cluster: str, node: str, told: Sequence[NodeEvent]) -> None:
+        """What an agent has decided; durable when this returns."""
+        if told:
+            async with self.database.write() as session:
+                await events.take(session, cluster, node, told)
+
+    async def page(
+        self, organisation: str, wanted: Wanted, before: tuple[float, str] | None, limit: int
+    ) -> tuple[list[Event], tuple[float, str] | None]:
+        """What the organisation may see, newest first, and where the next page begins (None on the last one)."""
+        async with self.database.read() as session:
+            found = await events.page(session, organisation, wanted, before=before, limit=limit + 1)
+        seen = [one for recorded in found[:limit] if (one := _seen(recorded, organisation)) is not None]
+        last = found[limit - 1] if len(found) > limit else None
+        return [Event.of(one) for one in seen], (last.at, last.id) if last else None
+
+    @asynccontextmanager
+    async def expiring(self) -> AsyncIterator[None]:
+        """In the background, delete events that are older than they are kept, a few at a time."""
+
+        async def expire() -> None:
+            while True:
+                try:
+                    await self.expire()
+                except BdnError as error:
+                    logger.warning("old events cannot be deleted now", extra={"error": str(error)})
+                await asyncio.sleep(_EXPIRE_SECONDS)
+
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(expire())
+                yield
+                task.cancel()
+
+    async def expire(self) -> None:
+        """Delete what is too old now."""
+        is_more = True
+        while is_more:
+            async with self.database.write() as session:
+                is_more = await events.delete_older(session, self.clock() - self.keep_seconds)
+
+
+def _seen(recorded: Recorded, organisation: str) -> Recorded | None:
+    decision = recorded.decision.seen_by(organisation)
+    if decision is None:
+        return None
+    return Recorded(recorded.id, recorded.at, decision, recorded.cluster, recorded.node)

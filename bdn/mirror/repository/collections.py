@@ -1,0 +1,31 @@
+"""Every statement about recorded collections."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+
+from bdn.mirror.database import ReadSession, WriteSession
+from bdn.mirror.tables import CollectionRow
+
+
+async def insert(session: WriteSession, row: CollectionRow) -> None:
+    """Record one that is to be carried out."""
+    session.add(row)
+    await session.flush()
+
+
+async def get(session: ReadSession, collection_id: str) -> CollectionRow | None:
+    """A recorded collection."""
+    return await session.get(CollectionRow, collection_id)
+
+
+async def open_ones(session: ReadSession) -> list[str]:
+    """Those that are to be carried out, oldest first; also what a killed worker had begun."""
+    query = select(CollectionRow.id).where(CollectionRow.status == "RUNNING").order_by(CollectionRow.created_at)
+    return list((await session.execute(query)).scalars())
+
+
+async def newest(session: ReadSession) -> float | None:
+    """When one was last asked for that was not only to tell what would go."""
+    is_real = CollectionRow.request["dry_run"].as_boolean().is_(False)
+    return (await session.execute(select(func.max(CollectionRow.created_at)).where(is_real))).scalar()

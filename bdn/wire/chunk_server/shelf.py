@@ -1,0 +1,66 @@
+"""What the data plane's server asks of whoever holds chunks, and manifests that name them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol
+
+from bdn.core.digest import Digest
+from bdn.wire.paths import DocumentKind
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """Who asks for which chunk.
+
+    ``manifest`` says more than a wish: the chunk belongs to it, the bearer's grant allows it, and the one who is asked owns
+    the chunk and shall obtain it if it is not held. ``is_suspect``: it came with wrong content a moment ago.
+    """
+
+    digest: Digest
+    bearer: str | None = field(default=None, repr=False)
+    manifest: Digest | None = None
+    is_suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChunk:
+    """A chunk inside an open file, which the server closes."""
+
+    file: BinaryIO
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRequest:
+    """Who asks for which manifest, or for its layout."""
+
+    manifest: Digest
+    kind: DocumentKind
+    bearer: str | None = field(default=None, repr=False)
+
+
+class DocumentShelf(Protocol):
+    """Where a server finds manifests and layouts. It may block: it runs in the server's workers."""
+
+    def open_document(self, request: DocumentRequest) -> OpenChunk:
+        """The document, as the whole of a file; raises what ``ChunkShelf`` raises for a chunk."""
+        ...
+
+
+class ChunkShelf(Protocol):
+    """Where a server finds chunks, and who may have them. Both methods may block: they run in the server's workers."""
+
+    def authorize(self, request: ChunkRequest) -> None:
+        """Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (not yours and not there look alike)."""
+        ...
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
+        """The chunk; ``NotFoundError`` when it is not held; or a Future, which holds no thread, when it is on its way.
+
+        When the Future is done this is asked again, and may answer with another one; its exception is the answer if it has
+        one. The same Future may be given to many requests. The server never cancels it.
+        """
+        ...

@@ -1,0 +1,55 @@
+"""tombstones: what was evicted can be restored for a while, and is collected after that"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "tombstones",
+        sa.Column("organisation", sa.String(length=256), nullable=False),
+        sa.Column("manifest", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.Float(precision=53), nullable=False),
+        sa.Column("eviction", sa.String(length=64), nullable=False),
+        sa.Column("collected_at", sa.Float(precision=53), nullable=True),
+        sa.PrimaryKeyConstraint("organisation", "manifest"),
+    )
+
+    with op.batch_alter_table("tombstones", schema=None) as batch_op:
+        batch_op.create_index("ix_tombstones_manifest", ["manifest"], unique=False)
+
+    op.create_table(
+        "collections",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("created_at", sa.Float(precision=53), nullable=False),
+        sa.Column("completed_at", sa.Float(precision=53), nullable=True),
+        sa.Column("request", sa.JSON(), nullable=False),
+        sa.Column("kinds", sa.JSON(), nullable=False),
+        sa.Column("error", sa.JSON(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("collections", schema=None) as batch_op:
+        batch_op.create_index("ix_collections_newest", ["created_at"], unique=False)
+        batch_op.create_index("ix_collections_status", ["status"], unique=False)
+
+    # Chunks that an eviction had still to delete are found by the next collection: no row names them.
+    with op.batch_alter_table("evictions", schema=None) as batch_op:
+        batch_op.drop_column("doomed")
+    for table in ("contents", "copied_chunks"):
+        op.add_column(table, sa.Column("recorded_at", sa.Float(precision=53), nullable=False, server_default="0"))
+
+
+def downgrade() -> None:
+    for table in ("contents", "copied_chunks"):
+        with op.batch_alter_table(table, schema=None) as batch_op:
+            batch_op.drop_column("recorded_at")
+    with op.batch_alter_table("evictions", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("doomed", sa.JSON(), nullable=True))
+    op.drop_table("collections")
+    op.drop_table("tombstones")

@@ -1,0 +1,34 @@
+"""events: what was decided, and why"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "events",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("at", sa.Float(precision=53), nullable=False),
+        sa.Column("organisation", sa.String(length=256), nullable=True),
+        sa.Column("cluster", sa.String(length=256), nullable=True),
+        sa.Column("node", sa.String(length=256), nullable=True),
+        sa.Column("kind", sa.String(length=64), nullable=False),
+        sa.Column("manifest", sa.String(length=64), nullable=True),
+        sa.Column("digest", sa.String(length=64), nullable=True),
+        sa.Column("facts", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+
+    with op.batch_alter_table("events", schema=None) as batch_op:
+        batch_op.create_index("ix_events_manifest", ["manifest"], unique=False)
+        batch_op.create_index("ix_events_digest", ["digest"], unique=False)
+        batch_op.create_index("ix_events_at", ["at"], unique=False)
+
+
+def downgrade() -> None:
+    op.drop_table("events")

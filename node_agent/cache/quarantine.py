@@ -1,0 +1,75 @@
+"""Wrong bytes as they were found, for people who want to know what happened. Nothing is ever served from here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from bdn.core.errors import BdnError
+from node_agent.disk.durable import disk_errors, remove_tree, write_at_once
+
+logger = logging.getLogger(__name__)
+KEPT: Final = 64  # items: of a disk that fails, the last ones tell as much as all of them
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was wrong: seconds since the epoch, the file, which chunk of it, and its names. ``found`` is None when unreadable."""
+
+    when: float
+    tier: str
+    file: str
+    chunk: int | None  # its index; None: what stood beyond the end of the file
+    expected: str
+    found: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """The folder ``quarantine``, with a bounded number of items; the oldest go. Blocking."""
+
+    folder: Path
+    kept: int = KEPT
+
+    def keep(self, evidence: Evidence, content: memoryview) -> None:
+        """The wrong bytes, at most a chunk of them, and beside them what they should have been.
+
+        When the disk does not take it, the log has to do: a full disk shall not keep anybody from a repair.
+        """
+        index = "end" if evidence.chunk is None else str(evidence.chunk)
+        name = f"{evidence.expected.removeprefix('b3:')}.{index}.{int(evidence.when * 1000)}"
+        try:
+            with disk_errors(self.folder):
+                if content:
+                    write_at_once(self.folder / f"{name}.bytes", bytes(content))
+                write_at_once(self.folder / f"{name}.json", json.dumps(asdict(evidence), indent=1).encode())
+                self._prune()
+        except BdnError as error:
+            logger.warning("the evidence %s cannot be kept: %s", evidence, error)
+
+    def take(self, path: Path) -> Path:
+        """Move a whole file here; returns its new path. Whoever has it open or linked keeps it."""
+        taken = (self.folder / f"{path.name}.{number}" for number in itertools.count())
+        with disk_errors(path):
+            place = next(place for place in taken if not place.exists())
+            path.rename(place)
+            self._prune()
+        return place
+
+    def _prune(self) -> None:
+        """Bytes and the document beside them are one item."""
+        items: defaultdict[str, list[Path]] = defaultdict(list)
+        for path in self.folder.iterdir():
+            items[path.name.removesuffix(".json").removesuffix(".bytes")].append(path)
+        if len(items) <= self.kept:
+            return
+        by_age = sorted(items.values(), key=lambda paths: max(path.lstat().st_ctime_ns for path in paths))
+        for paths in by_age[: len(items) - self.kept]:
+            for path in paths:
+                remove_tree(path)

@@ -1,0 +1,91 @@
+"""Which staged files a path means, where a job sees them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from bdn.core.digest import Digest
+from bdn.core.errors import NotFoundError
+from bdn.core.manifest import FileEntry
+from node_agent.cache.records import ManifestRecords
+from node_agent.stage.book import StageBook
+from node_agent.stage.record import MountRecord, StageRecord
+from node_agent.stage.stage import Stage
+from node_agent.view.views import Views
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """``path`` is where it can be written to, which is not below a read-only mount; ``shown`` is where jobs find it."""
+
+    path: Path
+    shown: str
+    manifest: Digest
+    entry: FileEntry
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """Looks through the READY stages. Blocking."""
+
+    book: StageBook
+    views: Views
+    records: ManifestRecords
+
+    def find(self, path: str) -> list[StagedFile]:
+        """The file at ``path``, or all that are below it.
+
+        Raises:
+            NotFoundError: it is not in a view of a READY stage.
+        """
+        asked = Path(os.path.abspath(path))  # noqa: PTH100 - as it is written: a link to a view may be part of it
+        found = [file for one in dict.fromkeys((asked, asked.resolve())) for file in self._below(one)]
+        if not found:
+            raise NotFoundError(
+                f"a staged file at or below {path}: nothing of a READY stage of this node stands there, it"
+            )
+        return found
+
+    def named(self, content: Digest) -> Iterator[tuple[Stage, Path]]:
+        """Where views show this content, also of stages that are still being staged; not all of these paths need exist."""
+        for stage in self.book.all():
+            if stage.record.state not in ("STAGING", "READY"):
+                continue
+            for mount in stage.record.mounts:
+                manifest, view = self.records.load(mount.digest), self._view(stage.record, mount)
+                for entry in manifest.files if manifest else ():
+                    if entry.digest == content and (view / entry.path).parent.resolve().is_relative_to(view.resolve()):
+                        yield stage, view / entry.path
+
+    def _below(self, asked: Path) -> Iterator[StagedFile]:
+        for stage in self.book.all():
+            if stage.record.state != "READY":
+                continue
+            for mount in stage.record.mounts:
+                for shown in self._places(stage.record, mount):
+                    if shown in (asked, *asked.parents) or asked in shown.parents:
+                        yield from self._files(stage.record, mount, shown, asked)
+                        break
+
+    def _places(self, record: StageRecord, mount: MountRecord) -> tuple[Path, ...]:
+        place = record.destination or self.views.place(record.id, mount.mount_location)
+        return tuple(dict.fromkeys((place, place.resolve(), self._view(record, mount))))
+
+    def _view(self, record: StageRecord, mount: MountRecord) -> Path:
+        if record.destination is not None:
+            return record.destination
+        return self.views.view(record.id, mount.mount_location, mount.exposure or self.views.kind)
+
+    def _files(self, record: StageRecord, mount: MountRecord, shown: Path, asked: Path) -> Iterator[StagedFile]:
+        manifest = self.records.load(mount.digest)
+        below = PurePosixPath(asked.relative_to(shown)) if asked.is_relative_to(shown) else PurePosixPath()
+        view = self._view(record, mount)
+        root = view.resolve()
+        for entry in manifest.files if manifest else ():
+            if PurePosixPath(entry.path).is_relative_to(below):
+                path = view / entry.path
+                if path.parent.resolve().is_relative_to(root):  # not through a link that somebody put there
+                    yield StagedFile(path, str(shown / entry.path), mount.digest, entry)

@@ -1,0 +1,43 @@
+"""Ways to take wrong bytes for right ones on their way to a node, or to blame nobody for them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.promise_breakages import Breakage
+
+_SUPPLY: Final = "tests/unit/node_agent/test_ring_supply.py::"
+_WIRE: Final = "tests/fault/test_agent_wire.py::"
+
+
+def _broken(file: str, what: str, old: str, new: str, test: str, *also: str) -> Breakage:
+    return Breakage("corruption", file, what, old, new, test, also)
+
+
+BREAKAGES: Final = [
+    _broken("node_agent/ring/supply.py", "a peer that lies is blamed like one that failed",
+            "Fault.WRONG if len(chunk.sources) == 1 else Fault.FAILED", "Fault.FAILED",
+            f"{_SUPPLY}test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror"),
+    _broken("node_agent/ring/supply.py", "of several who sent a wrong chunk the first alone is blamed",
+            "for source in chunk.sources:", "for source in chunk.sources[:1]:",
+            f"{_SUPPLY}test_of_two_who_sent_a_wrong_chunk_together_both_are_suspected"),
+    _broken("node_agent/ring/supply.py", "what the mirror sends the second time is believed",
+            "            self.peers.read(missing, patience.taken)\n        chunk.check()",
+            "            self.peers.read(missing, patience.taken)\n        if not reader.is_suspect:\n            chunk.check()",
+            f"{_SUPPLY}test_a_mirror_that_lies_twice_is_an_error"),
+    _broken("node_agent/ring/supply.py", "a wrong chunk of the mirror is not asked for again",
+            "except (ChecksumMismatchError, WrongLengthError):\n", "except WrongLengthError:\n",
+            f"{_WIRE}test_a_fault_that_passes_is_not_noticed"),
+    _broken("bdn/core/store/layout.py", "a layout is believed when it has as many chunks as the file",
+            "if not fits or file_digest(self.size, self.chunks) != self.digest:", "if not fits:",
+            f"{_WIRE}test_a_layout_that_does_not_make_up_the_file_is_refused"),
+    _broken("node_agent/fill/part.py", "what an earlier fill left is not compared with its name",
+            "return size == chunk.range.size and digest_of(buffer) == chunk.digest", "return size == chunk.range.size",
+            "tests/fault/test_agent_disk.py::test_a_chunk_that_was_damaged_in_a_part_is_fetched_again"),
+    _broken("bdn/mirror/mirroring/packer.py", "a small file is not compared with what its upstream says of it",
+            "        if expected is not None:\n            check_at_once", "        if expected is not None and file.size > 1 << 20:\n            check_at_once",
+            "tests/integration/test_mirror_quarantine.py::test_what_came_wrong_is_kept_and_what_is_right_is_published[packed]"),
+    _broken("bdn/mirror/mirroring/gathering.py", "of a large file that came wrong no evidence is kept",
+            "            await self._quarantine(file, error)\n            raise\n", "            raise error\n",
+            "tests/integration/test_mirror_quarantine.py::test_what_came_wrong_is_kept_and_what_is_right_is_published[in chunks]"),
+]  # fmt: skip

@@ -1,0 +1,37 @@
+"""Ways to believe a document that was damaged on its way, and the test that notices each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.promise_breakages import Breakage
+
+_TEST = "tests/promises/test_network_documents.py::"
+_HEARTBEAT = f"{_TEST}test_a_heartbeat_s_answer_with_a_wrong_bit_costs_an_error_and_no_truth"
+
+BREAKAGES: Final = [
+    Breakage(
+        "network",
+        "bdn/wire/grants.py",
+        "a key is believed whatever its name",
+        '            if key["kid"] != ',
+        '            if False and key["kid"] != ',
+        _HEARTBEAT,
+    ),
+    Breakage(
+        "network",
+        "bdn/wire/client.py",
+        "a manifest is not compared with its name as it comes",
+        "if (actual := digest_of(content)) != digest:",
+        "if (actual := digest_of(content)) == 0:",
+        f"{_TEST}test_a_manifest_with_a_wrong_bit_is_an_error",
+    ),
+    Breakage(
+        "network",
+        "bdn/wire/client.py",
+        "a damaged layout is nobody's error",
+        "            raise WrongDocumentError(name, self.address, str(error)) from error\n        if layout.manifest",
+        "            raise LookupError(name) from error\n        if layout.manifest",
+        f"{_TEST}test_a_layout_with_a_wrong_bit_is_an_error_or_fails_one_stage_with_one",
+    ),
+]

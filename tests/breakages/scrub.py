@@ -1,0 +1,152 @@
+"""What lets a wrong byte on a node's own disk go unseen, spread, or cost more than its chunk; each is noticed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.promise_breakages import Breakage
+
+_NODE: Final = "tests/promises/test_corruption_on_the_node.py"
+_ONE_ROUND: Final = f"{_NODE}::test_whatever_is_damaged_one_round_makes_it_right_with_these_chunks_alone"
+_LOST: Final = (
+    f"{_NODE}::test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stage_fetches_its_chunk_alone"
+)
+
+BREAKAGES: Final = [
+    Breakage(
+        "corruption",
+        "bdn/core/cache/scrub_round.py",
+        "no round ever begins",
+        "return self.ended is not None and is_round_due(self.began, period_seconds, now)",
+        "return False",
+        _ONE_ROUND,
+    ),
+    Breakage(
+        "corruption",
+        "bdn/core/cache/scrub_round.py",
+        "a round passes over the last file of each manifest",
+        "return sorted(one for one in every if self.after is None or one > self.after)",
+        "return sorted(one for one in every if self.after is None or one > self.after)[:-1]",
+        _ONE_ROUND,
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/disk/past_cache.py",
+        "the scrub believes the page cache",
+        "        if self._direct >= 0:\n            try:",
+        "        return self._read(self._descriptor, buffer[:size], offset)\n        if self._direct >= 0:\n            try:",
+        f"{_NODE}::test_rot_that_the_page_cache_hides_is_found_on_the_disk",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/examination.py",
+        "no evidence is kept",
+        "            if still is not None:\n                self.quarantine",
+        "            if still is None:\n                self.quarantine",
+        f"{_NODE}::test_the_scrub_finds_a_wrong_chunk_and_fetches_it_alone[whole]",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/scrubber.py",
+        "who only asked to look has his files changed",
+        "if not findings.is_mending or not still:",
+        "if not still:",
+        f"{_NODE}::test_the_mirror_commands_a_verification_and_hears_what_was_found",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/scrubber.py",
+        "a wrong chunk of the cluster tier stays",
+        "await in_thread(self.tier.lose, chunk)",
+        "await in_thread(self.tier.holds, chunk)",
+        f"{_NODE}::test_a_wrong_chunk_of_the_cluster_tier_is_dropped_with_its_bytes_kept",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/scrubber.py",
+        "a file is touched before it is noted as suspect",
+        "            await in_thread(self.record.save)\n",
+        "            await asyncio.sleep(0)\n",
+        f"{_NODE}::test_an_agent_that_is_killed_in_the_middle_of_a_repair_repairs_it_when_it_is_back",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/mending.py",
+        "what was written is not read back",
+        "        if not is_right:",
+        "        if not is_right and not content:",
+        f"{_NODE}::test_a_file_on_a_place_that_does_not_keep_bytes_is_filled_anew_elsewhere",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/demotion.py",
+        "a part forgets which of its chunks are right",
+        "bitmap.add(right)",
+        "bitmap.add(())",
+        _LOST,
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/cache/node_cache.py",
+        "a file that was put aside still counts as whole",
+        "        self.index.lose(content)  # before it goes",
+        "        self.index.ledger.size_of(content)  # before it goes",
+        _LOST,
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/right_bytes.py",
+        "what is right here is asked of the mirror",
+        "if await in_thread(self._from_here, chunk, put):",
+        "if False:",
+        f"{_NODE}::test_a_staged_copy_is_repaired_from_the_cache_on_request[flipped]",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/staged_files.py",
+        "a link in a view leads to files of others",
+        "if path.parent.resolve().is_relative_to(root):",
+        "if path.parent.exists():",
+        f"{_NODE}::test_nothing_is_written_through_a_link_that_somebody_put_into_a_view",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/cache/shelf.py",
+        "a file is served while it is being repaired",
+        "if place.file in self._withheld:",
+        "if False:",
+        f"{_NODE}::test_a_wrong_file_is_not_served_while_it_is_repaired",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/cache/shelf.py",
+        "a fill that meets a wrong file tells nobody",
+        "            self._suspect(file)",
+        "            pass",
+        f"{_NODE}::test_a_fill_that_finds_a_wrong_chunk_here_makes_the_scrub_look_at_its_file",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/cache/shelf.py",
+        "a chunk that lies here is not compared with its name",
+        "if count == len(buffer) and digest_of(buffer) == digest:",
+        "if count == len(buffer):",
+        f"{_NODE}::test_a_fill_that_finds_a_wrong_chunk_here_makes_the_scrub_look_at_its_file",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/ring/supply.py",
+        "who holds a wrong chunk does not hear of it",
+        "                self._make_look(peer, address, chunk)",
+        "                pass",
+        f"{_NODE}::test_a_peer_that_gets_a_wrong_chunk_makes_its_holder_look_at_its_file",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/cache/quarantine.py",
+        "evidence fills the disk",
+        "if len(items) <= self.kept:",
+        "if items:",
+        "tests/unit/node_agent/test_scrub_parts.py::test_the_quarantine_keeps_so_many_items_and_the_oldest_go",
+    ),
+]

@@ -1,0 +1,243 @@
+"""What was decided, as the mirror keeps and shows it: once, to whom it concerns, and for as long as it is kept."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from bdn.core.digest import digest_of
+from bdn.core.events.caches import EvictedOnRequest, MadeRoom
+from bdn.core.events.decision import Decision
+from bdn.core.events.stages import Arrived
+from bdn.mirror.names import Names
+from bdn.mirror.repository import mirrors
+from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from bdn.wire.event_schema import NodeEvent
+from tests.doubles.hub import Hub
+from tests.support.fake_agent import FakeAgent
+from tests.support.mirror_service import Json, MirrorUnderTest, database_under_test, mirror_under_test, source
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+FILES = {"a.txt": b"12345", "b.txt": b"67890", "weights": b"w" * (9 * 1024 * 1024)}
+
+
+def told(*decisions: Decision, at: float = 1_800_000_000.0, run: str = "run") -> list[Json]:
+    return [NodeEvent.of(f"{run}/{n:012}", at + n, one).model_dump() for n, one in enumerate(decisions)]
+
+
+def made_room(manifest: str, organisation: str = "default") -> Decision:
+    return MadeRoom(
+        manifest=manifest,
+        organisation=organisation,
+        tier="node",
+        bytes=5,
+        stage="stg_1",
+        job="secret-job",
+        newcomer="new",
+    )
+
+
+async def shown(mirror: MirrorUnderTest, **params: Any) -> list[Json]:
+    answer = await mirror.http.get("/events", params=params)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["items"])
+
+
+@pytest.fixture
+async def manifest(mirror: MirrorUnderTest, hub: Hub) -> str:
+    hub.repo("org/model").commit(FILES)
+    return str((await mirror.ready(source("hf://org/model")))["sources"][0]["manifest"])
+
+
+async def test_what_an_agent_repeats_is_kept_once(mirror: MirrorUnderTest, manifest: str) -> None:
+    agent = FakeAgent(mirror, "n1")
+    events = told(made_room(manifest))
+    for _ in range(3):
+        await agent.beat(events=events)
+    await agent.beat(events=events + told(made_room(manifest), run="next"))
+
+    found = [one for one in await shown(mirror, manifest=manifest) if one["node"]]
+    assert [(one["cluster"], one["node"], one["kind"]) for one in found] == [("c", "n1", "made_room")] * 2
+    assert "to make room for job secret-job (stage stg_1), which brought new" in found[0]["sentence"]
+
+
+async def test_a_mirror_tells_what_it_brought_and_what_it_had(mirror: MirrorUnderTest, hub: Hub, manifest: str) -> None:
+    again = await mirror.ready(source("hf://org/model"))
+
+    reused, mirrored = await shown(mirror, manifest=manifest)
+    assert (reused["kind"], reused["facts"]["mirror"]) == ("reused", again["id"])
+    assert (mirrored["kind"], mirrored["node"]) == ("mirrored", None)
+    facts = mirrored["facts"]
+    assert (facts["source"], facts["transferred"], facts["reused"]) == (
+        "hf://org/model",
+        sum(map(len, FILES.values())),
+        0,
+    )
+    assert facts["revision"] == again["sources"][0]["resolved_revision"]
+
+
+async def test_an_organisation_sees_what_concerns_its_manifests_without_the_names_of_others(
+    mirror: MirrorUnderTest, manifest: str
+) -> None:
+    strange = f"b3:{'7' * 64}"
+    forced = EvictedOnRequest(
+        manifest=manifest,
+        organisation="theirs",
+        tier="node",
+        bytes=5,
+        eviction="evi_1",
+        asked_by="an operator of theirs",
+        forced=True,
+        holders=("job secret-job",),
+    )
+    arrived = Arrived(
+        manifest=manifest, organisation="theirs", stage="s", job="secret-job", node=0, cluster=0, mirror=5
+    )
+    await FakeAgent(mirror, "n1").beat(
+        events=told(made_room(strange, "theirs"), made_room(manifest, "theirs"), forced, arrived)
+    )
+
+    answer = await mirror.http.get("/events", params={"node": "n1"})
+    assert [one["kind"] for one in answer.json()["items"]] == ["evicted", "made_room"]
+    assert "secret" not in answer.text
+    assert "theirs" not in answer.text
+    assert await shown(mirror, manifest=strange) == []
+
+
+async def test_events_come_in_pages_newest_first(mirror: MirrorUnderTest, manifest: str) -> None:
+    await FakeAgent(mirror, "n1").beat(events=told(*[made_room(manifest)] * 25))
+    ids: list[str] = []
+    cursor: str | None = None
+    while True:
+        params: dict[str, str] = {"node": "n1", "limit": "10"} | ({"cursor": cursor} if cursor else {})
+        page = (await mirror.http.get("/events", params=params)).json()
+        ids += [one["id"] for one in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+
+    assert ids == [f"run/{number:012}" for number in reversed(range(25))]
+    for bad in ({"cursor": "x"}, {"manifest": "b3:1"}, {"node": "\0"}, {"limit": "0"}):
+        assert (await mirror.http.get("/events", params=bad)).status_code == 422
+
+
+async def test_what_is_too_old_goes(tmp_path: Path, upstreams: None) -> None:
+    class Clock:
+        now = 1_800_000_000.0
+
+        def __call__(self) -> float:
+            return self.now
+
+    clock, ours = Clock(), f"b3:{'1' * 64}"
+    async with mirror_under_test(tmp_path / "m", clock=clock, work=False) as idle:
+        await FakeAgent(idle, "n1").beat(events=told(*[made_room(ours)] * 3))
+        assert len(await shown(idle)) == 3
+    clock.now += 30 * 86400 + 1.5  # two of them are older than that
+    async with mirror_under_test(tmp_path / "m", clock=clock) as worker:
+        while len(await shown(worker)) != 1:
+            pass
+    async with mirror_under_test(tmp_path / "m", clock=clock, work=False, events_seconds=1e9) as idle:
+        assert [one["id"] for one in await shown(idle)] == ["run/000000000002"]
+
+
+async def test_a_digest_is_named_by_what_it_is_part_of(mirror: MirrorUnderTest, manifest: str) -> None:
+    layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
+    weights = next(file for file in layout["files"] if len(file["chunks"]) > 1)
+    packed = next(file for file in layout["files"] if file["digest"] == str(digest_of(FILES["a.txt"])))
+
+    async def named(of: str) -> Json:
+        answer = await mirror.http.get("/names", params={"of": of})
+        assert answer.status_code == 200, answer.text
+        document: Json = answer.json()
+        assert document["manifests"] == {manifest: ["hf://org/model"]}
+        return document
+
+    def places(document: Json) -> list[tuple[str, str, int | None]]:
+        return [(document["kind"], place["path"], place["chunk_index"]) for place in document["places"]]
+
+    assert (await named("hf://org/model"))["kind"] == "source"
+    assert (await named(manifest))["kind"] == "manifest"
+    assert places(await named(weights["digest"])) == [("content", "weights", None)]
+    assert places(await named(weights["chunks"][1])) == [("chunk", "weights", 1)]
+    assert places(await named(packed["digest"])) == [("content", "a.txt", None)]
+    assert sorted(places(await named(packed["slab"]["digest"]))) == [("slab", "a.txt", None), ("slab", "b.txt", None)]
+    for unknown in (str(digest_of(b"nothing")), "hf://org/other"):
+        assert (await mirror.http.get("/names", params={"of": unknown})).status_code == 404
+    assert (await mirror.http.get("/names", params={"of": "nonsense"})).status_code == 422
+
+
+async def test_why_looks_events_up_and_reads_no_table_from_end_to_end(mirror: MirrorUnderTest, manifest: str) -> None:
+    """The statements as they are sent; a chunk that is named nowhere any more is looked up among the events."""
+    asked: list[tuple[str, Any]] = []
+
+    def listen(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: object) -> None:
+        if statement.startswith("SELECT") and "FROM events" in statement:
+            asked.append((statement, parameters))
+
+    listened = (Engine, "before_cursor_execute", listen)
+    event.listen(*listened)
+    try:
+        for about in ({"manifest": [manifest, f"b3:{'7' * 64}"]}, {"digest": manifest}):
+            await shown(mirror, **about, limit=1000)
+    finally:
+        event.remove(*listened)
+    with closing(sqlite3.connect(mirror.data_dir / "mirror.sqlite")) as connection:
+        plans = [
+            " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
+            for statement, parameters in asked
+        ]
+    assert [re.findall(r"SEARCH events USING INDEX (\w+)", plan) for plan in plans] == [
+        ["ix_events_manifest"],
+        ["ix_events_digest"],
+    ]
+    assert not [plan for plan in plans if "SCAN" in plan]
+
+
+async def test_an_eviction_tells_agents_who_asked(mirror: MirrorUnderTest, manifest: str) -> None:
+    agent = FakeAgent(mirror, "n1")
+    await agent.beat()
+    await mirror.http.post("/evictions", json={"manifest": manifest, "tier": "node"})
+
+    (command,) = (await agent.beat())["commands"]
+    assert (command["asked_by"], command["organisation"]) == ("an operator of default", "default")
+
+
+async def test_what_was_evicted_from_the_mirror_and_restored_is_on_record(
+    mirror: MirrorUnderTest, manifest: str
+) -> None:
+    evicted = await mirror.evict(manifest=manifest, tier="mirror")
+    (gone, *_) = await shown(mirror, manifest=manifest)
+    assert (gone["kind"], gone["facts"]["eviction"]) == ("tombstoned", evicted["id"])
+    assert "and can be restored until " in gone["sentence"]
+    await mirror.http.post("/restorations", json={"manifest": manifest})
+    assert [one["kind"] for one in await shown(mirror, manifest=manifest)] == ["restored", "tombstoned", "mirrored"]
+
+
+async def test_a_source_is_found_by_the_name_under_which_it_was_mirrored_with_its_last_slash(tmp_path: Path) -> None:
+    manifest = digest_of(b"manifest")
+    async with database_under_test(tmp_path) as database:
+        async with database.write() as session:
+            row = MirrorRow(id="mir_1", organisation="acme", request_key="k", status="READY", created_at=1.0)
+            part = MirrorSourceRow(
+                mirror_id="mir_1",
+                position=0,
+                request={},
+                source="s3://bucket/prefix/",
+                mount_location="/m",
+                status="READY",
+                manifest=manifest.hex,
+                warnings=[],
+            )
+            await mirrors.insert(session, row, [part])
+
+        found = await Names(database).find("s3://bucket/prefix/", "acme")
+
+    assert found.manifests == {str(manifest): ["s3://bucket/prefix/"]}

@@ -1,0 +1,252 @@
+"""Tokens: made, shown once, looked up at each call, revoked; what each role may; whom an operator acts for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from bdn.mirror.database import Database
+from tests.doubles.hub import Hub
+from tests.support.fake_agent import FakeAgent
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+pytestmark = pytest.mark.promise("access")
+
+OPERATOR = "the-operator-of-the-settings"
+
+
+class Time:
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    (tmp_path / "mirror").mkdir()
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/mirror/mirror.sqlite"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def database_url(empty: str) -> str:
+    """A database at the newest migration."""
+    database = Database(empty)
+    await database.migrate()
+    await database.close()
+    return empty
+
+
+@pytest.fixture
+async def guarded(database_url: str, upstreams: None, tmp_path: Path, time: Time) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(
+        tmp_path / "mirror", bearer=OPERATOR, auth="token", token=OPERATOR, database_url=database_url, clock=time
+    ) as mirror:
+        yield mirror
+
+
+async def made(mirror: MirrorUnderTest, role: str, organisation: str = "acme", **more: object) -> Json:
+    body = {"name": f"{role} of {organisation}", "organisation": organisation, "role": role, **more}
+    answer = await mirror.http.post("/tokens", json=body)
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+async def ask(mirror: MirrorUnderTest, token: str, method: str, path: str, body: Json | None = None) -> httpx2.Response:
+    return await mirror.http.request(method, path, json=body, headers={"Authorization": f"Bearer {token}"})
+
+
+async def test_a_token_is_shown_once_and_kept_as_its_digest(guarded: MirrorUnderTest, tmp_path: Path) -> None:
+    made_one = await made(guarded, "controller")
+    token = made_one.pop("token")
+    assert token.startswith("bdn_")
+    assert len(token) == 47
+    assert (await guarded.http.get("/tokens")).json()["items"] == [made_one]
+    assert (await ask(guarded, token, "GET", "/mirror")).json()["items"] == []
+    if (tmp_path / "mirror/mirror.sqlite").exists():
+        content = b"".join(path.read_bytes() for path in (tmp_path / "mirror").glob("mirror.sqlite*"))
+        assert token.encode() not in content
+        assert sha256(token.encode()).hexdigest().encode() in content
+
+
+async def test_what_is_revoked_or_expired_is_refused_like_what_never_was(guarded: MirrorUnderTest, time: Time) -> None:
+    short, long = await made(guarded, "controller", expires_seconds=60), await made(guarded, "controller")
+    nobody = "bdn_" + "x" * 43
+    refused = (await ask(guarded, nobody, "GET", "/mirror")).content
+    for token in (short, long):
+        assert (await ask(guarded, token["token"], "GET", "/mirror")).status_code == 200
+    time.now += 60
+    assert (await ask(guarded, short["token"], "GET", "/mirror")).content == refused
+    revoked = (await guarded.http.delete(f"/tokens/{long['id']}")).json()
+    time.now += 60
+    assert (await ask(guarded, long["token"], "GET", "/mirror")).content == refused
+    assert (await guarded.http.delete(f"/tokens/{long['id']}")).json() == revoked  # once is enough
+    assert (await guarded.http.delete(f"/tokens/tok_{'0' * 24}")).status_code == 404
+
+
+async def test_an_operator_s_token_makes_others_and_a_controller_s_does_not(guarded: MirrorUnderTest) -> None:
+    operator, controller = await made(guarded, "operator", "default"), await made(guarded, "controller")
+    body = {"name": "n", "organisation": "acme", "role": "operator"}
+    assert (await ask(guarded, operator["token"], "POST", "/tokens", body)).status_code == 201
+    for method, path in (("POST", "/tokens"), ("GET", "/tokens"), ("DELETE", f"/tokens/{operator['id']}")):
+        answer = await ask(guarded, controller["token"], method, path, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "UNAUTHENTICATED"), path
+        assert "operator" in answer.json()["error"]["message"]
+    assert len((await guarded.http.get("/tokens")).json()["items"]) == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "", "organisation": "a", "role": "agent"},
+        {"name": "n", "organisation": "a:b", "role": "agent"},
+        {"name": "n", "organisation": "a", "role": "king"},
+        {"name": "n", "organisation": "a", "role": "controller", "cluster": "gpu"},
+        {"name": "n", "organisation": "a", "role": "agent", "expires_seconds": 0},
+        {"name": "n\nm", "organisation": "a", "role": "agent"},
+        {"name": "\ud800", "organisation": "a", "role": "agent"},
+        {"name": "n", "organisation": "a", "role": "agent", "more": 1},
+    ],
+    ids=str,
+)
+async def test_a_request_that_makes_no_sense_makes_no_token(guarded: MirrorUnderTest, body: Json) -> None:
+    answer = await guarded.http.post("/tokens", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert answer.json()["error"]["code"] == "INVALID_REQUEST"
+    assert (await guarded.http.get("/tokens")).json()["items"] == []
+
+
+async def test_an_operator_acts_for_the_organisation_that_it_names(guarded: MirrorUnderTest, hub: Hub) -> None:
+    hub.repo("org/one").commit({"a.txt": b"1"})
+    token = (await made(guarded, "controller"))["token"]
+    begun = (await ask(guarded, token, "POST", "/mirror", {"weights": [source("hf://org/one")]})).json()
+    path = f"/mirror/{begun['id']}"
+    assert (await guarded.http.get(path)).status_code == 404
+    assert (await guarded.http.get(path, headers={"BDN-Organisation": "acme"})).json()["id"] == begun["id"]
+    other = await guarded.http.get(path, headers={"BDN-Organisation": "rival", "Authorization": f"Bearer {token}"})
+    assert (other.status_code, other.json()["error"]["code"]) == (401, "UNAUTHENTICATED")
+    assert (await guarded.http.get(path, headers={"BDN-Organisation": "a*"})).status_code == 422
+
+
+async def test_an_agent_s_token_beats_for_its_cluster_and_reads_nothing(guarded: MirrorUnderTest, hub: Hub) -> None:
+    hub.repo("org/one").commit({"a.txt": b"1"})
+    manifest = (await guarded.ready(source("hf://org/one")))["sources"][0]["manifest"]
+    token = (await made(guarded, "agent", "default", cluster="c"))["token"]
+    guarded.http.headers["Authorization"] = f"Bearer {token}"
+    await FakeAgent(guarded, "n1", cluster="c").beat()
+    beat: Json = {
+        "node": "n",
+        "cluster": "other",
+        "boot_id": "b",
+        "roles": [],
+        "advertise": None,
+        "version": "1",
+        "tiers": {},
+    }
+    assert (await ask(guarded, token, "POST", "/agents/heartbeat", beat | {"holdings": None})).status_code == 401
+    for method, path, body in (
+        ("GET", "/mirror", None),
+        ("GET", "/manifests", None),
+        ("GET", f"/manifests/{manifest}", None),
+        ("GET", f"/manifests/{manifest}/layout", None),
+        ("GET", f"/chunks/{manifest}", None),
+        ("GET", "/agents", None),
+        ("GET", "/secrets", None),
+        ("POST", "/evictions", {"all": True}),
+        ("POST", "/prefetches", {"manifest": manifest, "cluster": "c"}),
+        ("GET", "/tokens", None),
+    ):
+        assert (await ask(guarded, token, method, path, body)).status_code == 401, path
+
+
+async def test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else(
+    guarded: MirrorUnderTest, hub: Hub
+) -> None:
+    hub.repo("org/one").commit({"a.txt": b"1"})
+    await guarded.ready(source("hf://org/one"))
+    agent = FakeAgent(guarded, "n1")
+    await agent.beat()
+    token = (await made(guarded, "controller", "default"))["token"]
+    for body in ({"all": True}, {"all": True, "tier": "node"}, {"all": True, "tier": "mirror", "force": True}):
+        assert (await ask(guarded, token, "POST", "/evictions", body)).status_code == 401, body
+    assert (await agent.beat())["commands"] == []
+    done = await ask(guarded, token, "POST", "/evictions?wait=20", {"all": True, "tier": "mirror"})
+    assert (done.json()["status"], len(done.json()["items"])) == ("DONE", 1)
+    rival = (await made(guarded, "controller", "rival"))["token"]
+    path = f"/evictions/{done.json()['id']}"
+    theirs = await ask(guarded, rival, "GET", path)
+    nothing = await ask(guarded, rival, "GET", "/evictions/evi_" + "0" * 24)
+    assert theirs.text.replace(done.json()["id"], "X") == nothing.text.replace("evi_" + "0" * 24, "X")
+    assert theirs.status_code == 404
+
+
+async def test_jobs_that_hold_the_same_content_are_shown_to_operators_alone(guarded: MirrorUnderTest, hub: Hub) -> None:
+    hub.repo("org/one").commit({"a.txt": b"1"})
+    manifest = (await guarded.ready(source("hf://org/one")))["sources"][0]["manifest"]
+    holding = {"manifest": manifest, "bytes": 1, "held_by": ["secret-job-of-a-rival"]}
+    await FakeAgent(guarded, "n1", holdings=[holding]).beat()
+    token = (await made(guarded, "controller", "default"))["token"]
+    assert "secret-job" in (await guarded.http.get("/manifests")).text
+    shown = await ask(guarded, token, "GET", "/manifests")
+    assert (shown.status_code, "secret-job" in shown.text) == (200, False)
+    assert shown.json()["items"][0]["nodes"]["c/n1"]["bytes"] == 1
+    plan = {"all": True, "tier": "mirror", "dry_run": True}
+    assert "secret-job" in (await guarded.http.post("/evictions", json=plan)).text
+    planned = await ask(guarded, token, "POST", "/evictions", plan)
+    assert (planned.status_code, "secret-job" in planned.text) == (202, False)
+
+
+async def test_a_secret_of_one_organisation_opens_nothing_for_another(
+    upstreams: None, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repo("org/private", private=True).commit({"a.txt": b"1"})
+    key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+    async with mirror_under_test(
+        tmp_path / "mirror", bearer=OPERATOR, auth="token", token=OPERATOR, secrets_key=key
+    ) as mirror:
+        acme, rival = [(await made(mirror, "controller", name))["token"] for name in ("acme", "rival")]
+        assert (await ask(mirror, acme, "PUT", "/secrets/mine", {"value": hub.token})).status_code == 200
+        assert (await ask(mirror, rival, "GET", "/secrets")).json()["items"] == []
+        assert (await ask(mirror, rival, "DELETE", "/secrets/mine")).status_code == 404
+        outcomes = []
+        for token in (acme, rival):
+            body = {"weights": [source("hf://org/private", **with_secret("mine"))]}
+            begun = (await ask(mirror, token, "POST", "/mirror", body)).json()
+            ended = (await ask(mirror, token, "GET", f"/mirror/{begun['id']}?wait=20")).json()
+            outcomes.append((ended["status"], (ended["error"] or {}).get("code")))
+        assert outcomes == [("READY", None), ("FAILED", "SECRET_NOT_FOUND")]
+
+
+async def test_a_token_that_is_revoked_at_one_replica_ends_at_the_other(
+    postgres_url: str, upstreams: None, tmp_path: Path
+) -> None:
+    database = Database(postgres_url)
+    await database.migrate()
+    await database.close()
+    settings: Json = {
+        "bearer": OPERATOR,
+        "auth": "token",
+        "token": OPERATOR,
+        "database_url": postgres_url,
+        "work": False,
+    }
+    async with (
+        mirror_under_test(tmp_path / "x", **settings) as one,
+        mirror_under_test(tmp_path / "y", **settings) as two,
+    ):
+        token = await made(one, "controller")
+        assert (await ask(two, token["token"], "GET", "/mirror")).status_code == 200
+        await one.http.delete(f"/tokens/{token['id']}")
+        assert (await ask(two, token["token"], "GET", "/mirror")).status_code == 401

@@ -1,0 +1,374 @@
+"""What a manifest names is never collected, whoever copies, gives up, restores or is killed meanwhile; all else goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from bdn.core.digest import digest_of
+from bdn.mirror.repository import damaged, mirrors
+from tests.support.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
+from tests.support.mirror_service import database_under_test
+from tests.support.promises import Scale, Tally
+
+pytestmark = pytest.mark.promise("collection")
+
+_Result = TypeVar("_Result")
+_MEMORY: Final = Path("/dev/shm")
+
+organisations = st.sampled_from(ORGANISATIONS)
+trees = st.sampled_from(TREES)
+# What others do while a collection stands at one of its steps.
+deeds = st.sampled_from(["copy", "copy to the end", "fail", "evict", "restore", "kill"])
+
+
+def folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="bdn-collect-", dir=_MEMORY if _MEMORY.is_dir() else None))
+
+
+async def do(world: World, deed: str, number: int) -> None:
+    """One of the deeds, on whatever there is to do it to."""
+    if deed == "kill":
+        raise Killed
+    if deed in ("copy", "copy to the end"):
+        if not world.copies and world.take_over() is None:
+            world.begin(ORGANISATIONS[number % 2], TREES[number % len(TREES)], private=number % 4 == 1)
+        copy = world.copies[number % len(world.copies)]
+        await (copy.step() if deed == "copy" else copy.finish())
+    elif deed == "fail" and world.copies:
+        await world.copies[number % len(world.copies)].fail("CANCELED" if number % 2 else "FAILED")
+    elif world.promised:
+        organisation, manifest = sorted(world.promised)[number % len(world.promised)]
+        await (world.evict if deed == "evict" else world.restore)(organisation, manifest)
+
+
+def dump(world: World) -> tuple[list[str], dict[str, tuple[int, float]]]:
+    """All rows, and all files of the store with their times."""
+    with closing(sqlite3.connect(world.folder / "mirror.sqlite")) as connection:
+        rows = list(connection.iterdump())
+    files = {str(path): path.stat() for path in (world.folder / "store").rglob("*")}
+    return rows, {path: (found.st_size, found.st_mtime) for path, found in files.items() if not path.endswith("aside")}
+
+
+class CollectionMachine(RuleBasedStateMachine):
+    tally: Tally
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = folder()
+        self.runner = asyncio.Runner()
+        self.opened = database_under_test(self.folder)
+        self.checked = 0
+
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        return self.runner.run(work)
+
+    @initialize()
+    def open(self) -> None:
+        async def opened() -> World:
+            return World(self.folder, await self.opened.__aenter__())
+
+        self.world = self.run(opened())
+
+    @rule(organisation=organisations, tree=trees, private=st.booleans(), steps=st.integers(1, 40))
+    def copies(self, organisation: str, tree: str, private: bool, steps: int) -> None:
+        async def some() -> None:
+            copy = self.world.begin(organisation, tree, private=private)
+            for _ in range(steps):
+                if copy in self.world.copies:
+                    await copy.step()
+
+        self.run(some())
+
+    @rule(deed=deeds.filter(lambda deed: deed != "kill"), number=st.integers(0, 100), times=st.integers(1, 4))
+    def somebody_does(self, deed: str, number: int, times: int) -> None:
+        async def some() -> None:
+            for _ in range(times):
+                await do(self.world, deed, number)
+
+        self.run(some())
+
+    @rule()
+    def is_killed(self) -> None:
+        self.run(_restarted(self.world))
+        self.tally.add(restarts=1)
+
+    @rule(seconds=st.sampled_from([10.0, GRACE_SECONDS + 61, TOMBSTONE_SECONDS + 1]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    @rule()
+    def dry_run(self) -> None:
+        self.run(_rehearsed(self.world))
+
+    @rule(plan=st.dictionaries(st.integers(0, 30), st.tuples(deeds, st.integers(0, 100)), max_size=5))
+    def collects(self, plan: dict[int, tuple[str, int]]) -> None:
+        self.tally.add(faults=len(plan), restarts=self.run(collected_beside(self.world, plan)))
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "world"):
+            self.checked += self.run(self.world.check())
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "world"):
+                self.run(_ended(self.world))
+                self.tally.add(scenarios=1)
+        finally:
+            self.run(self.opened.__aexit__(None, None, None))
+            self.runner.close()
+            shutil.rmtree(self.folder)
+
+
+async def _restarted(world: World) -> None:
+    world.restart()
+
+
+async def _rehearsed(world: World) -> None:
+    """A dry run changes nothing, and tells what the real one then does where nobody comes in between."""
+    before = dump(world)
+    planned = await world.collect(dry_run=True)
+    assert dump(world) == before
+    world.now -= 1
+    assert await world.collect() == planned
+
+
+async def collected_beside(world: World, plan: dict[int, tuple[str, int]]) -> int:
+    """A collection at whose steps others do what is planned; returns whether it was killed."""
+    steps = iter(range(1000))
+
+    async def gate(_: str) -> None:
+        deed = plan.get(next(steps))
+        if deed is not None:
+            await do(world, *deed)
+            await world.check()
+
+    world.gate = gate
+    try:
+        await world.collect()
+    except Killed:
+        world.restart()
+        return 1
+    finally:
+        world.gate = World.gate
+    return 0
+
+
+async def _ended(world: World) -> None:
+    """All come to an end, and what is left is what somebody may read or have back; later nothing is left at all."""
+    while world.take_over() is not None:
+        pass
+    for copy in list(world.copies):
+        await copy.finish()
+    await world.check()
+    world.now += GRACE_SECONDS + 61
+    await world.collect()
+    await world.check()
+    await world.check_that_nothing_else_is_kept()
+    for organisation, manifest in list(world.promised):
+        await world.evict(organisation, manifest)
+    world.now += TOMBSTONE_SECONDS
+    await world.collect()
+    assert (world.promised, list(world.store.stored())) == ({}, [])
+    with closing(sqlite3.connect(world.folder / "mirror.sqlite")) as connection:
+        for table in ("manifests", "contents", "identities", "slabs", "slab_slices", "copied_chunks"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+        said = connection.execute("SELECT DISTINCT manifest FROM events WHERE kind = 'collected'")
+        assert {manifest for (manifest,) in said} == world.manifests.keys(), "what went is not on record"
+
+
+def test_whatever_happens_in_whatever_order_nothing_that_is_named_goes_and_nothing_else_stays(
+    tally: Tally, scale: Scale
+) -> None:
+    CollectionMachine.tally = tally
+    run_state_machine_as_test(
+        CollectionMachine,
+        settings=settings(
+            max_examples=scale.of(10, 60),
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
+
+
+Setting = Callable[[World], Awaitable[None]]
+
+
+async def _with_work_to_do(world: World) -> None:
+    """Something of each kind that a collection takes, beside something that shares its chunks and stays."""
+    await world.begin("acme", "ABy", private=False).finish()
+    await world.begin("rival", "Cxyz", private=True).finish()
+    await world.begin("acme", "Ax", private=False).finish()
+    failing = world.begin("rival", "DB", private=True)
+    for _ in range(13):
+        await failing.step()
+    await failing.fail()
+    for organisation, manifest in list(world.promised):
+        if len(world.manifests[manifest].files) != 2:
+            await world.evict(organisation, manifest)
+    world.now += TOMBSTONE_SECONDS + 1
+
+
+async def _steps(tmp_path: Path) -> list[str]:
+    async with database_under_test(tmp_path) as database:
+        world, names = World(tmp_path, database), list[str]()
+        await _with_work_to_do(world)
+
+        async def gate(name: str) -> None:
+            names.append(name)
+
+        world.gate = gate
+        await world.collect()
+        return names
+
+
+async def test_at_each_step_of_a_collection_others_may_do_anything_and_it_may_be_killed(
+    tally: Tally, scale: Scale
+) -> None:
+    here = folder()
+    try:
+        names = await _steps(here)
+    finally:
+        shutil.rmtree(here)
+    assert set(names) >= {"a chunk", "a chunk that lies aside", "a look at rows", "rows went", "a look at chunks"}
+    every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
+    for step, deed, number in every[:: scale.of(max(1, len(every) // 30), 3)]:
+        here = folder()
+        try:
+            async with database_under_test(here) as database:
+                world = World(here, database)
+                await _with_work_to_do(world)
+                killed = await collected_beside(world, {step: (deed, number), step + 2: ("copy", number)})
+                tally.add(scenarios=1, faults=1 - killed, restarts=killed)
+                try:
+                    await world.check()
+                    await _ended(world)
+                except AssertionError as error:
+                    error.add_note(f"step {step} ({names[step]}): {deed} {number}")
+                    raise
+        finally:
+            shutil.rmtree(here)
+
+
+# Copies of each tree by each organisation, public and private; evictions, restorations, kills.
+_DEEDS: Final = [
+    *(("copy to the end", number) for number in range(10)),
+    *(("copy", number) for number in range(4)),
+    *(("restore", number) for number in range(3)),
+    ("evict", 2),
+    ("kill", 0),
+]
+
+
+async def test_what_is_planned_in_a_dry_run_is_of_every_kind(tally: Tally) -> None:
+    here = folder()
+    try:
+        async with database_under_test(here) as database:
+            world = World(here, database)
+            await _with_work_to_do(world)
+            world.store.put(digest_of(b"nobody's"), bytearray(b"nobody's"))
+            left = here / "store/incoming/left"
+            left.write_bytes(b"half-written")
+            os.utime(left, (1.0, 1.0))
+            world.now += 10 * TOMBSTONE_SECONDS
+            before = dump(world)
+            planned = await world.collect(dry_run=True)
+            assert dump(world) == before
+            world.now -= 1
+            assert await world.collect() == planned
+            counted = Counter({kind: count for kind, count in planned.counts.items() if count})
+            assert counted == {"manifests": 2, "contents": 1, "half_copied": 1, "chunks": 1, "incoming": 1}
+    finally:
+        shutil.rmtree(here)
+    tally.add(scenarios=1)
+
+
+async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it(
+    tally: Tally,
+) -> None:
+    here = folder()
+    try:
+        async with database_under_test(here) as database:
+            world = World(here, database)
+
+            async def known() -> list[str]:
+                async with database.read() as session:
+                    return [row.digest for row in await damaged.all_chunks(session)]
+
+            await world.begin("acme", "A", private=False).finish()
+            shared = digest_of(b"2")
+            counting = world.begin("rival", "C", private=False)  # has it before it is found, and records it later
+            while shared not in counting.counted:
+                await counting.step()
+            world.now += 1
+            async with database.write() as session:
+                await mirrors.hold_claims(session)
+                assert await damaged.register(session, shared, world.now, "its bytes are others")
+            ((organisation, manifest),) = world.promised
+            await world.evict(organisation, manifest)
+            world.now += TOMBSTONE_SECONDS + 61
+            for dry_run in (True, False):
+                await world.collect(dry_run=dry_run)
+                assert await known() == [shared.hex]
+            await counting.fail()
+            await world.collect(dry_run=True)
+            assert await known() == [shared.hex]
+            await world.collect()
+            assert await known() == []
+    finally:
+        shutil.rmtree(here)
+    tally.add(scenarios=1, faults=1)
+
+
+async def test_who_goes_on_with_a_failed_copy_while_it_is_collected_loses_nothing(tally: Tally, scale: Scale) -> None:
+    """At each step of the collection he does it all at once: what he finds there is just about to go."""
+    for step in range(0, 40, scale.of(5, 1)):
+        here = folder()
+        try:
+            async with database_under_test(here) as database:
+                world = World(here, database)
+                await _with_work_to_do(world)
+                await collected_beside(
+                    world, {step: ("copy to the end", 5)}
+                )  # rival's, private: as the one that failed
+                await world.check()
+                tally.add(scenarios=1, faults=1)
+        finally:
+            shutil.rmtree(here)
+
+
+async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_its_steps(tally: Tally) -> None:
+    for steps in range(1, 14):
+        here = folder()
+        try:
+            async with database_under_test(here) as database:
+                world = World(here, database)
+                copy = world.begin("acme", "DB", private=False)
+                for _ in range(steps):
+                    await copy.step()
+                world.now += 10 * GRACE_SECONDS
+                await world.collect()
+                await world.check()
+                await copy.finish()
+                await world.check()
+                tally.add(scenarios=1)
+        finally:
+            shutil.rmtree(here)

@@ -1,0 +1,310 @@
+"""The mirror's store as a disk leaves it: wrong bytes are found, put away, and only they are fetched again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.mirror.verifying.repair import AGAIN_SECONDS
+from bdn.mirror.verifying.store_verification import StoreVerification
+from bdn.wire import verification_schema
+from tests.doubles.faults import answer
+from tests.doubles.hub import Hub
+from tests.doubles.hub_repository import HubRepository
+from tests.doubles.s3 import S3Bucket
+from tests.support.agent_rig import Clock
+from tests.support.mirror_service import (
+    LONGEST_SECONDS,
+    Json,
+    MirrorUnderTest,
+    mirror_under_test,
+    source,
+    until,
+    with_secret,
+)
+from tests.support.not_permitted import not_permitted
+from tests.support.promises import Scale, Tally
+from tests.support.rotting import HOW, rot
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+PERIOD: Final = 7 * 24 * 3600.0
+LARGE: Final = Random(5).randbytes(2 * CHUNK_SIZE + 12345)
+ONE: Final = Random(6).randbytes(3_000_000)
+SMALL: Final = {f"small/{number}.txt": f"small file {number}".encode() * 9 for number in range(12)}
+TREE: Final = {"model.safetensors": LARGE, "one.bin": ONE, **SMALL}
+MODEL: Final = source("hf://org/model")
+MIDDLE: Final = LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE]
+PLACES: Final = {"one": ONE, "middle": MIDDLE, "slab": b"".join(SMALL[path] for path in sorted(SMALL))}
+SCENARIOS: Final = list(product(HOW, PLACES))
+
+
+@dataclass
+class Store:
+    """A mirror that holds ``TREE``, whose disk does what a test says."""
+
+    mirror: MirrorUnderTest
+    hub: Hub
+    repository: HubRepository
+    clock: Clock
+    manifest: str
+
+    @property
+    def folder(self) -> Path:
+        return self.mirror.data_dir / "store"
+
+    def rot(self, how: str, place: str) -> Digest:
+        """From now on the disk has other bytes under this name."""
+        self.hub.log.clear()
+        name = digest_of(PLACES[place])
+        rot(self.folder / "chunks" / name.fanout, how)
+        return name
+
+    def path(self, place: str) -> Path:
+        return self.folder / "chunks" / digest_of(PLACES[place]).fanout
+
+    async def verify(self, **request: Any) -> Json:
+        response = await self.mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=request)
+        assert response.status_code == 202, response.text
+        assert response.json()["status"] != "RUNNING"
+        return dict(response.json())
+
+    def contents_read(self) -> int:
+        """Bytes of files that the upstream sent since the last rot."""
+        asked = [one for one in self.hub.log.find() if one.status in (200, 206)]
+        return sum(one.bytes_served for one in asked if "/api/models" not in one.target)
+
+    async def metric(self, name: str) -> float:
+        text = (await self.mirror.http.get("/metrics")).text
+        return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")))
+
+    async def is_right(self) -> bool:
+        return await self.mirror.tree(self.manifest) == TREE
+
+    def evidence(self) -> list[Path]:
+        return sorted((self.folder / "quarantine").glob("*"))
+
+
+@pytest.fixture
+async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Store]:
+    repository = hub.repo("org/model")
+    repository.commit(TREE)
+    clock = Clock()
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD) as mirror:
+        document = await mirror.ready(MODEL)
+        found = Store(mirror, hub, repository, clock, document["sources"][0]["manifest"])
+        assert (await found.verify(all=True))["items"] == []
+        yield found
+
+
+@pytest.mark.promise("corruption")
+async def test_the_scrub_finds_every_damage_within_its_period_and_only_the_damaged_bytes_are_read_again(
+    store: Store, tally: Tally, scale: Scale
+) -> None:
+    await until(lambda: store.mirror.rows("scrubs")["scrubs"])  # the round that a new store begins with
+    sample = Random(20261122).sample(SCENARIOS, scale.of(6, len(SCENARIOS)))
+    for repaired, (how, place) in enumerate(sample, start=1):
+        name = store.rot(how, place)
+        assert not store.mirror.count("damaged_chunks")
+        store.clock.now += PERIOD
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while await store.metric("bdn_mirror_repaired_chunks_total") < repaired:
+                pass
+        assert store.contents_read() == len(PLACES[place]), (how, place)
+        assert (store.folder / "chunks" / name.fanout).read_bytes() == PLACES[place]
+        assert store.mirror.count("damaged_chunks") == 0
+        tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
+    evidence = len(store.evidence())
+    assert evidence == await store.metric("bdn_mirror_evidence_chunks")
+    assert await store.metric("bdn_mirror_scrubbed_bytes_total") > 0
+    await _until_scrubbed(store)
+
+
+async def _until_scrubbed(store: Store) -> None:
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while await store.metric("bdn_mirror_scrub_round_timestamp_seconds") < store.clock.now:
+            pass
+
+
+@pytest.mark.promise("corruption")
+async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
+    store: Store, tally: Tally, scale: Scale
+) -> None:
+    kept = 0
+    for how, place in Random(20261123).sample(SCENARIOS, scale.of(6, len(SCENARIOS))):
+        name = store.rot(how, place)
+        found = await store.verify(source="hf://org/model")
+        (item,) = found["items"]
+        assert (found["status"], item["outcome"], item["chunk"]) == ("DONE", "repaired", str(name)), (how, place, found)
+        assert (item["tier"], item["manifest"], item["sources"]) == ("mirror", store.manifest, ["hf://org/model"])
+        assert TREE[item["path"]] in PLACES[place] or place == "middle"
+        assert (found["chunks_read"], found["bytes_read"]) == (5, sum(map(len, TREE.values())))
+        assert store.contents_read() == len(PLACES[place])
+        kept += how != "absent"
+        assert len(store.evidence()) == kept
+        tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
+    assert (await store.verify(manifest=store.manifest))["items"] == []
+
+
+@pytest.mark.promise("corruption")
+async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    monkeypatch.setattr(verification_schema, "LISTED", 2)
+    for place in PLACES:
+        store.rot("flipped", place)
+    found = await store.verify(all=True)
+    assert (found["status"], found["error"]["code"], len(found["items"])) == ("FAILED", "LIMIT_EXCEEDED", 2)
+    tally.add(scenarios=1, faults=len(PLACES), repaired=len(PLACES), wrong=not await store.is_right())
+    again = await store.verify(all=True)
+    assert (again["status"], again["error"], again["items"]) == ("DONE", None, [])
+
+
+@pytest.mark.promise("corruption")
+async def test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next_mirror_of_the_source(
+    store: Store, tally: Tally
+) -> None:
+    for place, content in PLACES.items():
+        name = store.rot("flipped", place)
+        found = await store.verify(all=True, repair=False)
+        assert (found["status"], [item["outcome"] for item in found["items"]]) == ("DAMAGED", ["damaged"])
+        refusal = await store.mirror.http.get(f"/chunks/{name}")
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
+        assert "damaged" in refusal.json()["error"]["message"]
+        planned = await store.mirror.plan(MODEL)
+        assert planned["bytes_to_transfer"] == len(content)
+        done = await store.mirror.ready(MODEL)
+        assert done["bytes_transferred"] == store.contents_read() == len(content), place
+        assert done["sources"][0]["manifest"] == store.manifest
+        assert store.mirror.count("damaged_chunks") == 0
+        tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Store, tally: Tally) -> None:
+    for place in PLACES:
+        store.rot("zeroed", place)
+        await store.verify(all=True, repair=False)
+        store.hub.fail(answer(404), "/resolve|/repos/", times=None)  # of contents: metadata can be had
+        document = await store.mirror.mirror(MODEL)
+        assert document["status"] == "FAILED", place
+        store.hub.script.clear()
+        assert (await store.verify(all=True))["status"] == "DONE"
+        tally.add(scenarios=1, faults=2, refused=1, repaired=1, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+async def test_what_nobody_has_stays_damaged_is_not_served_and_is_repaired_once_somebody_has_it(
+    store: Store, tally: Tally
+) -> None:
+    store.rot("truncated", "middle")
+    store.repository.disabled = True
+    found = await store.verify(all=True)
+    (item,) = found["items"]
+    assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
+    assert await store.metric("bdn_mirror_damaged_chunks") == 1
+    assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
+    store.repository.disabled = False
+    store.clock.now += AGAIN_SECONDS
+    await until(lambda: store.mirror.count("damaged_chunks") == 0)
+    tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_new(
+    upstreams: None, bucket: S3Bucket, tmp_path: Path, tally: Tally
+) -> None:
+    bucket.put({"one.bin": ONE})
+    wanted = source(f"s3://{bucket.name}", **with_secret("s3-keys"))
+    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0) as mirror:
+        first = await mirror.ready(wanted)
+        rot(tmp_path / "mirror/store/chunks" / digest_of(ONE).fanout, "flipped")
+        other = bytes([ONE[0] ^ 1]) + ONE[1:]
+        bucket.put({"one.bin": other})
+        found = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
+        (item,) = found.json()["items"]
+        assert (found.json()["status"], item["outcome"]) == ("DAMAGED", "lost")
+        assert "is not what was mirrored any more" in item["reason"]
+        others = await mirror.http.post(
+            "/verifications",
+            params={"wait": LONGEST_SECONDS},
+            json={"all": True},
+            headers={"BDN-Organisation": "another"},
+        )
+        (item,) = others.json()["items"]
+        assert (bucket.name in item["reason"], "another organisation's source" in item["reason"]) == (False, True)
+        assert (await mirror.http.get(f"/chunks/{digest_of(ONE)}")).status_code == 503
+        second = await mirror.ready(wanted)
+        assert second["sources"][0]["manifest"] != first["sources"][0]["manifest"]
+        wrong = int(await mirror.tree(second["sources"][0]["manifest"]) != {"one.bin": other})
+        bucket.put({"one.bin": ONE})
+        repaired = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
+        assert repaired.json()["status"] == "DONE", repaired.json()
+        wrong += await mirror.tree(first["sources"][0]["manifest"]) != {"one.bin": ONE}
+    tally.add(scenarios=1, faults=1, repaired=1, refused=1, wrong=wrong)
+
+
+@pytest.mark.promise("corruption")
+async def test_a_chunk_that_may_not_be_read_is_told_and_repaired_and_the_scrub_goes_on(
+    store: Store, tally: Tally
+) -> None:
+    await until(lambda: store.mirror.rows("scrubs")["scrubs"])
+    store.hub.log.clear()
+    with not_permitted({store.path("middle")}):
+        store.clock.now += PERIOD
+        await _until_scrubbed(store)
+        await until(lambda: not store.mirror.count("damaged_chunks"))
+        assert store.contents_read() == len(MIDDLE)
+        assert await store.metric("bdn_mirror_repaired_chunks_total") == 1
+        tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verification_from_what_stands_behind_it(
+    store: Store, tally: Tally
+) -> None:
+    await until(lambda: store.mirror.rows("scrubs")["scrubs"])
+    with not_permitted({store.path("middle")}, also_moving=True):
+        store.clock.now += PERIOD
+        await _until_scrubbed(store)
+        assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
+        found = await store.verify(all=True)
+        (item,) = found["items"]
+        assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
+        assert "it cannot be read (Permission denied)" in item["reason"]
+        tally.add(scenarios=2, faults=1, refused=1)
+    store.clock.now += AGAIN_SECONDS
+    await until(lambda: not store.mirror.count("damaged_chunks"))
+    tally.add(repaired=1, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+async def test_a_repair_does_not_wait_for_the_end_of_a_verification(
+    store: Store, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = 0
+
+    async def another_part(_: object) -> bool:
+        nonlocal parts
+        parts += 1
+        await asyncio.sleep(0)
+        return True
+
+    store.rot("flipped", "middle")
+    await store.verify(all=True, repair=False)
+    monkeypatch.setattr(StoreVerification, "go_on", another_part)  # of a store that is never read to its end
+    await until(lambda: parts)
+    store.clock.now += AGAIN_SECONDS
+    some_later = parts + 3
+    await until(lambda: parts >= some_later)
+    assert not store.mirror.count("damaged_chunks")
+    tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())

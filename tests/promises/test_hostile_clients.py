@@ -1,0 +1,213 @@
+"""Clients that speak HTTP as no client should, to every port of both services: each gets a refusal or the end of its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_process import COMMAND, Program
+from tests.support.mirror_process import SERVE, ServingProcess
+from tests.support.mirror_service import until
+from tests.support.promises import Scale, Tally
+
+pytestmark = pytest.mark.promise("hostile-input")
+
+PATIENCE_SECONDS = 45.0  # nobody is served for longer than this without having said something sensible
+MOST_MIB = 64  # that all of this together may cost a service in memory
+MEGABYTE = 1_000_000
+DESCRIPTORS = 96  # where they are short
+HOST = b"Host: a\r\n"
+
+REFUSED = {  # the request: what may come back begins with one of these, or nothing does
+    "HTTP/0.9": b"GET /chunks/x\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(512),
+    "nothing but zeros": bytes(70_000),
+    "a line without end": b"GET /" + b"a" * MEGABYTE,
+    "a header of a megabyte": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + b"a" * MEGABYTE + b"\r\n\r\n",
+    "a hundred thousand headers": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\r\n" * 100_000 + b"\r\n",
+    "two lengths": b"POST /stages HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "a length and pieces": b"POST /stages HTTP/1.1\r\n"
+    + HOST
+    + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a negative length": b"POST /mirror HTTP/1.1\r\n" + HOST + b"Content-Length: -1\r\n\r\n",
+    "a length of no number": b"POST /mirror HTTP/1.1\r\n" + HOST + b"Content-Length: 0x10\r\n\r\n",
+    "a length of a thousand digits": b"POST /mirror HTTP/1.1\r\n"
+    + HOST
+    + b"Content-Length: "
+    + b"9" * 1000
+    + b"\r\n\r\n",
+    "an unknown coding": b"POST /mirror HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip\r\n\r\nabc",
+    "a NUL in the path": b"GET /chunks/\x00 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "no host": b"GET /chunks/x HTTP/1.1\r\n\r\n",
+    "a space before the colon": b"GET /healthz HTTP/1.1\r\nHost : a\r\n\r\n",
+    "a method in lower case": b"gEt /healthz HTTP/1.1\r\n" + HOST + b"\r\n",
+    "CONNECT": b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "TRACE": b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n",
+    "another host's address": b"GET http://169.254.169.254/latest/meta-data HTTP/1.1\r\n" + HOST + b"\r\n",
+    "dots that are written out": b"GET /chunks/%2e%2e%2f%2e%2e%2fetc%2fpasswd HTTP/1.1\r\n" + HOST + b"\r\n",
+    "dots": b"GET /../../../../etc/passwd HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a manifest above the root": b"GET /manifests/..%2f..%2fmirror.sqlite HTTP/1.1\r\n" + HOST + b"\r\n",
+    "bytes that are no text": b"GET /\xff\xfe HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a token of a megabyte": b"GET /manifests HTTP/1.1\r\n"
+    + HOST
+    + b"Authorization: Bearer "
+    + b"a" * MEGABYTE
+    + b"\r\n\r\n",
+    "a hundred thousand ranges": b"GET /chunks/x HTTP/1.1\r\n"
+    + HOST
+    + b"Range: bytes="
+    + b"0-1," * 15_000
+    + b"\r\n\r\n",
+    "JSON nested a hundred thousand times": b"POST /mirror HTTP/1.1\r\n"
+    + HOST
+    + b"Content-Type: application/json\r\nContent-Length: 200000\r\n\r\n"
+    + b"[" * 100_000
+    + b"]" * 100_000,
+    "a number of a million digits": b"POST /mirror HTTP/1.1\r\n"
+    + HOST
+    + b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    + b"9" * MEGABYTE,
+    "half a letter": b"POST /mirror HTTP/1.1\r\n"
+    + HOST
+    + b'Content-Type: application/json\r\nContent-Length: 20\r\n\r\n{"weights":"\\ud800"}',
+    "a compressed body": b"POST /mirror HTTP/1.1\r\n"
+    + HOST
+    + b"Content-Encoding: gzip\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 20\r\n\r\n\x1f\x8b" + bytes(18),
+}
+UNFINISHED = {
+    "a piece of a terabyte": b"POST /mirror HTTP/1.1\r\n"
+    + HOST
+    + b"Transfer-Encoding: chunked\r\n\r\nffffffffff\r\nabc",
+    "less than was announced": b"POST /stages HTTP/1.1\r\n" + HOST + b"Content-Length: 100\r\n\r\n{",
+}
+SILENT = [b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: a\r\nX: "]  # and then nothing
+
+
+def rss_mib(pid: int) -> int:
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return next(int(words[1]) for words in lines if words[0] == "VmRSS:") // 1024
+
+
+async def talk(port: int, request: bytes) -> bytes:
+    """What comes back until the service hangs up, or has answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            try:
+                writer.write(request)
+                await writer.drain()
+                return await reader.read(100_000)
+            except ConnectionError:
+                return b""
+    finally:
+        writer.close()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@dataclass
+class Service:
+    """One of our services: its process, its ports, and what it has logged once it has ended."""
+
+    pid: int
+    ports: list[int]
+    log: Path
+
+
+@asynccontextmanager
+async def a_mirror(folder: Path, *before: str) -> AsyncIterator[Service]:
+    async with await ServingProcess.start(folder, command=(*before, *SERVE)) as mirror:
+        ports = [int(mirror.url.rpartition(":")[2]), mirror.data_port]
+        yield Service(mirror.process.pid, ports, folder / "log")
+        assert (await mirror.http.get("/healthz")).status_code == 200
+        await mirror.end(signal.SIGTERM)
+        (folder / "log").write_text(mirror.log)
+
+
+@asynccontextmanager
+async def an_agent(folder: Path, *before: str) -> AsyncIterator[Service]:
+    ports = [free_port(), free_port()]
+    async with Program(folder, command=(*before, *COMMAND)).daemon(
+        BDN_AGENT_PORT=str(ports[0]), BDN_AGENT_DATA_PORT=str(ports[1])
+    ) as daemon:
+        yield Service(daemon.process.pid, ports, folder / "daemon.log")
+        assert await daemon.client.ready()
+
+
+@pytest.mark.parametrize("service", [a_mirror, an_agent], ids=["mirror", "agent"])
+async def test_nonsense_is_refused_on_every_port_and_costs_nothing(
+    service: Callable[[Path], AbstractAsyncContextManager[Service]], tmp_path: Path, tally: Tally, scale: Scale
+) -> None:
+    requests = REFUSED | (UNFINISHED if scale.is_full else {})  # they take half a minute each
+    async with service(tmp_path / "data") as running:
+        for port in running.ports:
+            await talk(port, REFUSED["a method in lower case"])  # what is loaded late is loaded now
+        before = rss_mib(running.pid)
+        for port in running.ports:
+            for name, request in requests.items():
+                answer = await talk(port, request)
+                status = answer.split(b" ", 2)[1] if answer else b""
+                assert status == b"" or status[:1] == b"4" or status in {b"501", b"505"}, (name, answer[:300])
+                assert b"root:" not in answer
+                tally.add(scenarios=1, refused=1)
+        assert rss_mib(running.pid) - before < MOST_MIB
+    assert "Traceback" not in running.log.read_text()
+
+
+@pytest.mark.parametrize("service", [a_mirror, an_agent], ids=["mirror", "agent"])
+async def test_a_hundred_clients_that_never_end_their_heads_delay_nobody_and_are_hung_up_on(
+    service: Callable[[Path], AbstractAsyncContextManager[Service]], tmp_path: Path, tally: Tally, scale: Scale
+) -> None:
+    async with service(tmp_path / "data") as running, AsyncExitStack() as stack:
+        readers = []
+        for port in running.ports:
+            for begun in SILENT * 50:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                stack.callback(writer.close)
+                writer.write(begun)
+                readers.append(reader)
+        for port in running.ports:
+            answer = await talk(port, b"GET /nothing-here HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 404 "), answer[:200]
+        if scale.is_full:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await asyncio.gather(*(reader.read() for reader in readers))
+        tally.add(scenarios=len(readers))
+
+
+@pytest.mark.parametrize("service", [a_mirror, an_agent], ids=["mirror", "agent"])
+async def test_more_clients_than_descriptors_wait_and_the_log_stays_small(
+    service: Callable[..., AbstractAsyncContextManager[Service]], tmp_path: Path, tally: Tally
+) -> None:
+    limited = ("sh", "-c", f'ulimit -Sn {DESCRIPTORS}; exec "$@"', "sh")
+    async with service(tmp_path / "data", *limited) as running:
+        open_files = Path(f"/proc/{running.pid}/fd")
+        for port in running.ports:
+            async with AsyncExitStack() as stack:
+                clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * DESCRIPTORS)]
+                for _, writer in clients:
+                    stack.callback(writer.transport.abort)
+                if port == running.ports[0]:  # the data plane takes no more than it has descriptors for
+                    await until(lambda: len([*open_files.iterdir()]) >= DESCRIPTORS - 2, "none is left")
+            answer = b""
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not answer:  # who comes before it has noticed that the others left may be hung up on
+                    answer = await talk(port, b"GET /nothing-here HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 404 "), answer[:200]
+            tally.add(scenarios=1, faults=1)
+    log = running.log.read_text()
+    assert "connections have to wait" in log
+    assert len(log) < 20_000

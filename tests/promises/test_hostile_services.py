@@ -1,0 +1,135 @@
+"""Both services under requests that their own OpenAPI documents make up, right and wrong: never a 500, a traceback, or a file outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.core import NotSet
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.support.agent_process import Program
+from tests.support.mirror_process import ServingProcess
+from tests.support.promises import Scale, Tally
+
+pytestmark = pytest.mark.promise("hostile-input")
+
+NOWHERE = "http://127.0.0.1:1"  # which the egress guard refuses, so that no request waits for an upstream
+TOKEN = "operator-token"
+CONFORMANCE = [status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+@dataclass
+class Fuzzed:
+    """Every operation of one service, with requests that are right and requests that are wrong by its own description."""
+
+    url: str
+    headers: Mapping[str, str]
+    tally: Tally
+
+    def run(self, examples: int) -> None:
+        schema = schemathesis.openapi.from_url(f"{self.url}/openapi.json")
+        for found in schema.get_all_operations():
+            operation: Any = found.ok()  # type: ignore[union-attr] # or this fails, as it should
+            self._operation(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), examples)
+            with suppress(Unsatisfiable):  # every request of some operations is right
+                self._operation(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), examples)
+
+    def _operation(self, cases: Any, examples: int) -> None:
+        @settings(
+            max_examples=examples,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=cases)
+        def attempt(case: Any) -> None:
+            self._attempt(case)
+
+        attempt()
+
+    def _attempt(self, case: Any) -> None:
+        self._hurry(case)
+        response = case.call(headers=dict(self.headers), timeout=20)
+        self.tally.add(scenarios=1)
+        shown = f"{case.method} {response.request.url} {response.request.body!r:.500}: {response.status_code} {response.text[:300]}"
+        assert response.status_code != 500, shown
+        if response.status_code >= 400 and case.method != "HEAD":
+            error = json.loads(response.text)["error"]
+            assert set(error) == {"code", "message", "retryable", "details"}, shown
+            assert error["code"] != "INTERNAL", shown
+            assert "Traceback" not in response.text, shown
+            self.tally.add(refused=1)
+        case.validate_response(response, checks=CONFORMANCE)
+
+    @staticmethod
+    def _hurry(case: Any) -> None:
+        """Nobody waits: a heartbeat may be kept open for half a minute, and so may a look at what does not end."""
+        if isinstance(case.body, dict) and isinstance(case.body.get("wait_seconds"), int | float):
+            case.body["wait_seconds"] = 0
+        if not isinstance(case.query, NotSet) and isinstance((case.query or {}).get("wait"), int | float):
+            case.query["wait"] = 0
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """A folder of which everything but ``data`` must stay as it is."""
+    (tmp_path / "beside").write_text("untouched")
+    yield tmp_path / "data"
+    assert {name for name in tree(tmp_path) if name.partition("/")[0] != "data"} == {"beside"}
+    assert (tmp_path / "beside").read_text() == "untouched"
+
+
+@pytest.mark.parametrize("auth", ["off", "token"])
+async def test_the_mirror_answers_whatever_its_own_description_makes_up(
+    auth: str, outside: Path, tally: Tally, scale: Scale
+) -> None:
+    environ = {
+        "BDN_EGRESS_ALLOW": "",
+        "HF_ENDPOINT": NOWHERE,
+        "AWS_ENDPOINT_URL_S3": NOWHERE,
+        "BDN_R2_ENDPOINT_URL": NOWHERE,
+    }
+    given_token = {"BDN_AUTH": auth, "BDN_TOKEN": TOKEN} if auth == "token" else {}
+    headers = {"Authorization": f"Bearer {TOKEN}"} if auth == "token" else {}
+    async with await ServingProcess.start(outside, **environ, **given_token) as mirror:
+        await asyncio.to_thread(Fuzzed(mirror.url, headers, tally).run, scale.of(3, 25))
+        assert (await mirror.http.get("/healthz")).status_code == 200
+    assert "Traceback" not in mirror.log
+
+
+async def test_the_agent_answers_whatever_its_own_description_makes_up(
+    outside: Path, tally: Tally, scale: Scale
+) -> None:
+    port = free_port()
+    program = Program(outside)
+    async with program.daemon(BDN_AGENT_PORT=str(port)) as daemon:
+        await asyncio.to_thread(Fuzzed(f"http://127.0.0.1:{port}", {}, tally).run, scale.of(3, 25))
+        assert await daemon.client.ready()
+    assert "Traceback" not in (outside / "daemon.log").read_text()

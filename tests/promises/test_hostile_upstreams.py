@@ -1,0 +1,281 @@
+"""Upstreams that list anything at all: each listing is read as files that can exist, or refused with a typed error, and soon."""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session
+
+from bdn.core.errors import BdnError
+from bdn.core.source.paths import normalise_path
+from bdn.core.source.upstream import UpstreamFile
+from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import WeightsSource
+from bdn.mirror.mirroring.selecting import Selector
+from bdn.sources.credentials import Secret
+from bdn.sources.opener import open_source
+from bdn.sources.settings import UpstreamSettings
+from tests.doubles.faults import Script
+from tests.doubles.http_origin import Answer, Origin, Request
+from tests.doubles.request_log import RequestLog
+from tests.support.egress import LOOPBACK
+from tests.support.promises import Scale, Tally
+
+pytestmark = pytest.mark.promise("hostile-input")
+
+SHA = "a" * 40
+MOST_MIB = 400  # that a listing which never ends may cost
+KEYS = json.dumps({"aws_access_key_id": "a", "aws_secret_access_key": "b"})
+JUNK: tuple[Any, ...] = (
+    None, True, -1, 0, 1.5, float("inf"), 2**70, 10**400, "", "x", "-5", "1_0", "٣", "\ud800", "a\0b", "../x", "/abs", "a\\b", "a//b", "a/./b",
+    "a" * 70_000, "a/" * 5000 + "b", [], {}, [[]], {"a": 1}, "line\nbreak", "\u202e", "CON", ".", "..",
+)  # fmt: skip
+
+
+def page_of_a_hub() -> Any:
+    large = {
+        "type": "file",
+        "path": "a/large.bin",
+        "size": 9,
+        "oid": "b" * 40,
+        "lfs": {"oid": "c" * 64, "size": 9, "pointerSize": 1},
+    }
+    small = {"type": "file", "path": "a/config.json", "size": 3, "oid": "d" * 40}
+    return [large, {"type": "directory", "path": "a", "oid": "e" * 40}, small]
+
+
+def page_of_gcs() -> Any:
+    item = {
+        "name": "data/a.bin",
+        "generation": "17",
+        "size": "3",
+        "crc32c": "AAAAAA==",
+        "md5Hash": "1B2M2Y8AsgTpgAmy7PhCfg==",
+    }
+    return {"kind": "storage#objects", "items": [item, {**item, "name": "data/b"}], "nextPageToken": None}
+
+
+def page_of_s3() -> Any:
+    entry = {"Key": "data/a.bin", "ETag": '"d41d8cd98f00b204e9800998ecf8427e"', "Size": "3"}
+    return {"IsTruncated": "false", "EncodingType": "url", "Contents": [entry, {**entry, "Key": "data/b"}]}
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a document."""
+    if isinstance(document, dict | list):
+        yield from (
+            place
+            for key in (document if isinstance(document, dict) else range(len(document)))
+            for place in [(*path, key)]
+        )
+        for key in document if isinstance(document, dict) else range(len(document)):
+            yield from places(document[key], (*path, key))
+
+
+def altered(document: Any, number: int) -> Any:
+    """The document with one to three of its values replaced by junk, dropped, or doubled."""
+    random, document = Random(number), copy.deepcopy(document)
+    for _ in range(random.choice((1, 1, 2, 3))):
+        found = list(places(document))
+        if not found:
+            return document
+        *way, last = random.choice(found)
+        parent = document
+        for step in way:
+            parent = parent[step]
+        if random.randrange(4):
+            parent[last] = random.choice(JUNK)
+        elif isinstance(parent, list):
+            parent.append(copy.deepcopy(parent[last]))
+        else:
+            del parent[last]
+    return document
+
+
+def xml(document: Any) -> bytes:
+    """As ListObjectsV2 writes it; what XML cannot hold stands there all the same."""
+    if not isinstance(document, dict):
+        return str(document).encode("utf-8", "replace")
+    text = "".join(
+        f"<{name}>{part}</{name}>"
+        for name, value in document.items()
+        for part in ([_inner(one) for one in value] if isinstance(value, list) else [_inner(value)])
+    )
+    return f"<ListBucketResult>{text}</ListBucketResult>".encode("utf-8", "replace")
+
+
+def _inner(value: Any) -> str:
+    if isinstance(value, dict):
+        return "".join(f"<{name}>{_inner(part)}</{name}>" for name, part in value.items())
+    return str(value)
+
+
+class HostileUpstream:
+    """A hub, S3 and GCS in one: whatever is listed there is ``listing``."""
+
+    def __init__(self) -> None:
+        self.listing: Callable[[Request], Answer] = lambda _: Answer(404)
+        self._origin = Origin("hostile", self._respond, log=RequestLog(), script=Script())
+        self.url = self._origin.url
+
+    @contextmanager
+    def running(self) -> Iterator[HostileUpstream]:
+        with self._origin:
+            yield self
+        close_session()
+
+    def _respond(self, request: Request) -> Answer:
+        if "/api/models/" in request.target and "/tree/" not in request.target:
+            return Answer(200, {"Content-Type": "application/json"}, json.dumps({"id": "o/m", "sha": SHA}).encode())
+        return self.listing(request)
+
+    async def listed(self, uri: str, limit: int = 1000) -> tuple[UpstreamFile, ...]:
+        settings = UpstreamSettings(
+            hf_endpoint=self.url, s3_endpoint_url=self.url, gcs_endpoint_url=self.url, egress=LOOPBACK
+        )
+        secret = Secret("keys", KEYS) if uri.startswith("s3:") else None
+        wanted = WeightsSource(parse_source(uri), "/m")
+        async with open_source(
+            wanted.source, sign_in=secret, organisation="o", ambient_credentials=False, settings=settings
+        ) as source:
+            selected = await Selector(limit, 10**14).select(wanted, source, await source.resolve())
+        return selected.files
+
+
+@pytest.fixture
+def upstream() -> Iterator[HostileUpstream]:
+    with HostileUpstream().running() as running:
+        yield running
+
+
+FORMS: dict[str, tuple[Callable[[], Any], Callable[[Any], bytes]]] = {
+    "hf://o/m": (page_of_a_hub, lambda document: json.dumps(document).encode()),
+    "gs://bucket": (page_of_gcs, lambda document: json.dumps(document).encode()),
+    "s3://bucket": (page_of_s3, xml),
+}
+
+
+@pytest.mark.parametrize("uri", FORMS)
+async def test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong(
+    uri: str, upstream: HostileUpstream, tally: Tally, scale: Scale
+) -> None:
+    page, form = FORMS[uri]
+    upstream.listing = lambda _: Answer(200, {"Content-Type": "application/json"}, form(page()))
+    assert len(await upstream.listed(uri)) == 2
+    wrong: list[str] = []
+    count = scale.of(20, 300) if uri.startswith("s3") else scale.of(150, 3000)  # a client of S3 takes long to open
+    for number in range(count):
+        body = form(altered(page(), number))
+        upstream.listing = lambda _, body=body: Answer(200, {"Content-Type": "application/json"}, body)  # type: ignore[misc]
+        tally.add(scenarios=1)
+        try:
+            for file in await upstream.listed(uri):
+                assert normalise_path(file.path) == file.path, file
+                assert isinstance(file.size, int), file
+                assert 0 <= file.size < 2**63, file
+        except BdnError as error:
+            tally.add(refused=1)
+            if error.code == "INTERNAL":
+                wrong.append(f"{number}: {error}")
+        except Exception as error:
+            wrong.append(f"{number}: {type(error).__name__}: {error!s:.200} for {body[:600]!r}")
+    tally.add(wrong=len(wrong))
+    assert wrong[:5] == []
+
+
+@pytest.mark.parametrize("uri", FORMS)
+async def test_a_listing_that_never_ends_is_left_at_the_limit(
+    uri: str, upstream: HostileUpstream, tally: Tally, scale: Scale
+) -> None:
+    """Ten million paths, or as many as somebody likes: a listing is read up to the limit and no further."""
+    limit = scale.of(20_000, 1_000_000)
+    asked = 0
+
+    def endless(request: Request) -> Answer:
+        nonlocal asked
+        asked += 1
+        names = [f"data/{asked:08}/{number:04}" for number in range(1000)]
+        if uri.startswith("hf"):
+            entries = [{"type": "file", "path": name, "size": 3, "oid": "d" * 40} for name in names]
+            link = f'<{upstream.url}/api/models/o/m/tree/{SHA}?recursive=true&cursor={asked}>; rel="next"'
+            return Answer(200, {"Link": link, "Content-Type": "application/json"}, json.dumps(entries).encode())
+        if uri.startswith("gs"):
+            item = page_of_gcs()["items"][0]
+            page = {"items": [{**item, "name": name} for name in names], "nextPageToken": f"t{asked}"}
+            return Answer(200, {"Content-Type": "application/json"}, json.dumps(page).encode())
+        entry = page_of_s3()["Contents"][0]
+        document = {
+            "IsTruncated": "true",
+            "NextContinuationToken": f"t{asked}",
+            "Contents": [{**entry, "Key": n} for n in names],
+        }
+        return Answer(200, {}, xml(document))
+
+    upstream.listing = endless
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BdnError) as caught:
+        await upstream.listed(uri, limit)
+    assert caught.value.code == "LIMIT_EXCEEDED"
+    assert asked <= limit // 1000 + 3
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024 < MOST_MIB * max(1, limit // 200_000)
+    tally.add(scenarios=1, refused=1)
+
+
+@pytest.mark.parametrize("uri", FORMS)
+async def test_a_listing_that_comes_back_to_itself_ends(uri: str, upstream: HostileUpstream, tally: Tally) -> None:
+    """The same page again and again, which says that there is more."""
+    page, form = FORMS[uri]
+
+    def again(_: Request) -> Answer:
+        document, headers = page(), {"Content-Type": "application/json"}
+        if uri.startswith("hf"):
+            headers["Link"] = f'<{upstream.url}/api/models/o/m/tree/{SHA}?recursive=true&cursor=x>; rel="next"'
+        elif uri.startswith("gs"):
+            document["nextPageToken"] = "again"
+        else:
+            document |= {"IsTruncated": "true", "NextContinuationToken": "again"}
+        return Answer(200, headers, form(document))
+
+    upstream.listing = again
+    with pytest.raises(BdnError) as caught:
+        await upstream.listed(uri)
+    assert caught.value.code in {"LIMIT_EXCEEDED", "UPSTREAM_UNAVAILABLE", "INVALID_SOURCE"}
+    tally.add(scenarios=1, refused=1)
+
+
+HUGE = {
+    "a path of a hundred megabytes": ("Key", "path", "name", "a" * 100_000_000, "INVALID_SOURCE"),
+    "a hundred thousand folders": ("Key", "path", "name", "a/" * 100_000 + "b", "INVALID_SOURCE"),
+    "a petabyte": ("Size", "size", "size", 10**15, "LIMIT_EXCEEDED"),
+    "more than any disk counts": ("Size", "size", "size", 2**63, "LIMIT_EXCEEDED"),
+}
+
+
+@pytest.mark.parametrize("uri", FORMS)
+@pytest.mark.parametrize("what", HUGE)
+async def test_one_huge_entry_is_refused(
+    uri: str, what: str, upstream: HostileUpstream, tally: Tally, scale: Scale
+) -> None:
+    s3_name, hub_name, gcs_name, value, code = HUGE[what]
+    value = value[-scale.of(1_000_000, 100_000_000) :] if isinstance(value, str) else value
+    page, form = FORMS[uri]
+    document = page()
+    if uri.startswith("hf"):
+        document[2][hub_name] = value
+    elif uri.startswith("gs"):
+        document["items"][0][gcs_name] = str(value)
+    else:
+        document["Contents"][0][s3_name] = value
+    upstream.listing = lambda _: Answer(200, {"Content-Type": "application/json"}, form(document))
+    with pytest.raises(BdnError) as caught:
+        await upstream.listed(uri)
+    assert caught.value.code == code
+    assert len(str(caught.value)) < 1000
+    tally.add(scenarios=1, refused=1)

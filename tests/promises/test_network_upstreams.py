@@ -1,0 +1,65 @@
+"""Whatever the network does between an upstream and the mirror: right bytes are published in the end, or nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.fault_proxy_faults import LASTING, PASSING, flips_a_bit, name_of, shifts_the_range
+from tests.support.mirror_service import MirrorUnderTest, mirror_under_test
+from tests.support.promises import Tally
+from tests.support.scripted_upstreams import FILES, STALL, TRANSFERS, Pauses, ScriptedUpstream
+
+pytestmark = pytest.mark.promise("network")
+pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+
+LONGEST_SECONDS: Final = 60.0
+
+
+@pytest.fixture
+async def mirror(proxy: FaultProxy, no_turns: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(tmp_path / "mirror", pause=Pauses(), stall=STALL, transfers=TRANSFERS) as mirror:
+        yield mirror
+
+
+COSTLY: Final = [*PASSING, shifts_the_range]
+STEP: Final = (
+    1 if os.environ.get("BDN_FAULT") == "full" else 3
+)  # three upstreams with sixteen faults each take a minute
+
+
+@pytest.mark.parametrize("fault", COSTLY[STEP - 1 :: STEP], ids=name_of)
+async def test_a_fault_on_the_way_from_an_upstream_costs_requests_alone(
+    mirror: MirrorUnderTest, upstream: ScriptedUpstream, proxy: FaultProxy, fault: Fault, tally: Tally
+) -> None:
+    proxy.play(fault)
+    async with asyncio.timeout(LONGEST_SECONDS):
+        document = await mirror.ready(upstream.wanted)
+
+    found = await mirror.tree(document["sources"][0]["manifest"])
+    tally.add(scenarios=1, faults=proxy.met.total(), wrong=found != FILES)
+    assert proxy.met[name_of(fault)] == 1
+    if fault is not flips_a_bit:
+        assert not mirror.count("quarantined_files"), "bytes came wrong, though nobody changed any"
+
+
+@pytest.mark.parametrize("fault", LASTING[STEP - 1 :: STEP], ids=name_of)
+async def test_an_upstream_that_stays_out_of_reach_is_named_and_nothing_is_published(
+    mirror: MirrorUnderTest, upstream: ScriptedUpstream, proxy: FaultProxy, fault: Fault, tally: Tally
+) -> None:
+    proxy.every = fault
+    async with asyncio.timeout(LONGEST_SECONDS):
+        error = await mirror.failed(upstream.wanted)
+    proxy.heal()
+    document = await mirror.ready(upstream.wanted)
+
+    found = await mirror.tree(document["sources"][0]["manifest"])
+    tally.add(scenarios=1, faults=proxy.met.total(), refused=1, wrong=found != FILES)
+    assert (error["code"], error["retryable"]) == ("UPSTREAM_UNAVAILABLE", True)
+    assert upstream.wanted["source"].split("@")[0] in str(error)

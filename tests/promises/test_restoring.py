@@ -1,0 +1,220 @@
+"""What was evicted from the mirror can be had back for seven days; one organisation's eviction takes nothing from another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.digest import Digest
+from bdn.mirror import access
+from bdn.mirror.collecting.collector import Collector
+from tests.doubles.hub import Hub
+from tests.support.calendar import DAY, Calendar
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.promises import Tally
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+pytestmark = pytest.mark.promise("collection")
+
+TOKEN = "operator-token"
+ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
+RIVAL = {"BDN-Organisation": "rival"}
+
+
+@pytest.fixture
+def calendar() -> Calendar:
+    return Calendar()
+
+
+@pytest.fixture
+async def mirror(upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar) -> AsyncIterator[MirrorUnderTest]:
+    hub.repo("org/one").commit({"shared.bin": b"in both" * 200_000, "one.txt": b"1"})
+    hub.repo("org/two").commit({"shared.bin": b"in both" * 200_000, "two.txt": b"2"})
+    async with mirror_under_test(
+        tmp_path, bearer=TOKEN, auth="token", token=TOKEN, clock=calendar, collect_seconds=0
+    ) as service:
+        yield service
+
+
+async def manifest_of(mirror: MirrorUnderTest, wanted: Json) -> str:
+    return str((await mirror.ready(wanted))["sources"][0]["manifest"])
+
+
+async def mirrored_by_rival(mirror: MirrorUnderTest, wanted: Json) -> Json:
+    begun = await mirror.http.post("/mirror", json={"weights": [wanted]}, headers=RIVAL)
+    done = await mirror.http.get(f"/mirror/{begun.json()['id']}", params={"wait": 20}, headers=RIVAL)
+    assert done.json()["status"] == "READY"
+    return dict(done.json())
+
+
+async def restored(mirror: MirrorUnderTest, **request: Any) -> list[str]:
+    answer = await mirror.http.post("/restorations", json=request)
+    if answer.status_code == 404:
+        assert answer.json()["error"]["code"] == "NOT_FOUND"
+        return []
+    assert answer.status_code == 200, answer.text
+    return [item["manifest"] for item in answer.json()["items"]]
+
+
+async def listed(mirror: MirrorUnderTest) -> set[str]:
+    return {item["manifest"] for item in (await mirror.http.get("/manifests")).json()["items"] if item["mirror"]}
+
+
+async def test_what_was_evicted_is_not_there_until_it_is_restored(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    monkeypatch.setattr(access, "_STANDING_SECONDS", 0.0)
+    document = await mirror.ready(ONE)
+    manifest, grant = document["sources"][0]["manifest"], {"Authorization": f"Bearer {document['grant']}"}
+    layout = (await mirror.http.get(f"/manifests/{manifest}/layout", headers=grant)).json()
+    chunk = next(file["chunks"][0] for file in layout["files"] if "slab" not in file)
+    paths = [f"/manifests/{manifest}", f"/manifests/{manifest}/layout", f"/chunks/{chunk}"]
+    assert [(await mirror.http.get(path, headers=grant)).status_code for path in paths] == [200] * 3
+
+    evicted = await mirror.evict(source="hf://org/one", tier="mirror")
+
+    assert [(await mirror.http.get(path, headers=grant)).status_code for path in paths] == [404] * 3
+    assert (await mirror.http.get(f"/mirror/{document['id']}")).json()["grant"] is None
+    assert await listed(mirror) == set()
+    answer = await mirror.http.post("/prefetches", json={"manifest": manifest, "nodes": ["n"]})
+    assert answer.status_code == 404
+    (item,) = evicted["items"]
+    assert item["bytes"] == evicted["bytes_freed"] == sum(mirror.chunks().values())
+    assert item["restorable_until"][:10] == time.strftime("%Y-%m-%d", time.gmtime(time.time() + 7 * DAY))
+    assert len(mirror.chunks()) == 2  # nothing has gone yet
+
+    assert await restored(mirror, manifest=manifest) == [manifest]
+    assert [(await mirror.http.get(path, headers=grant)).status_code for path in paths] == [200] * 3
+    assert await restored(mirror, manifest=manifest) == []  # once
+    tally.add(scenarios=1)
+
+
+async def test_it_can_be_restored_until_it_is_collected_after_seven_days(
+    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
+) -> None:
+    manifest = await manifest_of(mirror, ONE)
+    calendar.days = 30  # how long it was there does not matter
+    await mirror.evict(source="hf://org/one", tier="mirror")
+    for calendar.days in (30, 31, 36.99):
+        assert (await mirror.collect(grace_seconds=0))["bytes_freed"] == 0
+    assert await restored(mirror, source="hf://org/one") == [manifest]
+    await mirror.evict(source="hf://org/one", tier="mirror")
+    calendar.days += 7.01
+    stored = sum(mirror.chunks().values())
+    planned = await mirror.collect(dry_run=True)
+    assert sum(mirror.chunks().values()) == stored
+    collection = await mirror.collect()
+    assert collection["kinds"] == planned["kinds"]
+    assert collection["bytes_freed"] == planned["bytes_freed"] == stored
+    assert mirror.chunks() == {}
+    assert await restored(mirror, manifest=manifest) == []
+    tally.add(scenarios=1)
+
+
+async def test_mirroring_it_again_brings_it_back_and_moves_no_bytes(mirror: MirrorUnderTest, tally: Tally) -> None:
+    manifest = await manifest_of(mirror, ONE)
+    await mirror.evict(all=True, tier="mirror")
+    again = await mirror.ready(ONE)
+    assert (again["bytes_transferred"], again["sources"][0]["manifest"]) == (0, manifest)
+    assert again["grant"] is not None
+    assert await restored(mirror, manifest=manifest) == []
+    tally.add(scenarios=1)
+
+
+async def test_an_eviction_takes_nothing_from_another_organisation(
+    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
+) -> None:
+    manifest = await manifest_of(mirror, ONE)
+    assert (await mirrored_by_rival(mirror, ONE))["sources"][0]["manifest"] == manifest
+    two = await manifest_of(mirror, TWO)
+    evicted = await mirror.evict(all=True, tier="mirror")
+    freed = {item["manifest"]: item["bytes"] for item in evicted["items"]}
+    assert freed == {manifest: 0, two: 1}  # what they share stays with the rival
+    calendar.days = 8
+    await mirror.collect(grace_seconds=0)
+    for path in (f"/manifests/{manifest}", f"/manifests/{manifest}/layout"):
+        assert (await mirror.http.get(path, headers=RIVAL)).status_code == 200
+        assert (await mirror.http.get(path)).status_code == 404
+    for chunk in mirror.chunks():
+        assert (await mirror.http.get(f"/chunks/b3:{Path(chunk).name}", headers=RIVAL)).status_code == 200
+    assert await restored(mirror, manifest=two) == []
+    assert await restored(mirror, manifest=manifest) == [manifest]  # which is not collected
+    tally.add(scenarios=1)
+
+
+async def test_what_somebody_else_mirrors_after_it_was_collected_is_still_given_up(
+    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
+) -> None:
+    manifest = await manifest_of(mirror, ONE)
+    await mirror.evict(all=True, tier="mirror")
+    calendar.days = 8
+    await mirror.collect(grace_seconds=0)
+    await mirrored_by_rival(mirror, ONE)
+    assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 404
+    assert await restored(mirror, manifest=manifest) == []
+    await mirror.ready(ONE)
+    assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 200
+    tally.add(scenarios=1)
+
+
+async def test_what_was_never_mirrored_is_not_found(mirror: MirrorUnderTest, tally: Tally) -> None:
+    await mirrored_by_rival(mirror, TWO)
+    (theirs,) = [f"b3:{row[0]}" for row in mirror.rows("manifests")["manifests"]]
+    for manifest in (str(Digest("0" * 64)), theirs):
+        for path in ("/evictions", "/restorations"):
+            answer = await mirror.http.post(path, json={"manifest": manifest})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+    for request in ({}, {"manifest": theirs, "source": "hf://org/two"}, {"manifest": "latest"}):
+        answer = await mirror.http.post("/restorations", json=request)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
+    assert (await mirror.http.get(f"/collections/col_{'0' * 24}")).status_code == 404
+    tally.add(scenarios=1, refused=8)
+
+
+async def test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_begun_is_carried_out(
+    upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar, tally: Tally
+) -> None:
+    hub.repo("org/one").commit({"one.txt": b"1"})
+    async with mirror_under_test(tmp_path, clock=calendar) as mirror:
+        await mirror.ready(ONE)
+        await mirror.evict(all=True, tier="mirror")
+        assert mirror.count("collections") == 0
+    async with mirror_under_test(tmp_path, clock=calendar, work=False) as mirror:
+        asked = (await mirror.http.post("/collections", json={})).json()
+        assert (asked["status"], asked["kinds"]) == ("RUNNING", [])
+    calendar.days = 8
+    async with mirror_under_test(tmp_path, clock=calendar) as mirror:
+        done = (await mirror.http.get(f"/collections/{asked['id']}", params={"wait": 20})).json()
+        assert done["status"] == "DONE"
+        for row in mirror.rows("collections")["collections"]:
+            await mirror.http.get(f"/collections/{row[0]}", params={"wait": 20})
+        assert (mirror.count("collections"), mirror.chunks()) == (2, {})
+        assert b"bdn_mirror_collected_bytes_total 1.0" in (await mirror.http.get("/metrics")).content
+    tally.add(scenarios=1)
+
+
+async def test_asking_what_would_go_does_not_put_off_the_collection_that_is_due(
+    upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar
+) -> None:
+    hub.repo("org/one").commit({"one.txt": b"1"})
+    async with mirror_under_test(tmp_path, clock=calendar) as mirror:
+        await mirror.ready(ONE)
+        calendar.days = 1
+        await mirror.collect(dry_run=True)
+        assert mirror.count("collections") == 2
+
+
+async def test_a_collection_that_fails_for_a_bug_has_failed_and_the_mirror_goes_on(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("scripted")
+
+    monkeypatch.setattr(Collector, "collect", fail)
+    answer = (await mirror.http.post("/collections", params={"wait": 20}, json={})).json()
+    assert (answer["status"], answer["error"]["code"]) == ("FAILED", "INTERNAL")
+    await mirror.ready(ONE)

@@ -1,0 +1,149 @@
+"""Under a mixed load nothing grows: descriptors, threads, memory, disk.
+
+``BDN_SOAK_SECONDS`` says for how long; without it, ``make fault`` does a minute and ``make test`` leaves it out.
+``BDN_SOAK_PAUSE_SECONDS`` has each worker rest after each round, for an hour beside other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import pytest
+
+from bdn.core.errors import BdnError
+from bdn.wire.stage_schema import StageRequest
+from tests.doubles.hub import Hub
+from tests.support.agent_process import Daemon, Program
+from tests.support.agent_rig import MIB, noise
+from tests.support.egress import ALLOW_LOOPBACK
+from tests.support.mirror_process import ServingProcess
+from tests.support.mirror_service import source, until
+from tests.support.promises import Scale, Tally
+from tests.support.soak import Figure, figures_of, slope
+from tests.support.trees import tree
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+MODELS: Final = 8
+FILES: Final = [
+    {"w.bin": noise(3 * MIB, number), **{f"s/{small}": noise(5_000, 100 * number + small) for small in range(10)}}
+    for number in range(MODELS)
+]
+CACHE: Final = 14_000_000  # room for four of eight models: every stage of another one evicts
+FULL_SECONDS: Final = 60
+WARM_ROUNDS: Final = 60 * MODELS  # until then stores, caches, pools and every allocator's arena fill
+ASKED_SECONDS: Final = os.environ.get("BDN_SOAK_SECONDS")  # tests see nothing of the machine's settings
+PAUSE_SECONDS: Final = float(os.environ.get("BDN_SOAK_PAUSE_SECONDS", "0"))
+
+
+def test_a_leak_has_a_slope_and_a_sawtooth_has_none() -> None:
+    leak = Figure("leak", lambda: 0, 1, [(second, 100 + 0.5 * second) for second in range(300)])
+    saw = Figure("saw", lambda: 0, 1, [(second, 100 + second % 10) for second in range(300)])
+
+    assert leak.drift == pytest.approx(0.5 * 249)
+    assert abs(saw.drift) < 1
+    assert slope([(1, 5)]) == 0
+
+
+@pytest.mark.promise("load")
+async def test_nothing_grows_under_a_mixed_load(
+    hub: Hub, no_settings: None, tmp_path: Path, tally: Tally, scale: Scale
+) -> None:
+    seconds = float(ASKED_SECONDS or scale.of(0, FULL_SECONDS))
+    if not seconds:
+        tally.add(scenarios=1)
+        pytest.skip("set BDN_SOAK_SECONDS, or run make fault")
+    for number, files in enumerate(FILES):
+        hub.repo(f"org/model-{number}").commit(files)
+    async with AsyncExitStack() as stack:
+        # As deploy/Dockerfile has it: without it sixteen arenas take minutes to fill, and what they hold looks like a leak.
+        environment = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": hub.url, "MALLOC_ARENA_MAX": "2"}
+        mirror = await stack.enter_async_context(await ServingProcess.start(tmp_path / "mirror", **environment))
+        daemons = []
+        for name in ("node-1", "node-2"):
+            given = {
+                "BDN_AGENT_CACHE_BYTES": str(CACHE),
+                "BDN_AGENT_NODE": name,
+                "BDN_AGENT_CLUSTER_CACHE_BYTES": "4MB",
+            }
+            daemons.append(await stack.enter_async_context(Program(tmp_path / name, mirror.url, given).daemon()))
+        figures = _figures(tmp_path, mirror, daemons)
+        load = _Load(mirror, daemons, tally)
+        async with asyncio.TaskGroup() as group:
+            working = [group.create_task(load.work(worker)) for worker in range(4)]
+            await until(lambda: load.rounds >= WARM_ROUNDS, "every model mirrored, staged and evicted", seconds=300)
+            await _sample(figures, seconds)
+            for task in working:
+                task.cancel()
+    report = [f"{one.name}: {one.span[0]:.1f} to {one.span[1]:.1f}, drift {one.drift:+.2f}" for one in figures]
+    print(f"{seconds:.0f} s, {load.rounds} rounds", *report, sep="\n")
+    assert not [line for line, one in zip(report, figures, strict=True) if one.drift > one.allowed]
+
+
+def _figures(root: Path, mirror: ServingProcess, daemons: Sequence[Daemon]) -> list[Figure]:
+    """A mirror keeps a row of a kilobyte or two for each request, and so its database may rise; nothing else may."""
+    one_model = 2 * sum(map(len, FILES[0].values())) / 1e6
+    figures = figures_of("mirror", mirror.process.pid, {"store": (root / "mirror/store", 0.1)})
+    for number, daemon in enumerate(daemons, 1):
+        cache = {"cache": (root / f"node-{number}/cache", one_model)}
+        figures += figures_of(f"node-{number}", daemon.process.pid, cache)
+    return figures
+
+
+async def _sample(figures: Sequence[Figure], seconds: float) -> None:
+    """At least sixty times."""
+    began = time.monotonic()
+    while (now := time.monotonic() - began) < seconds:
+        for figure in figures:
+            figure.sample(now)
+        await asyncio.sleep(min(5.0, seconds / 60))
+
+
+class _Load:
+    """Four workers that mirror, listen, stage, look at the files, and let go, one model after the other."""
+
+    def __init__(self, mirror: ServingProcess, daemons: Sequence[Daemon], tally: Tally) -> None:
+        self.rounds = 0
+        self._mirror = mirror
+        self._daemons = daemons
+        self._tally = tally
+
+    async def work(self, worker: int) -> None:
+        async for number in _endless(worker):
+            await self._round(number, self._daemons[worker % len(self._daemons)], f"job-{worker}")
+            self.rounds += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _round(self, number: int, daemon: Daemon, job: str) -> None:
+        mirror_id = await self._mirror.begin(source(f"hf://org/model-{number}"))
+        await self._listen_and_vanish(mirror_id)
+        document = await self._mirror.ended(mirror_id)
+        self._tally.add(scenarios=1, lost=document["status"] != "READY")
+        await self._mirror.begin(source("hf://org/nothing"))
+        with suppress(BdnError):  # two stages of other models may fill the cache: that is an answer, too
+            stage = await daemon.client.stage(StageRequest(job_id=job, grant=document["grant"], wait=True))
+            if stage.state == "READY":
+                found = await asyncio.to_thread(tree, Path(str(stage.mounts[0].path)))
+                self._tally.add(scenarios=1, wrong=found != FILES[number])
+            await daemon.client.unstage(stage.id)
+
+    async def _listen_and_vanish(self, mirror_id: str) -> None:
+        with suppress(httpx2.TransportError):
+            async with self._mirror.http.stream("GET", f"/mirror/{mirror_id}/events") as answer:
+                async for _ in answer.aiter_lines():
+                    return
+
+
+async def _endless(worker: int) -> AsyncIterator[int]:
+    """Numbers of models, in another order for each worker."""
+    number = worker
+    while True:
+        yield number % MODELS
+        number += 2 * worker + 1

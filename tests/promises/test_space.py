@@ -1,0 +1,288 @@
+"""Space on real disks: stages at once on a small one, neighbours that fill it, too few inodes, and disks that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
+from bdn.wire.eviction_schema import EvictCommand
+from node_agent.agent import Agent
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota, read_only
+from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.promises import Scale, Tally
+from tests.support.trees import tree
+
+pytest_plugins = ("tests.support.agent_fixtures",)
+pytestmark = pytest.mark.promise("space")
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
+
+
+class Gauge:
+    """A thread that reads the disk all the while, and remembers the most that was in use."""
+
+    def __init__(self, disk: Path) -> None:
+        self.most = 0
+        self._disk = disk
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.001):
+            found = os.statvfs(self._disk)
+            self.most = max(self.most, (found.f_blocks - found.f_bfree) * found.f_frsize)
+
+
+@needs_mounts
+async def test_ten_stages_at_once_on_a_small_disk_never_fill_it(
+    mirror: AgentMirror, tmp_path: Path, scale: Scale, tally: Tally
+) -> None:
+    budget = 48 * MIB
+    with mounted_tmpfs(tmp_path / "disk", "64m") as disk, Gauge(disk) as gauge:
+        rig = Rig(mirror, disk, {"cache_bytes": budget, "cluster_cache_bytes": 0, "byte_threads": 4})
+        async with rig.agent() as agent:
+            await agent.heartbeats.beat()
+            for turn in range(scale.of(2, 12)):
+                trees = [{"f": noise(size * MIB, 100 * turn + size)} for size in range(1, 11)]
+                jobs = [staged(agent, mirror, mirror.publish(one), job=f"{turn}") for one in trees]
+                outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+                for outcome in outcomes:
+                    if isinstance(outcome, BaseException):
+                        assert isinstance(outcome, BdnError), outcome
+                        assert outcome.code == "CACHE_FULL", outcome  # never the kernel's ENOSPC
+                        tally.add(refused=1)
+                for stage in agent.stages.book.all():
+                    if stage.record.state == "READY":
+                        await agent.stages.release(stage.record.id)
+                assert agent.cache.index.ledger.used_bytes == disk_bytes(rig.cache) <= budget
+                tally.add(scenarios=10)
+    assert gauge.most <= budget + 4 * MIB, "records and views are small; content is not"
+
+
+async def test_of_eight_stages_of_thirty_percent_three_proceed_and_five_are_told_the_numbers(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    async with Rig(mirror, tmp_path, {"cache_bytes": 10 * MIB, "cluster_cache_bytes": 0}).agent() as agent:
+        await agent.heartbeats.beat()
+        jobs = [staged(agent, mirror, mirror.publish({"f": noise(3 * MIB, one)}), job=f"{one}") for one in range(8)]
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        refusals = [one for one in outcomes if isinstance(one, BdnError)]
+
+        assert len(refusals) == 5
+        for refusal in refusals:
+            assert refusal.code == "CACHE_FULL"
+            facts = refusal.details()
+            assert (facts["needed_bytes"], facts["budget_bytes"]) == (3 * MIB, 10 * MIB)
+            assert facts["leased_bytes"] == 9 * MIB
+            assert facts["free_bytes"] == MIB
+        assert agent.cache.index.ledger.committed_bytes == 9 * MIB
+    tally.add(scenarios=8, refused=5)
+
+
+async def used(agent: Agent, mirror: AgentMirror, number: int) -> None:
+    stage = await staged(agent, mirror, mirror.publish({"f": noise(4 * MIB, number)}), job=f"{number}")
+    await agent.stages.release(stage.id)
+
+
+@needs_mounts
+async def test_a_neighbour_that_fills_the_disk_does_not_empty_the_cache_and_stages_still_swap(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    with mounted_tmpfs(tmp_path / "disk", "64m") as disk:
+        rig = Rig(mirror, disk, {"cache_bytes": 32 * MIB, "cluster_cache_bytes": 0, "headroom_bytes": 8 * MIB})
+        async with rig.agent() as agent:
+            await agent.heartbeats.beat()
+            for number in range(8):
+                await used(agent, mirror, number)
+            foreign = disk / "foreign"
+            for _ in range(5):  # a neighbour takes the headroom, and whatever we give up
+                with foreign.open("ab") as file:
+                    found = os.statvfs(disk)
+                    file.write(bytes(max(0, found.f_bavail * found.f_frsize - 2 * MIB)))
+                await agent.housekeeping.reap()
+                assert agent.cache.index.ledger.committed_bytes >= 16 * MIB
+            assert agent.cache.index.ledger.committed_bytes == 16 * MIB  # half of what is allowed
+            use = (await agent.holdings.tiers())["node"]
+            assert (use.budget, use.committed) == (16 * MIB, 16 * MIB)
+            assert use.pressed > 0
+            held = set(agent.cache.index.manifests())
+
+            await used(agent, mirror, 99)
+
+            assert len(held - set(agent.cache.index.manifests())) == 1  # as much went as came
+            assert agent.cache.index.ledger.committed_bytes == 16 * MIB
+            foreign.unlink()
+            await agent.housekeeping.reap()
+            use = (await agent.holdings.tiers())["node"]
+            assert (use.budget, use.pressed) == (32 * MIB, 0)
+    tally.add(scenarios=8, faults=2)
+
+
+@needs_mounts
+async def test_a_million_small_files_on_a_disk_with_few_inodes_are_refused_before_the_first_byte(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    with mounted_tmpfs(tmp_path / "disk", "64m,nr_inodes=700") as disk:
+        async with Rig(mirror, disk, {"cluster_cache_bytes": 0}).agent() as agent:
+            await agent.heartbeats.beat()
+            few = await staged(agent, mirror, mirror.publish({"few": b"few"}), job="few")
+            many = mirror.publish({f"{number}": b"%d" % number for number in range(900)})
+            mirror.forget()
+            with pytest.raises(BdnError) as caught:
+                await staged(agent, mirror, many, job="many")
+            facts = caught.value.details()
+            assert (caught.value.code, facts["needed_files"], mirror.requests) == ("CACHE_FULL", 900, 0)
+            assert 0 < int(str(facts["free_files"])) < 700
+            assert CacheFullError.transient
+            assert tree(Path(few.mounts[0].path)) == {"few": b"few"}
+            again = await staged(agent, mirror, mirror.publish({"more": b"more"}), job="more")
+            assert again.state == "READY"
+    tally.add(scenarios=3, refused=1)
+
+
+@needs_mounts
+async def test_an_agent_that_starts_on_a_full_disk_serves_what_it_holds_and_recovers(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    with mounted_tmpfs(tmp_path / "disk", "16m") as disk:
+        rig = Rig(mirror, disk, {"cluster_cache_bytes": 0})
+        files = {"f": noise(4 * MIB, 1)}
+        async with rig.agent() as agent:
+            await agent.heartbeats.beat()
+            stage = await staged(agent, mirror, mirror.publish(files))
+        foreign = disk / "foreign"
+        with suppress(OSError), foreign.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        async with rig.agent() as agent:
+            await agent.housekeeping.reap()
+            assert agent.stages.book.find(stage.id).record.state == "READY"
+            assert tree(Path(stage.mounts[0].path)) == files
+            with pytest.raises(DiskFailedError, match="No space left on device"):
+                await staged(agent, mirror, mirror.publish({"g": noise(MIB, 2)}), job="other")
+            assert tree(Path(stage.mounts[0].path)) == files
+            foreign.unlink()
+            assert (await staged(agent, mirror, mirror.publish({"g": noise(MIB, 2)}), job="other")).state == "READY"
+    tally.add(scenarios=3, faults=1, refused=1)
+
+
+@needs_mounts
+async def test_an_agent_that_starts_on_a_read_only_disk_serves_what_it_holds_says_so_and_recovers(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    rig = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0})
+    files = {"f": noise(2 * MIB, 1)}
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        stage = await staged(agent, mirror, mirror.publish(files))
+        await agent.stages.renew(stage.id, 1000)
+    with read_only(rig.cache):
+        async with rig.agent() as agent:
+            assert agent.stages.book.find(stage.id).record.state == "READY"
+            assert tree(Path(stage.mounts[0].path)) == files
+            with pytest.raises(DiskFailedError, match="mounted read-only"):
+                agent.check_ready()
+            with pytest.raises(DiskFailedError, match="Read-only file system"):
+                await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")
+            assert agent.cache.index.leases.is_leased(mirror.publish(files).digest)
+    async with rig.agent() as agent:
+        agent.check_ready()
+        assert tree(Path(stage.mounts[0].path)) == files
+        assert (await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")).state == "READY"
+    tally.add(scenarios=3, faults=1, refused=1)
+
+
+@needs_mounts
+async def test_a_disk_that_turns_read_only_fails_new_stages_and_leaves_what_is_there(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    rig, files, other = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}), {"f": noise(2 * MIB, 1)}, {"g": b"g"}
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        stage = await staged(agent, mirror, mirror.publish(files))
+        with read_only(rig.cache):
+            with pytest.raises(DiskFailedError, match="mounted read-only"):
+                agent.check_ready()
+            with pytest.raises(DiskFailedError, match="Read-only file system"):
+                await staged(agent, mirror, mirror.publish(other), job="other")
+            with suppress(DiskFailedError):
+                await agent.housekeeping.reap()
+            assert tree(Path(stage.mounts[0].path)) == files
+        agent.check_ready()
+        assert (await staged(agent, mirror, mirror.publish(other), job="other")).state == "READY"
+        assert tree(Path(stage.mounts[0].path)) == files
+    tally.add(scenarios=2, faults=1, refused=1)
+
+
+@needs_quota
+async def test_a_quota_fails_the_stage_that_it_stops_by_name_and_evicts_nothing(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    """statvfs knows nothing of it: the file system has room for all."""
+    with mounted_quota(tmp_path / "disk", tmp_path / "image", "24M") as place:
+        rig, files = Rig(mirror, place, {"cluster_cache_bytes": 0}), {"f": noise(6 * MIB, 1)}
+        async with rig.agent() as agent:
+            await agent.heartbeats.beat()
+            stage = await staged(agent, mirror, mirror.publish(files))
+            held = agent.cache.index.manifests()
+            with pytest.raises(BdnError, match="Disk quota exceeded; the cache may have no more than its quota"):
+                await staged(agent, mirror, mirror.publish({"g": noise(30 * MIB, 2)}), job="large")
+            assert set(held) <= set(agent.cache.index.manifests())
+            assert tree(Path(stage.mounts[0].path)) == files
+            small = await staged(agent, mirror, mirror.publish({"h": noise(MIB, 3)}), job="small")
+            assert small.state == "READY"
+    tally.add(scenarios=3, faults=1, refused=1)
+
+
+async def test_a_disk_that_does_not_answer_how_full_it_is_costs_new_stages_and_nothing_that_is_held(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, files, real = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}), {"f": noise(MIB, 1)}, os.statvfs
+
+    def broken(_: object) -> os.statvfs_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        stage = await staged(agent, mirror, mirror.publish(files))
+        await used(agent, mirror, 7)
+    for is_before_start in (True, False):
+        monkeypatch.setattr(os, "statvfs", broken if is_before_start else real)
+        async with rig.agent() as agent:
+            held = agent.cache.index.manifests()
+            monkeypatch.setattr(os, "statvfs", broken)
+            with pytest.raises(DiskFailedError, match="Input/output error"):
+                agent.check_ready()
+            with pytest.raises(DiskFailedError, match="Input/output error"):
+                await agent.housekeeping.reap()  # it is logged, and tried again
+            with pytest.raises(BdnError, match="Input/output error"):
+                await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")
+            assert agent.cache.index.manifests() == held
+            assert len(held) == 2
+            assert agent.stages.document(agent.stages.book.find(stage.id)).state == "READY"
+            assert tree(Path(stage.mounts[0].path)) == files
+            monkeypatch.setattr(os, "statvfs", real)
+            agent.check_ready()
+            assert (await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")).state == "READY"
+            await agent.evictions.evict(EvictCommand(id="evc", job="other", force=True))
+    tally.add(scenarios=2, faults=2, refused=6)

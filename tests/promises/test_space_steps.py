@@ -1,0 +1,17 @@
+"""Committed and reserved bytes stay within the budget, at each of a million steps, with a neighbour on the same disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ledger_steps import Disk
+from tests.support.promises import Scale, Tally
+
+SEEDS = 10
+
+
+@pytest.mark.promise("space", "leases")
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_million_steps_never_pass_the_budget_nor_touch_what_is_leased(seed: int, scale: Scale, tally: Tally) -> None:
+    counts = Disk(seed).run(scale.of(40_000, 1_000_000) // SEEDS)
+    tally.add(**counts)

@@ -1,0 +1,141 @@
+"""The disk under the mirror's store fails, or refuses: whoever needs it is told so, and what it held and had to lose is not forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.doubles.hub import Hub
+from tests.support.agent_rig import MIB, noise
+from tests.support.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
+from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.promises import Tally
+
+pytestmark = [pytest.mark.promise("network"), needs_forgetful_disks]
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+LONGEST_SECONDS: Final = 60.0
+FILES: Final = {"w.bin": noise(9 * MIB, 1), "config.json": b"{}"}
+OTHERS: Final = {"o.bin": noise(MIB, 2)}
+MODEL, OTHER = source("hf://org/model"), source("hf://org/other")
+STEPS: Final = [
+    ("unlink", "store/aside/*", errno.EIO),
+    ("rename", "store/chunks/*", errno.EACCES),
+    ("create", "store/incoming/*", errno.EACCES),
+    ("write", "store/incoming/*", errno.EIO),
+    ("fsync", "store/incoming/*", errno.EIO),
+    ("rename", "store/incoming*", errno.EROFS),
+]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:
+    with forgetful_disk(tmp_path) as disk:
+        yield disk
+
+
+@pytest.fixture(autouse=True)
+def repositories(upstreams: None, hub: Hub) -> None:
+    hub.repo("org/model").commit(FILES)
+    hub.repo("org/other").commit(OTHERS)
+
+
+@asynccontextmanager
+async def mirror_on(disk: ForgetfulDisk, root: Path) -> AsyncIterator[MirrorUnderTest]:
+    """Its database is elsewhere; what is evicted is to go at once."""
+    settings: Json = {"store": f"file://{disk.place / 'store'}", "tombstone_seconds": 0}
+    async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(root / "mirror", **settings) as mirror:
+        yield mirror
+
+
+def files(disk: ForgetfulDisk) -> list[Path]:
+    """All of the store but its evidence."""
+    return [path for path in (disk.place / "store").rglob("*") if path.is_file() and path.parent.name != "quarantine"]
+
+
+def switch_off(disk: ForgetfulDisk) -> None:
+    """From now on every call answers EIO."""
+    disk.fail_at(1, [])
+    with pytest.raises(OSError, match="Input/output"):
+        (disk.place / "anything").touch()
+
+
+def check_away(error: Any) -> None:
+    assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True), error
+    assert "store" in error["message"]
+
+
+@pytest.mark.parametrize(("kind", "path", "number"), STEPS[2:], ids=[kind for kind, *_ in STEPS[2:]])
+async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_not(
+    disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
+) -> None:
+    async with mirror_on(disk, tmp_path) as mirror:
+        disk.refuse(kind, path, number=number)
+        error = await mirror.failed(MODEL)
+        met = disk.faults_met
+        disk.mend()
+        document = await mirror.ready(MODEL)
+        found = await mirror.tree(document["sources"][0]["manifest"])
+
+    tally.add(scenarios=1, faults=met, refused=1, wrong=found != FILES)
+    check_away(error)
+    assert os.strerror(number) in error["message"]
+
+
+async def test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole(
+    disk: ForgetfulDisk, tmp_path: Path, tally: Tally
+) -> None:
+    async with mirror_on(disk, tmp_path) as mirror:
+        kept, lost = await mirror.ready(MODEL), await mirror.ready(OTHER)
+        manifest, victim = kept["sources"][0]["manifest"], lost["sources"][0]["manifest"]
+        layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
+        before = len(files(disk))
+        switch_off(disk)
+        answers = [
+            await mirror.http.get("/readyz"),
+            await mirror.http.get(f"/chunks/{layout['files'][0]['chunks'][0]}"),
+            await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
+        ]
+        asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})
+        disk.lose_power("kept")
+        is_ready = (await mirror.http.get("/readyz")).is_success
+        found = await mirror.tree(manifest)
+        collected = await mirror.collect()
+        again = await mirror.ready(OTHER)
+        back = await mirror.tree(again["sources"][0]["manifest"])
+
+    tally.add(scenarios=5, faults=1, refused=4, wrong=(found != FILES) + (back != OTHERS), lost=not is_ready)
+    for answer in answers:
+        assert answer.status_code == 503
+        check_away(answer.json()["error"])
+    assert asked.json()["status"] == "FAILED"
+    check_away(asked.json()["error"])
+    assert collected["bytes_freed"] == len(OTHERS["o.bin"]), "it was evicted while the store was away"
+    assert len(files(disk)) == before
+
+
+@pytest.mark.parametrize(("kind", "path", "number"), STEPS[:2], ids=["unlink", "rename"])
+async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_the_next_collection(
+    disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
+) -> None:
+    async with mirror_on(disk, tmp_path) as mirror:
+        document = await mirror.ready(OTHER)
+        disk.refuse(kind, path, number=number)
+        evicting = {"manifest": document["sources"][0]["manifest"], "tier": "mirror"}
+        refused = await mirror.http.post("/evictions", json=evicting)
+        met = disk.faults_met
+        disk.mend()
+        gone = await mirror.http.get(f"/manifests/{evicting['manifest']}")
+        await mirror.collect(grace_seconds=0)
+
+    tally.add(scenarios=1, faults=met, refused=1, lost=len(files(disk)))
+    assert met
+    check_away(refused.json()["error"])
+    assert gone.status_code == 404

@@ -1,0 +1,81 @@
+"""The table of promises itself: what is counted comes out, and what is wrong fails."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.promise_breakages import all_breakages
+from tests.support.promise_page import ROOT, marked, marked_tests, with_section
+from tests.support.promises import PROMISES
+
+pytest_plugins = ("pytester",)
+
+# It proves that an instrument of the tests measures, on which `make fault` counts; there is no product behind it to be broken.
+OF_AN_INSTRUMENT = "tests/promises/test_forgetful_disk.py::test_a_program_that_does_not_sync_loses_what_it_wrote"
+
+
+def test_a_test_that_saw_a_wrong_byte_fails_and_the_table_says_so(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "from tests.support.promises import pytest_collection_modifyitems, pytest_configure, pytest_terminal_summary, scale, tally"
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.promise("space", "leases")
+        def test_one(tally):
+            tally.add(scenarios=3, faults=2)
+
+        @pytest.mark.promise("space")
+        def test_two(tally):
+            tally.add(scenarios=1, wrong=1)
+
+        @pytest.mark.promise("access")
+        def test_nothing(tally):
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=3, errors=2)
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in result.outlines
+        if line.split()[:1] and line.split()[0] in PROMISES
+    }
+    assert rows["space"] == ["2", "1", "4", "2", "0", "0", "1", "0", "0", "0"]
+    assert rows["leases"] == ["1", "0", "3", "2", "0", "0", "0", "0", "0", "0"]
+    assert rows["access"] == ["1", "1", "0", "0", "0", "0", "0", "0", "0", "0"]
+
+
+def test_the_readme_names_every_promise_with_the_tests_that_show_it() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert readme == with_section(readme), "run: python -m tests.support.promise_page"
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_every_promise_has_tests_and_breakages_that_they_catch(promise: str) -> None:
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if promise in marked(path)]
+    assert tests
+    assert [one for one in all_breakages() if one.promise == promise]
+
+
+def test_every_breakage_names_a_promise_and_a_test_that_exists() -> None:
+    for one in all_breakages():
+        assert one.promise in PROMISES, one
+        for test in one.tests:
+            file, _, name = test.partition("::")
+            assert (ROOT / file).is_file(), one
+            assert re.split(r"::|\[", name)[0] in (ROOT / file).read_text(), one
+
+
+def test_every_test_of_a_promise_is_named_by_a_breakage_that_it_notices() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}::{name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in marked_tests(path)
+    }
+    noticed = {test.partition("[")[0] for one in all_breakages() for test in one.tests}
+    assert len(found) > 100
+    assert sorted(found - noticed) == [OF_AN_INSTRUMENT]

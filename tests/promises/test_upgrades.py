@@ -1,0 +1,163 @@
+"""What an earlier version left is taken over whole; what a later version left is refused before anything is touched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine
+
+from bdn.core.errors import InvalidRequestError
+from bdn.mirror.database import HEAD, MIGRATIONS, DatabaseNotMigratedError
+from tests.doubles.hub import Hub
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_rig import Rig, staged
+from tests.support.forgetful_mirror import fill, repositories
+from tests.support.mirror_service import mirror_under_test, source
+from tests.support.promises import Tally
+from tests.support.trees import tree
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+EARLIER = "0005"  # the schema of the first landed version
+FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
+
+
+def at_migration(database: Path, revision: str) -> None:
+    """The real migrations, up to this one."""
+    engine = create_engine(f"sqlite:///{database}")
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    engine.dispose()
+
+
+def rows(database: Path) -> dict[str, list[tuple[object, ...]]]:
+    """What each table of this version's databases holds that the earlier one had, as far as it had its columns."""
+    with closing(sqlite3.connect(database)) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in names}
+
+
+def written_by_the_earlier_version(now: Path, then: Path) -> None:
+    """A database of the earlier schema with the rows of ``now``, in the columns that both have."""
+    at_migration(then, EARLIER)
+    with closing(sqlite3.connect(then)) as connection:
+        connection.execute("ATTACH ? AS now", (str(now),))
+        tables = [name for (name,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            if table not in ("alembic_version", "sqlite_sequence"):
+                kept = {row[1] for row in connection.execute(f"PRAGMA now.table_info({table})")}
+                had = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
+                columns = ", ".join(column for column in had if column in kept)
+                connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM now.{table}")
+        connection.commit()
+
+
+@pytest.mark.promise("upgrades")
+async def test_a_database_and_store_of_the_first_version_are_kept_whole(
+    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
+) -> None:
+    fill(hub)
+    names = list(repositories())
+    async with mirror_under_test(tmp_path / "now") as mirror:
+        ready = {name: await mirror.ready(source(f"hf://{name}")) for name in names}
+    old = tmp_path / "then"
+    shutil.copytree(tmp_path / "now", old)
+    for path in old.glob("mirror.sqlite*"):
+        path.unlink()
+    written_by_the_earlier_version(tmp_path / "now/mirror.sqlite", old / "mirror.sqlite")
+    assert rows(old / "mirror.sqlite")["alembic_version"] == [(EARLIER,)]
+    hub.log.clear()
+    async with mirror_under_test(old) as mirror:
+        for name in names:
+            document = await mirror.ended(ready[name]["id"])
+            assert document["status"] == "READY"
+            assert document["sources"] == ready[name]["sources"]
+            assert await mirror.tree(document["sources"][0]["manifest"]) == repositories()[name]
+            assert (await mirror.ready(source(f"hf://{name}")))["bytes_transferred"] == 0
+            tally.add(scenarios=1)
+    assert not hub.log.find(origin="cdn")
+    assert rows(old / "mirror.sqlite")["alembic_version"] == [(HEAD,)]
+
+
+@pytest.mark.promise("upgrades")
+async def test_a_database_of_a_later_version_is_refused_and_not_touched(
+    upstreams: None, tmp_path: Path, tally: Tally
+) -> None:
+    async with mirror_under_test(tmp_path):
+        pass
+    database = tmp_path / "mirror.sqlite"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("CREATE TABLE of_a_later_version (something TEXT)")
+        connection.commit()
+    before = rows(database)
+    with pytest.raises(DatabaseNotMigratedError, match="9999"):
+        async with mirror_under_test(tmp_path):
+            pass
+    assert rows(database) == before
+    tally.add(scenarios=1, refused=1)
+
+
+def as_the_first_version_left_it(cache: Path) -> None:
+    """Whole files stood one folder deeper, and nothing said which format this is."""
+    (cache / "format").unlink()
+    for path in list(cache.glob("files/*/*")):
+        deeper = path.parent / path.name[2:4]
+        deeper.mkdir(exist_ok=True)
+        path.rename(deeper / path.name)
+    for folder in cache.glob("files/*"):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@pytest.mark.promise("upgrades")
+async def test_a_cache_of_the_first_version_keeps_its_files_and_its_stages(tmp_path: Path, tally: Tally) -> None:
+    with AgentMirror(is_packed=True).running() as mirror:
+        manifest, rig = mirror.publish(FILES), Rig(mirror, tmp_path)
+        async with rig.agent() as agent:
+            stage = await staged(agent, mirror, manifest)
+        as_the_first_version_left_it(rig.cache)
+        mirror.forget()
+        async with rig.agent() as agent:
+            again = await staged(agent, mirror, manifest)
+            assert again.id == stage.id
+            assert tree(Path(again.mounts[0].path)) == FILES
+            assert agent.cache.index.ledger.committed_bytes == manifest.bytes_total
+            assert not mirror.requests
+        assert (rig.cache / "format").read_bytes() == b"1\n"
+        assert sorted(path.parent.parent.name for path in rig.cache.glob("files/*/*")) == ["files"] * len(FILES)
+    tally.add(scenarios=1)
+
+
+@pytest.mark.promise("upgrades")
+@pytest.mark.parametrize("content", [b"2\n", b"", b"\xff\x00"])
+async def test_a_cache_of_an_unknown_format_is_refused_and_not_touched(
+    content: bytes, tmp_path: Path, tally: Tally
+) -> None:
+    with AgentMirror().running() as mirror:
+        manifest, rig = mirror.publish(FILES), Rig(mirror, tmp_path)
+        async with rig.agent() as agent:
+            await staged(agent, mirror, manifest)
+        (rig.cache / "format").write_bytes(content)
+        (rig.cache / "files/of-a-later-version").write_bytes(b"which we would take for rubbish")
+        before = everything(rig.cache)
+        with pytest.raises(InvalidRequestError, match="nothing was touched"):
+            async with rig.agent():
+                pass
+        assert everything(rig.cache) == before
+    tally.add(scenarios=1, refused=1)
+
+
+def everything(root: Path) -> str:
+    """Names, sizes, times, links and owners of all that is below."""
+    found = [(str(path), *path.lstat()[:7], path.lstat().st_mtime_ns) for path in sorted(root.rglob("*"))]
+    return json.dumps(found)

@@ -1,0 +1,446 @@
+"""Every decision of a node is explained by what was recorded: who let it in, who pushed it out, whom force broke."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.cache.index import Victim
+from bdn.core.cache.tier_budgets import TierBudgets
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, StoreUnavailableError
+from bdn.core.events.caches import EvictedOnRequest, EvictionRefused, Found, MadeRoom, Trimmed
+from bdn.core.events.decision import Decision, Recorded
+from bdn.core.events.stages import Ended, Refused
+from bdn.core.events.story import Verdict, explanation, verdict
+from bdn.core.manifest import Manifest
+from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
+from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.stage_schema import StageRequest
+from bdn.wire.verification_schema import VerifyCommand
+from node_agent.agent import Agent
+from node_agent.cache.removal import Removal
+from node_agent.cache.space import Room, Space
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_process import Program
+from tests.support.agent_rig import Rig, noise, staged
+from tests.support.promises import Scale, Tally
+
+pytest_plugins = ("tests.support.agent_fixtures",)
+pytestmark = pytest.mark.promise("leases", "space")
+
+Expected = Callable[[Decision], bool] | None  # what an operation's victims must be said to have fallen to
+SIZE, BUDGET = 300, 1000  # three of them fit
+
+
+@pytest.fixture
+def mirror(server: AgentMirror) -> AgentMirror:
+    return server.renewed()
+
+
+@pytest.fixture
+def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
+    return Rig(mirror, tmp_path, {"cache_bytes": BUDGET, "roles": "node"})
+
+
+def published(mirror: AgentMirror, count: int) -> list[Manifest]:
+    return [mirror.publish({"f": noise(SIZE, seed)}) for seed in range(count)]
+
+
+def story(agent: Agent, manifest: Manifest) -> list[Recorded]:
+    """What stands in the journal about it, oldest first."""
+    name = str(manifest.digest)
+    return [one for one in agent.journal.events(name) if one.decision.manifest == name][::-1]
+
+
+def why(agent: Agent, manifest: Manifest) -> str:
+    is_here = manifest.digest in agent.cache.index.manifests()
+    return explanation(story(agent, manifest), "node-1", is_here=is_here)
+
+
+def kinds(agent: Agent, manifest: Manifest) -> list[str]:
+    return [one.decision.kind for one in story(agent, manifest)]
+
+
+def shrunk(patched: pytest.MonkeyPatch, node: int) -> None:
+    """Others have filled the disk."""
+    real = Space.room
+
+    def room(space: Space, padding: int = 0) -> Room:
+        return replace(real(space, padding), budgets=TierBudgets(node=node, cluster=0))
+
+    patched.setattr(Space, "room", room)
+
+
+async def used(agent: Agent, mirror: AgentMirror, manifests: Sequence[Manifest]) -> None:
+    """Staged and released, one after the other."""
+    for manifest in manifests:
+        stage = await staged(agent, mirror, manifest, job="early")
+        await agent.stages.release(stage.id)
+
+
+async def test_what_made_room_names_the_job_that_needed_it(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+    manifests = published(mirror, 4)
+    async with rig.agent() as agent:
+        await used(agent, mirror, manifests[:3])
+        stage = await staged(agent, mirror, manifests[3], job="train-42")
+
+        said = why(agent, manifests[0])
+        assert said.startswith("is not cached on node-1 because at ")
+        assert f"to make room for job train-42 (stage {stage.id}), which brought {manifests[3].digest}" in said
+        assert "was READY for job train-42" in why(agent, manifests[3])
+    tally.add(scenarios=1)
+
+
+async def test_who_is_refused_hears_who_is_in_the_way(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+    manifests = published(mirror, 4)
+    large = mirror.publish({"f": noise(BUDGET + 1, 99)})
+    async with rig.agent() as agent:
+        stages = [await staged(agent, mirror, one, job=f"job-{n}") for n, one in enumerate(manifests[:3])]
+        for manifest in (manifests[3], large):
+            with pytest.raises(BdnError):
+                await staged(agent, mirror, manifest, job="late")
+
+        refused = verdict(story(agent, manifests[3])).kept_out
+        assert refused is not None
+        assert isinstance(refused.decision, Refused)
+        assert (refused.decision.needed, refused.decision.free, refused.decision.leased) == (SIZE, 100, 3 * SIZE)
+        assert set(refused.decision.in_the_way) == {f"job job-{n} (stage {one.id})" for n, one in enumerate(stages)}
+        assert "was not let in for job late" in why(agent, manifests[3])
+        assert "1 KB can never fit a cache of 1 KB" in why(agent, large)
+        assert kinds(agent, large) == ["refused", "failed"]
+    tally.add(scenarios=2, refused=2)
+
+
+async def test_an_eviction_says_whom_it_spared_and_whom_it_broke(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+    leased, free = published(mirror, 2)
+    async with rig.agent() as agent:
+        await used(agent, mirror, [free])
+        stage = await staged(agent, mirror, leased, job="train-42")
+        given: dict[str, Any] = {"all": True, "asked_by": "an operator of acme", "organisation": "acme"}
+        await agent.evictions.evict(EvictCommand(id="evi_1", **given))
+
+        spared = story(agent, leased)[-1].decision
+        assert isinstance(spared, EvictionRefused)
+        assert (spared.eviction, spared.holders) == ("evi_1", (f"job train-42 (stage {stage.id})",))
+        assert "as an operator of acme asked (evi_1)" in why(agent, free)
+
+        await agent.evictions.evict(EvictCommand(id="evi_2", force=True, **given))
+        said = why(agent, leased)
+        assert (
+            f"by force as an operator of acme asked (evi_2), although it was in use by job train-42 (stage {stage.id})"
+            in said
+        )
+        assert [one.decision.ending for one in story(agent, leased) if isinstance(one.decision, Ended)] == ["forced"]
+    tally.add(scenarios=2, refused=1)
+
+
+async def test_a_lease_that_ran_out_says_when(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+    (manifest,) = published(mirror, 1)
+    async with rig.agent() as agent:
+        stage = await agent.stages.start("job", mirror.grant(manifest), 3600)
+        await agent.stages.finish(stage.record.id)
+        await agent.stages.renew(stage.record.id, 7200)
+        await agent.stages.lifecycle.release(stage, ending="expired")
+
+        assert kinds(agent, manifest) == ["admitted", "arrived", "renewed", "ended"]
+        assert "its time was over at 20" in str(story(agent, manifest)[-1].decision)
+    tally.add(scenarios=1)
+
+
+async def test_what_a_neighbour_pushes_out_is_said_with_numbers(
+    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = published(mirror, 3)
+    async with rig.agent() as agent:
+        await used(agent, mirror, manifests)
+        shrunk(monkeypatch, 700)
+        await agent.cache.trim()
+
+        gone = verdict(story(agent, manifests[0])).because
+        assert gone is not None
+        assert isinstance(gone.decision, Trimmed)
+        assert (gone.decision.held, gone.decision.budget, gone.decision.allowed) == (900, 700, BUDGET)
+        assert "because the tier held 900 B and others fill the disk, which left it 700 B of 1 KB" in why(
+            agent, manifests[0]
+        )
+        assert "is cached" in why(agent, manifests[1])
+    tally.add(scenarios=1)
+
+
+async def test_what_the_disk_did_not_let_go_is_said_to_be_there(
+    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = published(mirror, 4)
+    async with rig.agent() as agent:
+        await used(agent, mirror, manifests[:3])
+
+        def fail(*_: object) -> None:
+            raise StoreUnavailableError("the disk is broken")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Removal, "remove", fail)
+            with pytest.raises(BdnError):
+                await agent.evictions.evict(EvictCommand(id="evi_1", all=True))
+            with pytest.raises(BdnError):
+                await staged(agent, mirror, manifests[3])
+
+        for manifest in manifests:
+            assert verdict(story(agent, manifest)).is_here == (manifest.digest in agent.cache.index.manifests())
+        assert "is still here: it could not be evicted" in why(agent, manifests[0])
+        assert kinds(agent, manifests[3])[-1] == "failed"
+    tally.add(scenarios=2, faults=2)
+
+
+async def test_that_something_goes_is_on_record_before_it_goes(
+    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is killed between the two leaves an event too many, and not a manifest too few."""
+    manifests = published(mirror, 5)
+    by_digest = {manifest.digest: manifest for manifest in manifests}
+    real, looks = Removal.remove, list[bool]()
+    async with rig.agent() as agent:
+
+        def remove(removal: Removal, victims: Sequence[Victim]) -> None:
+            for victim in victims:
+                looks.append(removal.places.manifest(victim.manifest).exists())
+                looks.append(not verdict(story(agent, by_digest[victim.manifest])).is_here)
+            real(removal, victims)
+
+        monkeypatch.setattr(Removal, "remove", remove)
+        await used(agent, mirror, manifests)  # two make room
+        await agent.evictions.evict(EvictCommand(id="evi_1", lru_bytes=1))
+        shrunk(monkeypatch, SIZE)
+        await agent.cache.trim()
+    assert looks == [True] * 2 * 4
+    tally.add(scenarios=4)
+
+
+@pytest.mark.promise("corruption")
+async def test_what_the_scrub_repairs_or_loses_is_on_record(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+    (manifest,) = published(mirror, 1)
+    async with rig.agent() as agent:
+        await staged(agent, mirror, manifest)
+        path = agent.places.file(manifest.files[0].digest)
+        for repair in (False, True):
+            path.chmod(0o644)
+            path.write_bytes(bytes(SIZE))
+            await agent.scrub.verifications.carry_out(VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
+
+        damaged, repaired = (one.decision for one in story(agent, manifest)[-2:])
+        assert str(damaged).startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")
+        assert str(repaired).startswith(f"was repaired: {manifest.files[0].digest} of f in the tier node (")
+    tally.add(scenarios=2, faults=2, repaired=1)
+
+
+# --- any sequence: the machine knows why, and the journal says the same ---
+
+
+_OPERATIONS = [*["stage"] * 8, *["release"] * 3, "evict", "force", "trim", "expire"]
+
+
+@dataclass
+class Machine:
+    """Does one thing after the other to an agent, and compares what left the cache with what is on record."""
+
+    rig: Rig
+    manifests: list[Manifest]
+    choose: random.Random
+    number: int = 0
+    wrong: list[str] = field(default_factory=list)
+    refused: int = 0
+
+    async def run(self, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        while self.number < steps:
+            async with AsyncExitStack() as stack:
+                agent = await stack.enter_async_context(self.rig.agent())
+                await agent.heartbeats.beat()
+                self._check(agent, set(), None, "start")
+                for _ in range(self.choose.randint(3, 12)):
+                    self.number += 1
+                    before = set(agent.cache.index.manifests())
+                    name = self.choose.choice(_OPERATIONS)
+                    with monkeypatch.context() as patched:
+                        expected = await getattr(self, f"_{name}")(agent, patched)
+                    self._check(agent, before, expected, name)
+
+    async def _stage(self, agent: Agent, _: pytest.MonkeyPatch) -> Expected:
+        job, manifest = f"job-{self.number}", self.choose.choice(self.manifests)
+        try:
+            await staged(agent, self.rig.mirror, manifest, job=job)
+        except BdnError as error:
+            self.refused += 1
+            told = verdict(story(agent, manifest))
+            is_said = told.kept_out is not None and told.kept_out.decision.facts()["job"] == job
+            if error.code != "CACHE_FULL" or not is_said:
+                self.wrong.append(f"step {self.number}: {error}, but the journal says {told}")
+        return lambda one: isinstance(one, MadeRoom) and one.job == job
+
+    async def _release(self, agent: Agent, _: pytest.MonkeyPatch) -> Expected:
+        ready = [stage for stage in agent.stages.book.all() if stage.record.state == "READY"]
+        if ready:
+            await agent.stages.release(self.choose.choice(ready).record.id)
+        return None
+
+    async def _evict(self, agent: Agent, _: pytest.MonkeyPatch, *, force: bool = False) -> Expected:
+        chosen = [str(one.digest) for one in self.choose.sample(self.manifests, 2)]
+        name = f"evi_{self.number}"
+        await agent.evictions.evict(EvictCommand(id=name, manifests=chosen, force=force))
+        return lambda one: isinstance(one, EvictedOnRequest) and one.eviction == name and one.forced == force
+
+    async def _force(self, agent: Agent, patched: pytest.MonkeyPatch) -> Expected:
+        return await self._evict(agent, patched, force=True)
+
+    async def _trim(self, agent: Agent, patched: pytest.MonkeyPatch) -> Expected:
+        budget = self.choose.choice([250, 500, 800])
+        shrunk(patched, budget)
+        await agent.cache.trim()
+        return lambda one: isinstance(one, Trimmed) and one.budget == budget
+
+    async def _expire(self, agent: Agent, _: pytest.MonkeyPatch) -> Expected:
+        ready = [stage for stage in agent.stages.book.all() if stage.record.state == "READY"]
+        if ready:
+            await agent.stages.lifecycle.release(self.choose.choice(ready), ending="expired")
+        return None
+
+    def _check(self, agent: Agent, before: set[Digest], expected: Expected, name: str) -> None:
+        index = agent.cache.index
+        for manifest in self.manifests:
+            told: Verdict = verdict(story(agent, manifest))
+            is_here = manifest.digest in index.manifests()
+            decision: Decision | None = told.because.decision if told.because else None
+            is_explained = told.is_here == is_here
+            if manifest.digest in before and not is_here:
+                is_explained = is_explained and expected is not None and decision is not None and expected(decision)
+            if name == "start" and is_here:
+                is_explained = is_explained and isinstance(decision, Found)
+            if not is_explained:
+                self.wrong.append(f"step {self.number}, {name}: here {is_here}, but the journal says {told}")
+
+
+async def test_whatever_happens_the_last_event_about_a_manifest_explains_where_it_is(
+    rig: Rig, mirror: AgentMirror, scale: Scale, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, seed = scale.of(150, 1200), 20261122
+    machine = Machine(rig, published(mirror, 6), random.Random(seed))
+    await machine.run(steps, monkeypatch)
+
+    assert machine.wrong == [], f"seed {seed}"
+    assert machine.refused
+    tally.add(scenarios=machine.number, refused=machine.refused, wrong=len(machine.wrong))
+
+
+# --- kills, and a mirror that is away ---
+
+_WRITER = """
+import itertools, sys, time
+from pathlib import Path
+from bdn.core.events.caches import Dropped
+from node_agent.journal.journal import Journal
+journal = Journal(Path(sys.argv[1]), time.time, lambda lost: sys.exit(9), page_size=int(sys.argv[3]))
+journal.open()
+for number in itertools.count(int(sys.argv[2])):
+    journal.record([Dropped(manifest="b3:" + "1" * 64, why=str(number)), Dropped(why=f"{number} too")])
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("page_size", [8 * 1024 * 1024, 20_000], ids=["one page", "many pages"])
+def test_a_journal_that_is_killed_while_it_is_written_loses_nothing_that_was_acknowledged(
+    tmp_path: Path, scale: Scale, tally: Tally, page_size: int
+) -> None:
+    from node_agent.journal.journal import Journal
+
+    choose, last, kills = random.Random(7), -1, scale.of(3, 40)
+    for _ in range(kills):
+        command = [sys.executable, "-c", _WRITER, str(tmp_path), str(last + 1), str(page_size)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            stop = last + choose.randint(20, 400)
+            for line in writer.stdout:
+                last = int(line)
+                if last >= stop:
+                    break
+            writer.send_signal(signal.SIGKILL)
+            last = max([last, *map(int, writer.stdout.read().split())])
+        journal = Journal(tmp_path, lambda: 0.0, lambda _: None, page_size=page_size)
+        journal.open()
+        events = list(journal.events())[::-1]
+        whys = [str(one.decision).removeprefix("was dropped: ") for one in events]
+        numbers = [int(one) for one in whys if not one.endswith("too")]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))  # in order, none twice, no gap
+        assert numbers[-1] in (last, last + 1)  # the one that was not acknowledged may be there
+        assert numbers[0] == 0 or page_size < 1_000_000
+        assert len({one.id for one in events}) == len(events)
+        last = numbers[-1]
+    tally.add(scenarios=kills, kills=kills)
+
+
+async def test_a_killed_agent_still_knows_why(tmp_path: Path, tally: Tally, scale: Scale) -> None:
+    with AgentMirror().running() as mirror:
+        given = {"BDN_AGENT_CACHE_BYTES": str(BUDGET), "BDN_AGENT_ROLES": "node"}
+        program = Program(tmp_path, mirror.url, given)
+        manifests = published(mirror, 5)
+        seen: list[str] = []
+        for number in range(scale.of(1, 6)):
+            first, later = manifests[number % 5], [manifests[(number + n) % 5] for n in (1, 2, 3)]
+            async with program.daemon() as daemon:
+                for n, manifest in enumerate([first, *later]):
+                    body = StageRequest(job_id=f"job-{number}-{n}", grant=mirror.grant(manifest), wait=True)
+                    stage = await daemon.client.stage(body)
+                    assert stage.state == "READY", stage.error
+                    await daemon.client.unstage(stage.id)
+                await daemon.kill()
+            async with program.daemon() as daemon:
+                told = await daemon.client.events({"mention": str(first.digest), "limit": "10000"})
+                recorded = [one.recorded() for one in reversed(told.items) if one.manifest == str(first.digest)]
+                because = verdict(recorded).because
+                assert because is not None
+                assert isinstance(because.decision, MadeRoom)
+                assert because.decision.job == f"job-{number}-3"
+                every = [one.id for one in (await daemon.client.events({"limit": "10000"})).items]
+                assert len(set(every)) == len(every)
+                assert set(seen) <= set(every)
+                seen = every
+                await daemon.stop()
+            tally.add(scenarios=1, kills=1)
+
+
+async def test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_back(
+    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = published(mirror, 4)
+    async with rig.agent() as agent:
+        await used(agent, mirror, manifests[:1])
+
+        def away(_: AgentMirror, __: Heartbeat) -> HeartbeatReply:
+            raise StoreUnavailableError("the mirror is away")
+
+        monkeypatch.setattr(AgentMirror, "beat", away)  # until after the agent has said its last word
+        await used(agent, mirror, manifests[1:])  # the first makes room
+        waiting = agent.journal.waiting
+    monkeypatch.undo()
+    assert waiting >= 9
+    async with rig.agent() as agent:  # and it is restarted meanwhile
+        async with asyncio.timeout(30):
+            while agent.journal.waiting:  # noqa: ASYNC110 - heartbeats have nobody else to wake
+                await asyncio.sleep(0.01)
+        recorded = [one.id for one in agent.journal.events()][::-1]
+    told = list(dict.fromkeys(_told(mirror)))
+    assert told == recorded
+    tally.add(scenarios=1, faults=1)
+
+
+def _told(mirror: AgentMirror) -> Iterator[str]:
+    for beat in mirror.heartbeats:
+        yield from (event.id for event in beat.events)

@@ -1,0 +1,219 @@
+"""What the mirror collected, found damaged, repaired or could not repair is on record, for those whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bdn.core.digest import Digest, digest_of
+from bdn.mirror.database import Database
+from bdn.mirror.verifying.damages import Damages
+from bdn.mirror.verifying.repair import AGAIN_SECONDS
+from bdn.mirror.watch import Watch
+from bdn.store.directory import DirectoryStore
+from tests.doubles.hub import Hub
+from tests.doubles.hub_repository import HubRepository
+from tests.doubles.s3 import S3Bucket
+from tests.support.calendar import DAY, Calendar
+from tests.support.mirror_service import (
+    LONGEST_SECONDS,
+    Json,
+    MirrorUnderTest,
+    mirror_under_test,
+    source,
+    until,
+    with_secret,
+)
+from tests.support.promises import Tally
+from tests.support.rotting import rot
+
+pytest_plugins = ("tests.support.mirror_fixtures",)
+
+TOKEN: Final = "operator-token"
+FILES: Final = {"weights": b"w" * 2_000_000, "a.txt": b"12345", "b.txt": b"67890"}
+MODEL: Final = source("hf://org/model")
+
+
+@pytest.fixture
+def calendar() -> Calendar:
+    return Calendar()
+
+
+@pytest.fixture
+def repository(hub: Hub) -> HubRepository:
+    repository = hub.repo("org/model")
+    repository.commit(FILES)
+    return repository
+
+
+@pytest.fixture
+async def mirror(
+    upstreams: None, repository: HubRepository, tmp_path: Path, calendar: Calendar
+) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(
+        tmp_path, bearer=TOKEN, auth="token", token=TOKEN, clock=calendar, collect_seconds=0, scrub_seconds=0
+    ) as service:
+        yield service
+
+
+async def mirrored(mirror: MirrorUnderTest, wanted: Json, organisation: str = "default") -> str:
+    headers = {"BDN-Organisation": organisation}
+    begun = await mirror.http.post("/mirror", json={"weights": [wanted]}, headers=headers)
+    done = await mirror.http.get(f"/mirror/{begun.json()['id']}", params={"wait": LONGEST_SECONDS}, headers=headers)
+    assert done.json()["status"] == "READY", done.text
+    return str(done.json()["sources"][0]["manifest"])
+
+
+async def told(mirror: MirrorUnderTest, organisation: str = "default", **params: Any) -> list[Json]:
+    """What the organisation hears, oldest first, without what mirrors tell."""
+    answer = await mirror.http.get("/events", params=params, headers={"BDN-Organisation": organisation})
+    assert answer.status_code == 200, answer.text
+    return [one for one in reversed(answer.json()["items"]) if one["kind"] not in ("mirrored", "reused")]
+
+
+async def kinds(mirror: MirrorUnderTest, organisation: str = "default", **params: Any) -> list[str]:
+    return [one["kind"] for one in await told(mirror, organisation, **params)]
+
+
+async def verified(mirror: MirrorUnderTest, **request: Any) -> list[str]:
+    """The outcomes of a verification of all that the mirror stores."""
+    body = {"all": True, "tier": "mirror", **request}
+    answer = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=body)
+    assert answer.json()["status"] in ("DONE", "DAMAGED"), answer.text
+    return [item["outcome"] for item in answer.json()["items"]]
+
+
+class AlsoSeen(DirectoryStore):
+    """The mirror's store as another process has it, in which everybody looks before anybody has concluded."""
+
+    def __init__(self, mirror: MirrorUnderTest) -> None:
+        super().__init__(mirror.data_dir / "store")
+        self._all = threading.Barrier(4)
+
+    def fault(self, digest: Digest) -> str | None:
+        found = super().fault(digest)
+        self._all.wait(LONGEST_SECONDS)
+        return found
+
+
+def stored(mirror: MirrorUnderTest, content: bytes) -> Path:
+    return mirror.data_dir / "store/chunks" / digest_of(content).fanout
+
+
+@pytest.mark.promise("collection")
+async def test_what_was_collected_says_so_and_when_to_all_who_had_it_and_a_dry_run_says_nothing(
+    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
+) -> None:
+    manifest = await mirrored(mirror, MODEL)
+    assert await mirrored(mirror, MODEL, "rival") == manifest
+    for organisation in ("default", "rival"):
+        answer = await mirror.http.post(
+            "/evictions",
+            params={"wait": LONGEST_SECONDS},
+            json={"all": True, "tier": "mirror"},
+            headers={"BDN-Organisation": organisation},
+        )
+        assert answer.json()["status"] == "DONE"
+    calendar.days = 8
+    planned = await mirror.collect(dry_run=True)
+    assert (planned["kinds"][0]["count"], await kinds(mirror, manifest=manifest)) == (1, ["tombstoned"])
+
+    collection = await mirror.collect()
+    for organisation in ("default", "rival"):
+        (_, gone) = await told(mirror, organisation, manifest=manifest)
+        assert gone["kind"] == "collected"
+        assert gone["facts"]["bytes"] == collection["bytes_freed"] == planned["bytes_freed"]
+        assert gone["sentence"] == "was collected from the mirror's store: 2 MB were its own"
+        assert abs(datetime.fromisoformat(gone["at"]).timestamp() - calendar()) < DAY  # eight days after the mirror
+    assert await kinds(mirror, "stranger", manifest=manifest) == []
+    tally.add(scenarios=3)
+
+
+@pytest.mark.promise("corruption")
+async def test_a_damaged_chunk_of_the_store_and_its_repair_are_on_record_for_all_who_have_the_manifest(
+    mirror: MirrorUnderTest, tally: Tally
+) -> None:
+    manifest = await mirrored(mirror, MODEL)
+    await mirrored(mirror, MODEL, "rival")
+    chunk = str(digest_of(FILES["weights"]))
+    rot(stored(mirror, FILES["weights"]), "flipped")
+    assert await verified(mirror) == ["repaired"]
+
+    for organisation in ("default", "rival"):
+        for about in ({"manifest": manifest}, {"digest": chunk}):
+            damaged, repaired = await told(mirror, organisation, **about)
+            assert (damaged["kind"], damaged["manifest"], damaged["digest"]) == ("damaged", manifest, chunk)
+            assert damaged["sentence"].startswith(f"has a damaged part: {chunk} in the tier mirror (")
+            assert repaired["sentence"].startswith(f"was repaired: {chunk} in the tier mirror (")
+            assert damaged["node"] is None
+    assert await kinds(mirror, "stranger", digest=chunk) == []
+    tally.add(scenarios=1, faults=1, repaired=1)
+
+
+@pytest.mark.promise("corruption")
+async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
+    mirror: MirrorUnderTest, repository: HubRepository, calendar: Calendar, tally: Tally
+) -> None:
+    manifest = await mirrored(mirror, MODEL)
+    rot(stored(mirror, FILES["weights"]), "truncated")
+    repository.disabled = True
+    for _ in range(2):
+        assert await verified(mirror) == ["lost"]
+    assert await kinds(mirror, manifest=manifest) == ["damaged", "lost"]
+    (_, lost) = await told(mirror, manifest=manifest)
+    assert lost["sentence"].startswith("lost a part, which neither an agent nor its upstream has now: ")
+    assert "org/model" not in lost["sentence"]  # whoever has the manifest hears it, wherever they have it from
+
+    repository.disabled = False
+    calendar.days += AGAIN_SECONDS / DAY
+    await until(lambda: mirror.count("damaged_chunks") == 0)
+    assert await kinds(mirror, manifest=manifest) == ["damaged", "lost", "repaired"]
+    tally.add(scenarios=2, faults=1, repaired=1)
+
+
+@pytest.mark.promise("corruption", "access")
+async def test_of_a_private_slab_its_owner_alone_hears_also_when_it_is_packed_in_another_way(
+    mirror: MirrorUnderTest, bucket: S3Bucket, tally: Tally
+) -> None:
+    """Both have the manifest, and each its own slab with the same small files."""
+    bucket.put({"a.txt": FILES["a.txt"], "b.txt": FILES["b.txt"]})
+    wanted = source(f"s3://{bucket.name}", **with_secret("s3-keys"))
+    manifest = await mirrored(mirror, wanted)
+    (slab,) = mirror.chunks()
+    assert await mirrored(mirror, wanted, "rival") == manifest
+    rot(mirror.data_dir / "store/chunks" / slab, "flipped")
+    assert await verified(mirror, repair=False) == ["damaged"]
+    name = f"b3:{Path(slab).name}"
+    assert await kinds(mirror, digest=name) == await kinds(mirror, manifest=manifest) == ["damaged"]
+    assert await kinds(mirror, "rival", digest=name) == await kinds(mirror, "rival", manifest=manifest) == []
+
+    bucket.put({"a.txt": FILES["a.txt"], "b.txt": FILES["b.txt"], "c.txt": b"one more"})
+    await mirrored(mirror, wanted)  # which packs all three
+    assert mirror.count("damaged_chunks") == 0
+    assert await kinds(mirror, manifest=manifest) == ["damaged", "repaired"]
+    assert await kinds(mirror, "rival", manifest=manifest) == []
+    tally.add(scenarios=2, faults=1, repaired=1)
+
+
+@pytest.mark.promise("corruption")
+async def test_damage_that_several_processes_find_at_once_is_written_down_once(
+    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
+) -> None:
+    manifest = await mirrored(mirror, MODEL)
+    rot(stored(mirror, FILES["weights"]), "zeroed")
+    database, store = Database(f"sqlite+aiosqlite:///{mirror.data_dir}/mirror.sqlite"), AlsoSeen(mirror)
+    damages = [Damages(database, store, Watch(), calendar, lambda: None) for _ in range(4)]
+    try:
+        faults = await asyncio.gather(*(one.examine(digest_of(FILES["weights"])) for one in damages))
+    finally:
+        await database.close()
+    assert len(faults) == 4
+    assert None not in faults
+    assert (await kinds(mirror, manifest=manifest)).count("damaged") == 1
+    tally.add(scenarios=1, faults=1)

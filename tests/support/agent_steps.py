@@ -1,0 +1,94 @@
+"""What is done to the disk, call by call, in whatever thread: before or after one of these calls something else comes between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Final
+
+import pytest
+
+import node_agent.fill.part
+import node_agent.view.views
+from node_agent.agent import Agent
+
+_CALLS: Final = (
+    *("open", "pwrite", "write", "fsync", "fdatasync", "ftruncate", "rename", "replace", "link", "unlink", "mkdir"),
+    *("fchmod", "utime", "stat", "scandir"),
+)
+_MOMENT_SECONDS: Final = 0.3
+
+
+class Steps:
+    """Counts the points before and after each call of this process; at the ``chosen`` one, ``begin`` is begun.
+
+    In a thread, the call waits until that has ended, or waits for the stage: for its lock, for the cache's, or for its task
+    to end; a moment at most, as it may wait for a lock that this very thread holds. On the loop, where nothing can wait, it
+    goes on at the next point where tasks take turns.
+    """
+
+    def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed = 0
+        self.between: asyncio.Task[Any] | None = None
+        self.last = ""
+        self._chosen = 0
+        self._begin: Callable[[], Coroutine[Any, Any, Any]] | None = None
+        self._agent = agent
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._lock = threading.Lock()
+        for name in _CALLS:
+            monkeypatch.setattr(os, name, self._around(name, getattr(os, name)))
+        for module, name in ((node_agent.fill.part, "allocate"), (node_agent.view.views, "exchange")):
+            monkeypatch.setattr(module, name, self._around(name, getattr(module, name)))
+
+    def aim(self, chosen: int, begin: Callable[[], Coroutine[Any, Any, Any]] | None) -> None:
+        """From now on count anew."""
+        self.passed, self._chosen, self._begin, self.between = 0, chosen, begin, None
+
+    def rest(self) -> None:
+        """Count no more; what should have come between and did not, as there were too few calls, does not."""
+        with self._lock:
+            self._begin = None
+
+    def _around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def step(*given: Any, **options: Any) -> Any:
+            told = f"{name}{given[:2]}"[:200]
+            self._pass(f"before {told}")
+            result = call(*given, **options)
+            self._pass(f"after {told}")
+            return result
+
+        return step
+
+    def _pass(self, point: str) -> None:
+        with self._lock:
+            self.passed += self._begin is not None
+            begin = self._begin if self._begin and self.passed == self._chosen else None
+            if begin:
+                self.last, self._begin = point, None
+        if begin and threading.get_ident() == self._loop_thread:
+            self.between = self._loop.create_task(begin())
+        elif begin:
+            may_go_on = threading.Event()
+            self._loop.call_soon_threadsafe(self._start, begin, may_go_on)
+            may_go_on.wait(_MOMENT_SECONDS)
+
+    def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]], may_go_on: threading.Event) -> None:
+        self.between = self._loop.create_task(begin())
+        self._look(may_go_on)
+
+    def _look(self, may_go_on: threading.Event) -> None:
+        """Again at each turn of the loop."""
+        assert self.between is not None
+        stages = self._agent.stages.book.all()
+        waited = [self._agent.cache._lock, *(stage.lock for stage in stages)]
+        is_waiting = any(lock._waiters for lock in waited)
+        if self.between.done() or is_waiting or any(stage.stop.is_set() and stage.is_working for stage in stages):
+            may_go_on.set()
+        else:
+            self._loop.call_later(0.0005, self._look, may_go_on)

@@ -1,0 +1,293 @@
+"""A proxy between two of our programs that plays faults: each exchange of HTTP meets the next fault of a script, or none.
+
+It understands as much of HTTP/1.1 as it takes to know where a message ends. Everything runs on the loop of one thread, and what is
+played depends on the order of requests alone, so that a failure replays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+_PIECE: Final = 256 * 1024
+_LIMIT: Final = 1024 * 1024  # of a head
+
+
+@dataclass(frozen=True)
+class Message:
+    """A head with its empty line, and a body."""
+
+    head: bytes
+    body: bytes
+
+    @property
+    def whole(self) -> bytes:
+        return self.head + self.body
+
+
+@dataclass
+class Exchange:
+    """One request, and who asked. ``perform`` gets an answer from the other side, each time anew."""
+
+    request: Message
+    perform: Callable[[], Awaitable[Message]]
+    client: asyncio.StreamWriter
+    reader: asyncio.StreamReader
+
+    @property
+    def asked(self) -> str:
+        """Method and path."""
+        return " ".join(self.request.head.decode("latin-1").split(" ", 2)[:2])
+
+    async def send(self, content: bytes) -> None:
+        self.client.write(content)
+        await self.client.drain()
+
+    async def until_gone(self) -> None:
+        """Silence: until the client gives up, or the proxy ends."""
+        while await self.reader.read(_PIECE):
+            pass
+
+    def reset(self) -> None:
+        """An RST instead of a FIN; what lies in the socket is lost."""
+        reset(self.client)
+
+
+# A fault plays one exchange; False: the connection ends with it.
+Fault = Callable[[Exchange], Awaitable[bool]]
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    writer.transport.abort()
+
+
+@dataclass
+class FaultProxy:
+    """``port`` of the loopback stands for ``target``.
+
+    ``script`` is played first, one fault per exchange whose method and path ``chosen`` likes; then ``every``, if there is one. ``met`` counts
+    what was played. While ``is_parted`` nothing passes and nobody is told: neither new connections nor those that exist.
+    """
+
+    target: tuple[str, int]
+    script: deque[Fault] = field(default_factory=deque)
+    every: Fault | None = None
+    chosen: Callable[[str], bool] = lambda _: True
+    met: Counter[str] = field(default_factory=Counter)
+    exchanges: int = 0
+    is_parted: bool = False
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._listening = threading.Event()
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def play(self, *faults: Fault) -> None:
+        """These next, one per exchange, and nothing afterwards."""
+        self.script = deque(faults)
+        self.every = None
+
+    def heal(self) -> None:
+        """Nothing more is played."""
+        self.play()
+        self.is_parted = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[FaultProxy]:
+        thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), name="fault-proxy")
+        thread.start()
+        try:
+            assert self._listening.wait(30), "the proxy does not listen"
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            thread.join()
+            self._loop.close()
+
+    def close_port(self) -> None:
+        """From now on connections are refused, and those that exist are reset."""
+        asyncio.run_coroutine_threadsafe(self._close_port(), self._loop).result(30)
+
+    def open_port(self) -> None:
+        """Listen again, on the same port."""
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(30)
+
+    def cut(self) -> None:
+        """Every connection is reset; new ones are let in."""
+        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(30)
+
+    async def _serve(self) -> None:
+        await self._listen()
+        self._listening.set()
+        await self._stop.wait()
+        await self._close_port()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_LIMIT)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _close_port(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._cut()
+
+    async def _cut(self) -> None:
+        for client in list(self._clients):
+            reset(client)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients.add(writer)
+        try:
+            await self.carry(reader, writer)
+        except (OSError, EOFError, asyncio.IncompleteReadError):
+            pass  # one side has gone; so does the other
+        finally:
+            self._clients.discard(writer)
+            writer.close()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client's exchanges, one after the other, over one connection to the target."""
+        async with _Target(self.target) as target:
+            while True:
+                request = await read_message(reader)
+
+                async def perform(request: Message = request) -> Message:
+                    return await target.ask(request, writer)
+
+                exchange = Exchange(request, perform, writer, reader)
+                if not await self._play(exchange):
+                    return
+
+    async def _play(self, exchange: Exchange) -> bool:
+        self.exchanges += 1
+        fault: Fault | None = None
+        if self.is_parted:
+            fault = parted
+        elif self.chosen(exchange.asked):
+            fault = self.script.popleft() if self.script else self.every
+        if fault is None:
+            fault = passes
+        else:
+            self.met[getattr(fault, "__name__", str(fault))] += 1
+        goes_on = await fault(exchange)
+        if self.is_parted:
+            await exchange.until_gone()
+        return goes_on
+
+
+class _Target:
+    """The connection to the other side: made for the first request, and again when that side ended it."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
+
+    async def ask(self, request: Message, client: asyncio.StreamWriter) -> Message:
+        for is_last in (False, True):
+            try:
+                reader, writer = await self._connected()
+                writer.write(request.whole)
+                await writer.drain()
+                return await read_answer(reader, request, client)
+            except (OSError, EOFError):
+                self._end()
+                if is_last:
+                    raise
+        raise AssertionError
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(*self._address, limit=_LIMIT)
+        return self._streams
+
+    def _end(self) -> None:
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+
+async def read_message(reader: asyncio.StreamReader) -> Message:
+    """A request with its body. Raises ``IncompleteReadError`` at the end of the connection."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    return Message(head, await reader.readexactly(length_of(head) or 0))
+
+
+async def read_answer(reader: asyncio.StreamReader, request: Message, client: asyncio.StreamWriter) -> Message:
+    """An answer with its body; interim answers go to the client as they come."""
+    while True:
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        if status >= 200:
+            break
+        client.write(head)
+        await client.drain()
+    if request.head.startswith(b"HEAD ") or status in (204, 304):
+        return Message(head, b"")
+    length = length_of(head)
+    if length is not None:
+        return Message(head, await reader.readexactly(length))
+    if b"transfer-encoding: chunked" in head.lower():
+        return Message(head, await _read_chunked(reader))
+    return Message(head, await reader.read(-1))
+
+
+async def _read_chunked(reader: asyncio.StreamReader) -> bytes:
+    """As it came, sizes and all."""
+    body = b""
+    while True:
+        line = await reader.readuntil(b"\r\n")
+        size = int(line.partition(b";")[0], 16)
+        body += line + await reader.readexactly(size + 2)
+        if not size:
+            return body
+
+
+def length_of(head: bytes) -> int | None:
+    """Its ``Content-Length``."""
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            return int(value)
+    return None
+
+
+async def passes(exchange: Exchange) -> bool:
+    """What should happen."""
+    answer = await exchange.perform()
+    await exchange.send(answer.whole)
+    return b"connection: close" not in answer.head.lower()
+
+
+async def parted(exchange: Exchange) -> bool:
+    """Nothing arrives on the other side, and nothing comes back."""
+    await exchange.until_gone()
+    return False

@@ -1,0 +1,81 @@
+"""A process that dies at one of its calls to the disk, without ending: from that call on, nothing it does reaches the disk.
+
+Kills a state machine thousands of times where starting and killing real processes would take hours. What ``finally`` blocks and
+error handling try to tidy up afterwards changes nothing, as after ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import node_agent.fill.part
+import node_agent.view.views
+
+_CALLS = (
+    *("rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir", "utime", "chmod", "fchmod"),
+    *("truncate", "ftruncate", "fsync", "fdatasync", "pwrite", "write", "open"),
+)
+_CHANGES = os.O_CREAT | os.O_TRUNC
+
+
+class Killed(BaseException):
+    """The process is dead. No error of ours: nothing may handle it."""
+
+
+class MortalDisk:
+    """Counts the calls that change the disk; ``die_at`` says at which one, before its effect, everything ends.
+
+    A write may have come half-way. Calls that change nothing, such as making a folder that is there, are not counted.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.calls = 0
+        self.is_dead = False
+        self.last = ""
+        self._chance = random.Random(seed)
+        self._fatal = 0
+
+    def die_at(self, number: int) -> None:
+        """Count anew; 0 means never."""
+        self.calls, self.is_dead, self._fatal = 0, False, number
+
+    def check(self) -> None:
+        """The end, for whoever waited for a task of a process that has died meanwhile."""
+        if self.is_dead:
+            raise Killed
+
+    @contextmanager
+    def mounted(self) -> Iterator[None]:
+        """For the time of the block, this process's calls go through here."""
+        with ExitStack() as stack:
+            for name in _CALLS:
+                stack.enter_context(patch.object(os, name, self._counted(name, getattr(os, name))))
+            for module, name in ((node_agent.fill.part, "allocate"), (node_agent.view.views, "exchange")):
+                stack.enter_context(patch.object(module, name, self._counted(name, getattr(module, name))))
+            yield
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            if name == "open" and not (given[1] if len(given) > 1 else options.get("flags", 0)) & _CHANGES:
+                return real(*given, **options)
+            if self.is_dead:
+                raise Killed
+            if name == "mkdir" and not options.get("dir_fd") and os.path.lexists(given[0]):
+                return real(*given, **options)
+            self.calls += 1
+            if self.calls == self._fatal:
+                self._die(name, real, given)
+            return real(*given, **options)
+
+        return call
+
+    def _die(self, name: str, real: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        self.is_dead, self.last = True, f"{name}{given[:2]}"[:200]
+        if name in ("pwrite", "write") and len(given[1]):
+            real(given[0], bytes(given[1])[: self._chance.randrange(len(given[1]))], *given[2:])
+        raise Killed

@@ -1,0 +1,117 @@
+"""Manifests and layouts come from whichever peer has the right ones; a silent mirror costs a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bdn.core.errors import BdnError
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.pace.retry import RetryPolicy
+from bdn.wire.agent_schema import Member
+from bdn.wire.client import MirrorClient
+from bdn.wire.mirror_schema import LayoutBody
+from node_agent.cache.catalogue import Catalogue
+from node_agent.cache.records import ManifestRecords
+from node_agent.disk.places import Places
+from node_agent.ring.documents import PeerDocuments
+from node_agent.ring.members import Members
+from tests.support.agent_mirror import AgentMirror
+from tests.support.agent_rig import IMPATIENT
+from tests.support.names import named
+
+FILES = {"a": b"first", "b": b"second", "c": bytes(9_000_000)}
+DEAD = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def peer() -> Iterator[AgentMirror]:
+    """Its documents are served as an agent's are."""
+    with AgentMirror().running() as running:
+        yield running
+
+
+def members(folder: Path, *addresses: str) -> Members:
+    known = Members("me", folder / "members.json")
+    known.take(1, [Member(node="me", advertise=DEAD, roles=["cluster"])], known.ask())
+    several = [Member(node=f"peer-{number}", advertise=one, roles=["cluster"]) for number, one in enumerate(addresses)]
+    known.take(2, several, known.ask())
+    return known
+
+
+async def test_the_peer_that_has_them_is_found_among_those_that_have_not(tmp_path: Path, peer: AgentMirror) -> None:
+    manifest = peer.publish(FILES)
+    with ExitStack() as stack:
+        empty = [stack.enter_context(AgentMirror(signer=peer.signer).running()) for _ in range(2)]
+        documents = PeerDocuments(members(tmp_path, DEAD, DEAD, DEAD, *(one.url for one in empty), peer.url))
+
+        found = await documents.manifest(manifest.digest, peer.grant(manifest))
+        layout = await documents.layout(manifest, peer.grant(manifest))
+
+    assert found == manifest
+    assert layout is not None
+    assert layout.covers(manifest.contents)
+
+
+async def test_nobody_has_what_nobody_gives(tmp_path: Path, peer: AgentMirror) -> None:
+    manifest = peer.publish(FILES)
+    for known in (members(tmp_path), members(tmp_path, DEAD), members(tmp_path, peer.url)):
+        documents = PeerDocuments(known)
+        assert await documents.manifest(named("another"), peer.grant(manifest)) is None
+        assert await documents.layout(manifest, "no grant") is None
+
+
+async def test_another_manifest_under_this_name_is_not_taken(tmp_path: Path, peer: AgentMirror) -> None:
+    manifest = peer.publish(FILES)
+    peer.manifests[manifest.digest] = Manifest.of([FileEntry("a", 5, named("other"))])
+
+    assert await PeerDocuments(members(tmp_path, peer.url)).manifest(manifest.digest, peer.grant(manifest)) is None
+
+
+async def test_a_layout_that_leaves_out_a_file_is_not_taken(tmp_path: Path, peer: AgentMirror) -> None:
+    manifest = peer.publish(FILES)
+    whole = peer.layouts[manifest.digest]
+    peer.layouts[manifest.digest] = LayoutBody(manifest=whole.manifest, data_port=None, files=whole.files[1:])
+
+    assert await PeerDocuments(members(tmp_path, peer.url)).layout(manifest, peer.grant(manifest)) is None
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A host that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def test_a_mirror_that_says_nothing_is_not_waited_for_where_a_peer_knows(
+    tmp_path: Path, peer: AgentMirror, silent: str
+) -> None:
+    manifest = peer.publish(FILES)
+    async with asyncio.timeout(20), MirrorClient(silent) as client:
+        catalogue = _catalogue(tmp_path, client, IMPATIENT, peer.url)
+        held = await catalogue.obtain(manifest.digest, peer.grant(manifest), is_complete=False)
+
+    assert held.manifest == manifest
+    assert held.layout is not None
+
+
+async def test_a_mirror_that_says_nothing_to_anybody_is_named(tmp_path: Path, silent: str) -> None:
+    async with asyncio.timeout(20), MirrorClient(silent) as client:
+        catalogue = _catalogue(tmp_path, client, RetryPolicy(attempts=1))
+        with pytest.raises(BdnError, match=silent) as caught:
+            await catalogue.obtain(named("any"), "grant", is_complete=False)
+
+    assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
+
+
+def _catalogue(folder: Path, client: MirrorClient, policy: RetryPolicy, *peers: str) -> Catalogue:
+    places = Places(folder / "cache", None)
+    places.make()
+    return Catalogue(
+        ManifestRecords(places), client, PeerDocuments(members(folder, *peers)), policy, answer_seconds=(0.2, 0.2)
+    )
