@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.mirror.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.database_errors import DatabaseUnavailableError
-from bdn.mirror.repository import at_work, mirrors, objects
+from bdn.mirror.repository import at_work, mirrors, objects, records
 from bdn.mirror.tables import Base
 from tests.support.mirror_service import mirror_under_test
 

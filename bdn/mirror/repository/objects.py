@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import select
 
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
 from bdn.core.store.record_soundness import content_fault
 from bdn.mirror.database import ReadSession
 from bdn.mirror.repository.layouts import split_digests
-from bdn.mirror.tables import ContentRow, ManifestContentRow, SlabRow, SlabSliceRow
+from bdn.mirror.repository.records import of_manifests
+from bdn.mirror.tables import ContentRow, SlabRow, SlabSliceRow
 
 _CONTENTS: Final = 16  # of one look; a large one has megabytes of digests
 _SLABS: Final = 64
@@ -50,7 +51,7 @@ async def _chunks(
 ) -> list[StoredObject]:
     """Behind chunk ``index`` of this content."""
     query = select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
-    query = query.where(ContentRow.chunks != b"", ContentRow.digest >= content, *_named(manifests))
+    query = query.where(ContentRow.chunks != b"", ContentRow.digest >= content, *of_manifests(manifests))
     found: list[StoredObject] = []
     rows = (await session.execute(query.order_by(ContentRow.digest).limit(_CONTENTS))).all()
     for digest, size, raw in rows:
@@ -70,13 +71,6 @@ async def _slabs(session: ReadSession, slab: str, manifests: Sequence[str] | Non
     query = select(SlabRow.digest, SlabRow.size).where(SlabRow.digest > slab)
     if manifests is not None:
         inside = select(SlabSliceRow.slab).join(ContentRow, ContentRow.digest == SlabSliceRow.content)
-        query = query.where(SlabRow.digest.in_(inside.where(ContentRow.chunks == b"", *_named(manifests))))
+        query = query.where(SlabRow.digest.in_(inside.where(ContentRow.chunks == b"", *of_manifests(manifests))))
     rows = (await session.execute(query.order_by(SlabRow.digest).limit(_SLABS))).all()
     return [StoredObject(Digest(digest), size, f"slab:{digest}") for digest, size in rows]
-
-
-def _named(manifests: Sequence[str] | None) -> list[ColumnElement[bool]]:
-    if manifests is None:
-        return []
-    named = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(manifests))
-    return [ContentRow.digest.in_(named)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import ColumnElement, select, update
 
 from bdn.core.digest import Digest
 from bdn.core.store.layout import FileLayout
@@ -68,7 +68,7 @@ async def _manifests(
 ) -> tuple[list[tuple[Record, str]], str | None]:
     query = select(ManifestRow.digest, ManifestRow.canonical).where(ManifestRow.digest > behind)
     if manifests is not None:
-        query = query.where(or_(*(ManifestRow.digest == one for one in manifests)))
+        query = query.where(ManifestRow.digest.in_(manifests))
     rows = (await session.execute(query.order_by(ManifestRow.digest).limit(_MANIFESTS))).all()
     faults = [
         (Record("manifest", Digest(digest)), wrong)
@@ -81,11 +81,8 @@ async def _manifests(
 async def _contents(
     session: ReadSession, behind: str, manifests: Sequence[str] | None
 ) -> tuple[list[tuple[Record, str]], str | None]:
-    query = select(ContentRow.digest, ContentRow.size, ContentRow.chunks).where(ContentRow.digest > behind)
-    if manifests is not None:
-        named = select(ManifestContentRow.content)
-        named = named.where(or_(*(ManifestContentRow.manifest == one for one in manifests)))
-        query = query.where(ContentRow.digest.in_(named))
+    query = select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
+    query = query.where(ContentRow.digest > behind, *of_manifests(manifests))
     rows = (await session.execute(query.order_by(ContentRow.digest).limit(_CONTENTS))).all()
     faults = [
         (Record("content", Digest(digest)), wrong)
@@ -93,6 +90,14 @@ async def _contents(
         if (wrong := content_fault(Digest(digest), size, chunks))
     ]
     return faults, rows[-1][0] if rows else None
+
+
+def of_manifests(manifests: Sequence[str] | None) -> list[ColumnElement[bool]]:
+    """A content is of one of these manifests; no condition for None."""
+    if manifests is None:
+        return []
+    named = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(manifests))
+    return [ContentRow.digest.in_(named)]
 
 
 async def restore_manifest(session: WriteSession, digest: Digest, canonical: bytes) -> None:
