@@ -208,6 +208,18 @@ async def test_asking_what_would_go_does_not_put_off_the_collection_that_is_due(
         assert mirror.count("collections") == 2
 
 
+async def test_a_clock_that_was_set_back_puts_off_no_collection(
+    upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar
+) -> None:
+    hub.repo("org/one").commit({"one.txt": b"1"})
+    async with mirror_under_test(tmp_path, clock=calendar) as mirror:
+        await mirror.ready(ONE)
+        for day, rows in ((1, 2), (-30, 4), (-31, 6), (-31, 7)):  # each asking is a row, and each that was due
+            calendar.days = day
+            await mirror.collect(dry_run=True)
+            assert mirror.count("collections") == rows
+
+
 async def test_a_collection_that_fails_for_a_bug_has_failed_and_the_mirror_goes_on(
     mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

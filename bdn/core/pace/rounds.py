@@ -1,4 +1,4 @@
-"""When what is read again in rounds, to find out what a disk has made of it, is to be read anew."""
+"""When what is done in rounds, such as reading everything again, is to be done anew."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from bdn.core.errors import BdnError, InternalError, NotFoundError
 from bdn.core.groups import single_error
+from bdn.core.pace.rounds import is_round_due
 from bdn.core.store.collection import KINDS, Kind
 from bdn.mirror.collecting.collector import Collected, Collector
 from bdn.mirror.database import Database
@@ -105,11 +106,10 @@ class Collections:
 
     async def _is_due(self) -> bool:
         """A period after the last one, or else after the first mirror: before that there is nothing to collect."""
-        if not self.period_seconds:
-            return False
+        now = self.clock()
         async with self.database.read() as session:
-            since = await collections.newest(session) or await at_work.first_at(session)
-        return since is not None and self.clock() - since >= self.period_seconds
+            since = await collections.newest(session, now) or await at_work.first_at(session)
+        return since is not None and is_round_due(since, self.period_seconds, now)
 
     async def _carry_out(self, collection_id: str) -> None:
         """A and B see the same request; A carries it out, and B, who waited, sees that it is over."""

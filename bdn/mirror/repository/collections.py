@@ -25,7 +25,8 @@ async def open_ones(session: ReadSession) -> list[str]:
     return list((await session.execute(query)).scalars())
 
 
-async def newest(session: ReadSession) -> float | None:
-    """When one was last asked for that was not only to tell what would go."""
+async def newest(session: ReadSession, now: float) -> float | None:
+    """When one was last asked for that was not only to tell what would go; before a clock was set back does not count."""
     is_real = CollectionRow.request["dry_run"].as_boolean().is_(False)
-    return (await session.execute(select(func.max(CollectionRow.created_at)).where(is_real))).scalar()
+    query = select(func.max(CollectionRow.created_at)).where(is_real, CollectionRow.created_at <= now)
+    return (await session.execute(query)).scalar()
