@@ -26,7 +26,6 @@ from node_agent.fill.flights import Flights
 from node_agent.fill.lanes import Pools
 from node_agent.fill.turns import Turns
 from node_agent.ground import Ground
-from node_agent.metrics import Metrics
 from node_agent.ring.documents import PeerDocuments
 from node_agent.ring.patience import Waits
 from node_agent.ring.peers import Peers
@@ -56,24 +55,18 @@ class Delivery:
 
 
 async def open_delivery(
-    stack: AsyncExitStack,
-    settings: AgentSettings,
-    ground: Ground,
-    *,
-    client: MirrorClient,
-    metrics: Metrics,
-    policy: RetryPolicy,
-    waits: Waits,
+    stack: AsyncExitStack, ground: Ground, client: MirrorClient, policy: RetryPolicy, waits: Waits
 ) -> Delivery:
     """Threads, connections and a server, until the stack ends. Raises ``InUseError`` when another has the data port."""
+    settings, metrics = ground.settings, ground.metrics
     to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
     to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(ground.members)
     pools = _open_pools(stack, settings)
     metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
     reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
     supplier = Supplier(to_mirror, to_peers, ground.shelf, reads, peers, policy, metrics.mismatched, waits)
-    sync = stack.enter_context(GroupSync(ground.places.root))
-    filler = Filler(ground.places, sync, ground.writes, ground.aside, bandwidth, ground.shelf, ground.cache.commit)
+    disk, sync = ground.disk, stack.enter_context(GroupSync(ground.disk.places.root))
+    filler = Filler(disk.places, sync, disk.writes, disk.aside, bandwidth, ground.shelf, ground.cache.commit)
     provision = Provision(
         catalogue=Catalogue(ground.manifests, client, PeerDocuments(ground.members), policy, waits.document_seconds),
         cache=ground.cache,
@@ -87,10 +80,10 @@ async def open_delivery(
         mirror_url=settings.url,
         on_bytes=metrics.filled,
     )
-    obtaining = await _open_obtaining(stack, settings, ground, provision, reads=reads, client=client, metrics=metrics)
+    obtaining = await _open_obtaining(stack, ground, provision, reads, client)
     face = OwnersShelf(ground.shelf, obtaining) if "cluster" in settings.roles else ground.shelf
     pace = pacer(settings.upload_rate)
-    documents = HeldDocuments(ground.places, None if settings.auth == "off" else ground.trust.verify)
+    documents = HeldDocuments(disk.places, None if settings.auth == "off" else ground.trust.verify)
     server = ChunkServer(
         face, settings.host, settings.data_port, on_sent=metrics.served, pace=pace, documents=documents
     )
@@ -110,17 +103,10 @@ def _open_pools(stack: AsyncExitStack, settings: AgentSettings) -> Pools:
 
 
 async def _open_obtaining(
-    stack: AsyncExitStack,
-    settings: AgentSettings,
-    ground: Ground,
-    provision: Provision,
-    *,
-    reads: OriginReads,
-    client: MirrorClient,
-    metrics: Metrics,
+    stack: AsyncExitStack, ground: Ground, provision: Provision, reads: OriginReads, client: MirrorClient
 ) -> Obtaining:
     """For peers: what is not here yet. Its threads are its own, its share of the mirror is that of all."""
-    serving = ByteThreads(settings.byte_threads, "agent-serving")
+    serving = ByteThreads(ground.settings.byte_threads, "agent-serving")
     stack.push_async_callback(in_thread, serving.close)
     return Obtaining(
         loop=asyncio.get_running_loop(),
@@ -132,8 +118,8 @@ async def _open_obtaining(
         shelf=ground.shelf,
         tier=ground.tier,
         opener=provision.supplier,
-        mirror_url=settings.url,
-        on_obtained=metrics.obtained,
+        mirror_url=ground.settings.url,
+        on_obtained=ground.metrics.obtained,
         members=ground.members,
         origin=provision.pools.origin,
     )

@@ -21,28 +21,27 @@ from node_agent.cache.use_clock import UseClock
 from node_agent.cluster.chunk_files import ChunkFiles
 from node_agent.cluster.tier import ClusterTier
 from node_agent.crew import in_thread
-from node_agent.disk.aside import Aside
-from node_agent.disk.direct import DirectWrites
-from node_agent.disk.durable import disk_errors
-from node_agent.disk.format import check_format, keep_format
-from node_agent.disk.owner import owned
+from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.journal.journal import Journal
 from node_agent.metrics import Metrics
 from node_agent.news import News
 from node_agent.ring.members import Members
 from node_agent.settings import AgentSettings
+from node_agent.stage.book import StageBook
 from node_agent.trust import Trust
 
 
 @dataclass(frozen=True)
 class Ground:
-    """The disk as it was found, and who looks after it."""
+    """``clock`` tells the time of day; ``news`` wakes who tells the mirror."""
 
-    is_rebooted: bool
-    places: Places
-    writes: DirectWrites
-    aside: Aside
+    settings: AgentSettings
+    clock: Clock
+    book: StageBook
+    news: News
+    metrics: Metrics
+    disk: CacheDirectory
     trust: Trust
     members: Members
     journal: Journal
@@ -54,7 +53,7 @@ class Ground:
 
 
 async def open_ground(
-    stack: AsyncExitStack, settings: AgentSettings, metrics: Metrics, news: News, clock: Clock
+    stack: AsyncExitStack, settings: AgentSettings, book: StageBook, metrics: Metrics, clock: Clock
 ) -> Ground:
     """Take the cache directory until the stack ends, and read what is in it.
 
@@ -63,42 +62,56 @@ async def open_ground(
         InUseError: another agent has it.
         DiskFailedError: it cannot be used.
     """
-    places, writes, aside = Places(settings.effective_cache_dir, settings.mounts_dir), DirectWrites(), Aside()
-    await in_thread(check_format, places)
-    with disk_errors(places.root):
-        await in_thread(places.make)
-    is_rebooted = stack.enter_context(owned(places.owner))
-    await in_thread(keep_format, places)
-    await in_thread(writes.probe, places.filling)
+    disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
+    places, writes, news = disk.places, disk.writes, News()
     journal = await _open_journal(stack, places, metrics, clock)
     trust, members = Trust(places.trusted_keys, clock), Members(settings.node, places.members)
-    await in_thread(trust.load)
-    await in_thread(members.load)
 
     uses = UseClock(clock)
     index, chunks, manifests = CacheIndex(), ChunkIndex(), ManifestRecords(places)
-    allowed = Allowed(
-        settings.cache_bytes, settings.headroom_bytes, settings.cluster_cache_bytes, settings.keep_percent
-    )
-    space = Space(places, aside, allowed, settings.roles, node=index.ledger, cluster=chunks.ledger)
+    space = Space(places, disk.aside, Allowed.of(settings), settings.roles, node=index.ledger, cluster=chunks.ledger)
     # Chunks come and go in byte threads; news is told on the loop.
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, news.tell)
     tier_events = CacheEvents(tell, metrics.cluster_evicted, journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
     tier = ClusterTier(chunk_files, chunks, space.cluster_budget, uses, tier_events)
-    await in_thread(tier.load)
     suspects = Suspects()
     shelf = NodeShelf(places, index, tier, None if settings.auth == "off" else trust.verify, suspects.add)
-    scanner = Scanner(places, manifests, shelf)
-    for found in await in_thread(scanner.run):
-        found.restore(index)
-    for order in (index.recency, chunks.recency):
-        for manifest in order.oldest_first():
-            uses.seen(order.last_used(manifest))
-    await in_thread(journal.record, scanner.decisions)
     events = CacheEvents(news.tell, metrics.evicted, journal.record)
     cache = NodeCache(index, manifests, Removal(places, manifests), shelf, space, uses, events)
-    return Ground(is_rebooted, places, writes, aside, trust, members, journal, manifests, tier, shelf, suspects, cache)
+    metrics.watch("bdn_agent_direct_writes", "1 when files are written past the page cache", lambda: writes.are_direct)
+    ground = Ground(
+        settings,
+        clock,
+        book,
+        news,
+        metrics,
+        disk,
+        trust,
+        members,
+        journal,
+        manifests,
+        tier,
+        shelf,
+        suspects,
+        cache,
+    )
+    await _read(ground, uses)
+    return ground
+
+
+async def _read(ground: Ground, uses: UseClock) -> None:
+    """What the last run has left on the disk."""
+    await in_thread(ground.trust.load)
+    await in_thread(ground.members.load)
+    await in_thread(ground.tier.load)
+    scanner = Scanner(ground.disk.places, ground.manifests, ground.shelf)
+    for found in await in_thread(scanner.run):
+        found.restore(ground.cache.index)
+    for order in (ground.cache.index.recency, ground.tier.index.recency):
+        for manifest in order.oldest_first():
+            uses.seen(order.last_used(manifest))
+    await in_thread(ground.journal.record, scanner.decisions)
 
 
 async def _open_journal(stack: AsyncExitStack, places: Places, metrics: Metrics, clock: Clock) -> Journal:

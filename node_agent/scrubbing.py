@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from bdn.transfer.buffers import BufferPool
-from node_agent.cache.node_cache import Clock
 from node_agent.cache.quarantine import Quarantine
-from node_agent.crew import Crew, in_thread
+from node_agent.crew import in_thread
 from node_agent.delivery import Delivery
 from node_agent.ground import Ground
-from node_agent.metrics import Metrics
+from node_agent.jobs import Jobs
 from node_agent.scrub.demotion import Demotion
 from node_agent.scrub.examination import Examination
 from node_agent.scrub.findings import Telling
@@ -29,9 +27,6 @@ from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
 from node_agent.scrub.verifications import Verifications
-from node_agent.settings import AgentSettings
-from node_agent.stage.book import StageBook
-from node_agent.view.views import Views
 
 _BUFFERS: Final = 4  # of 8 MiB: one reads, one repairs and reads back, one is for whoever asks meanwhile
 
@@ -45,45 +40,35 @@ class Scrub:
     stop: threading.Event
 
 
-async def open_scrub(
-    crew: Crew,
-    settings: AgentSettings,
-    ground: Ground,
-    delivery: Delivery,
-    *,
-    book: StageBook,
-    views: Views,
-    metrics: Metrics,
-    clock: Clock,
-    wake: Callable[[], object],
-) -> Scrub:
+async def open_scrub(ground: Ground, delivery: Delivery, jobs: Jobs) -> Scrub:
     """Nothing is read yet; how far the last run was is known."""
+    settings, metrics, book, clock = ground.settings, ground.metrics, ground.book, ground.clock
     buffers, stop = BufferPool(_BUFFERS), threading.Event()
-    quarantine, layouts = Quarantine(ground.places.quarantine), KnownLayouts(ground.manifests)
-    record = ScrubRecord(ground.places.scrub, ground.suspects, clock())
+    quarantine, layouts = Quarantine(ground.disk.places.quarantine), KnownLayouts(ground.manifests)
+    record = ScrubRecord(ground.disk.places.scrub, ground.suspects, clock())
     await in_thread(record.load)
     metrics.watch(
         "bdn_agent_scrub_round_ended",
         "When everything held had been read again the last time, in seconds since the epoch",
         lambda: record.round.ended or 0,
     )
-    staged = StagedFiles(book, views, ground.manifests)
+    staged = StagedFiles(book, jobs.views, ground.manifests)
     rights = Rights(book, ground.trust, is_open=settings.auth == "off")
     scrubber = Scrubber(
-        ground.places,
+        ground.disk.places,
         ground.cache,
         ground.tier,
         layouts,
         Reading(Examination(buffers, quarantine), metrics),
         RightBytes(delivery.provision, ground.shelf, rights, buffers, stop),
         Mending(buffers),
-        Demotion(ground.places, quarantine),
+        Demotion(ground.disk.places, quarantine),
         Refill(delivery.provision, rights),
-        Relinking(ground.places, staged),
+        Relinking(ground.disk.places, staged),
         record,
         Telling(settings.cluster, settings.node, book, layouts),
         clock,
     )
     rounds = Rounds(scrubber, record, StagesFirst(book, settings.scrub_rate), settings.scrub_seconds, clock)
-    verifications = Verifications(crew, scrubber, staged, wake)
+    verifications = Verifications(jobs.crew, scrubber, staged, ground.news.wake)
     return Scrub(rounds, verifications, stop)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 
 from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.cache.tier_budgets import KEEP_PERCENT, TierBudgets, kept, share, tier_limits
@@ -13,6 +14,7 @@ from bdn.core.sizes import format_size
 from node_agent.disk.aside import Aside
 from node_agent.disk.durable import disk_errors
 from node_agent.disk.places import Places
+from node_agent.settings import AgentSettings
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,11 @@ class Allowed:
     headroom: int | None = None  # to be left to others; None: 5 % of the disk
     cluster: int | None = None  # None: as ``tier_limits`` says
     keep_percent: int = KEEP_PERCENT  # of its limit that a tier keeps, however full others make the disk
+
+    @classmethod
+    def of(cls, settings: AgentSettings) -> Self:
+        """As the settings have it."""
+        return cls(settings.cache_bytes, settings.headroom_bytes, settings.cluster_cache_bytes, settings.keep_percent)
 
 
 @dataclass(frozen=True, slots=True)

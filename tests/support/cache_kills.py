@@ -60,7 +60,7 @@ class Machine:
         self.faults: list[str] = []
         total = sum(self.world.contents().values())
         self.settings = [
-            AgentSettings(data_dir=root, cache_bytes=most, headroom_bytes=0, cluster_cache_bytes=0)
+            AgentSettings(data_dir=root, cache_bytes=most, headroom_bytes=0, cluster_cache_bytes=0, exposure="symlink")
             for most in (total // 2, total * 3 // 4)
         ]
 

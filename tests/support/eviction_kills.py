@@ -48,7 +48,9 @@ class Ground:
         self.world = World.of(self.seed, 4)
         self.cache, self.copy = self.root / "cache", self.root / "before"
         self.wall, self.elapsed = Clock(), Clock(0.0)
-        self.settings = AgentSettings(data_dir=self.root, cache_bytes=10**9, headroom_bytes=0, cluster_cache_bytes=0)
+        self.settings = AgentSettings(
+            data_dir=self.root, cache_bytes=10**9, headroom_bytes=0, cluster_cache_bytes=0, exposure="symlink"
+        )
 
     def run(self) -> None:
         """Every kind of eviction, killed at its first call to the disk, at its second, and so on to its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,28 +17,20 @@ from bdn.core.grant import Grant, GrantedMount
 from bdn.core.store.layout import FileLayout
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
-from node_agent.crew import Crew
 from node_agent.disk.group_sync import GroupSync
 from node_agent.evictions import Evictions
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.parcel import Parcel, parcels_of
 from node_agent.fill.part import Part
 from node_agent.ground import Ground, open_ground
+from node_agent.jobs import open_jobs, stages_of
 from node_agent.metrics import Metrics
-from node_agent.news import News
 from node_agent.ring.effort import Effort
 from node_agent.settings import AgentSettings
 from node_agent.stage.book import StageBook
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.provision import Errand
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.record import StageRecords
 from node_agent.stage.stages import Stages
-from node_agent.stage.staging import Staging
-from node_agent.stage.warm import Warmer
-from node_agent.view.exposure import exposures
-from node_agent.view.views import Views
 from tests.support.agent_rig import Clock
 from tests.support.cache_world import World
 
@@ -75,7 +68,7 @@ class LocalProvision:
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
         lies = files[0].slice
         assert lies is not None
-        parts = PackedParts(self.ground.places, self.sync, self.ground.aside, files)
+        parts = PackedParts(self.ground.disk.places, self.sync, self.ground.disk.aside, files)
         try:
             parts.write(memoryview(self.world.chunks[lies.slab]))
             self._break_off()
@@ -86,7 +79,7 @@ class LocalProvision:
             self.ground.cache.commit(file.digest)
 
     async def _write(self, layout: FileLayout) -> None:
-        part = Part(self.ground.places, layout, self.ground.writes)
+        part = Part(self.ground.disk.places, layout, self.ground.disk.writes)
         try:
             part.open()
             for chunk in layout.placed():
@@ -143,43 +136,14 @@ async def local_node(
 ) -> AsyncIterator[LocalNode]:
     """Opened and resumed. Composed in the order of ``open_agent``."""
     async with AsyncExitStack() as stack:
-        book, news = StageBook(), News()
-        ground = await open_ground(stack, settings, metrics, news, wall)
-        provision = LocalProvision(world, ground, stack.enter_context(GroupSync(ground.places.root)))
-        views = Views(ground.places, exposures(ground.places), "symlink")
-        records, pulls = StageRecords(ground.places), Pulls(book, ground.manifests, ground.places)
-        crew = await stack.enter_async_context(Crew())
-        staging, warmer = Staging(cast("Any", provision), views, ground.places), Warmer(crew, book, views, 10**9)
-        lifecycle = Lifecycle(
-            crew,
-            staging,
-            warmer,
-            cache=ground.cache,
-            views=views,
-            records=records,
-            pulls=pulls,
-            clock=wall,
-            elapsed=elapsed,
-            on_ready=lambda _: None,
-            on_change=news.tell,
-            decided=ground.journal.record,
-        )
-        housekeeping = Housekeeping(
-            book,
-            lifecycle,
-            records,
-            ground.manifests,
-            ground.cache,
-            ground.tier,
-            views,
-            pulls,
-            wall,
-            ground.is_rebooted,
-        )
-        evictions = Evictions("c", "n", book, lifecycle, ground.cache, ground.tier, _no_prefetch)
-        stages = Stages(book, lifecycle, records, views, pulls, cast("Any", OpenTrust()), _no_keys, wall, is_node=True)
-        await housekeeping.resume()
-        yield LocalNode(ground, provision, stages, evictions, housekeeping)
+        book = StageBook()
+        ground = await open_ground(stack, settings, book, metrics, wall)
+        provision = LocalProvision(world, ground, stack.enter_context(GroupSync(ground.disk.places.root)))
+        jobs = await open_jobs(stack, ground, cast("Any", provision), elapsed)
+        believing = dataclasses.replace(ground, trust=cast("Any", OpenTrust()))
+        evictions = Evictions("c", "n", book, jobs.lifecycle, ground.cache, ground.tier, _no_prefetch)
+        await jobs.housekeeping.resume()
+        yield LocalNode(ground, provision, stages_of(believing, jobs, _no_keys), evictions, jobs.housekeeping)
 
 
 async def _no_prefetch(_: str) -> bool:
