@@ -37,10 +37,15 @@ def model(hub: Hub) -> None:
     hub.repo("org/model").commit({"model.safetensors": LARGE, "config.json": b"{}"})
 
 
-def change(mirror: MirrorUnderTest, statement: str) -> None:
-    """What another process does to the database; nobody here is told."""
-    with closing(sqlite3.connect(mirror.data_dir / "mirror.sqlite", timeout=20)) as connection, connection:
-        connection.execute(statement)
+async def change(mirror: MirrorUnderTest, *statements: str) -> None:
+    """What another process does to the database; nobody here is told. Somebody here may have to finish writing first."""
+
+    def carry_out() -> None:
+        with closing(sqlite3.connect(mirror.data_dir / "mirror.sqlite", timeout=20)) as connection, connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    await asyncio.to_thread(carry_out)
 
 
 CANCEL = "UPDATE mirrors SET status = 'CANCELED'", "UPDATE mirror_sources SET status = 'CANCELED'"
@@ -55,8 +60,7 @@ async def test_a_mirror_that_another_process_cancels_is_not_brought_back_to_life
 
     async def cancel_first(self: Any, *given: Any) -> Any:
         result = await do(self, *given) if moment == "survey" else None
-        for statement in CANCEL:
-            change(mirror, statement)
+        await change(mirror, *CANCEL)
         return result or await do(self, *given)
 
     monkeypatch.setattr(target, name, cancel_first)
@@ -79,8 +83,8 @@ async def test_contents_that_vanish_between_diff_and_publish_are_copied_again(
         await announce(self, *given)
         times[0] += 1
         if times[0] == 1:
-            for table in ("manifest_contents", "manifests", "identities", "contents"):
-                change(mirror, f"DELETE FROM {table}")
+            tables = ("manifest_contents", "manifests", "identities", "contents")
+            await change(mirror, *(f"DELETE FROM {table}" for table in tables))
 
     monkeypatch.setattr(Ingest, "_announce", rob)
     document = await mirror.ready(source("hf://org/model", ignore_patterns=["*.none"]))  # which cannot be recalled

@@ -71,10 +71,10 @@ class Records:
     repository: HubRepository
     manifest: str
 
-    def damage(self, place: str, how: str) -> None:
+    async def damage(self, place: str, how: str) -> None:
         """The disk changes a record."""
         self.hub.log.clear()
-        damage(self.mirror.data_dir, self.manifest, place, how)
+        await asyncio.to_thread(damage, self.mirror.data_dir, self.manifest, place, how)  # the mirror may be writing
 
     async def verify(self, **request: object) -> Json:
         answer = await self.mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=request)
@@ -109,7 +109,7 @@ async def test_the_scrub_finds_a_damaged_record_within_its_period_and_writes_it_
 ) -> None:
     await until(lambda: records.mirror.rows("scrubs")["scrubs"])
     kept = records.mirror.count("quarantined_files")
-    records.damage(place, how)
+    await records.damage(place, how)
     records.clock.now += PERIOD
     async with asyncio.timeout(LONGEST_SECONDS):
         while await records.metric("bdn_mirror_repaired_records_total") < 1:
@@ -130,7 +130,7 @@ async def test_the_scrub_finds_a_damaged_record_within_its_period_and_writes_it_
 async def test_a_verification_finds_a_damaged_record_and_only_looks_when_that_was_asked(
     records: Records, place: str, tally: Tally
 ) -> None:
-    records.damage(place, "flipped")
+    await records.damage(place, "flipped")
     for request in ({"all": True}, {"manifest": records.manifest}):
         looked = await records.verify(**request, repair=False)
         assert (looked["status"], [item["outcome"] for item in looked["items"]]) == ("DAMAGED", ["damaged"])
@@ -147,7 +147,7 @@ async def test_who_reads_a_damaged_record_is_refused_until_it_is_repaired_and_no
     records: Records, place: str, tally: Tally
 ) -> None:
     records.repository.disabled = True
-    records.damage(place, "zeroed")
+    await records.damage(place, "zeroed")
     path = f"/manifests/{records.manifest}" + ("" if place == "manifest" else "/layout")
     refusal = await records.mirror.http.get(path)
     error = refusal.json()["error"]
