@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import click
 
 from bdn.cli.collector import spare_collector
@@ -11,11 +9,9 @@ from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import running_mirror, stop_signal
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import SCHEMES
 from bdn.mirror.app import open_mirror
 from bdn.mirror.database import HEAD, Database
 from bdn.mirror.settings import MirrorSettings
-from bdn.sources.opener import prepare
 
 
 @click.command()
@@ -30,7 +26,6 @@ async def serve(output: Output, *, host: str | None, port: int | None, data_port
     Example: BDN_DATA_DIR=/var/lib/bdn bdn serve --port 8460
     """
     log_to_stderr()
-    await asyncio.to_thread(prepare, SCHEMES)
     spare_collector()
     given = {
         name: value for name, value in (("host", host), ("port", port), ("data_port", data_port)) if value is not None
@@ -60,7 +55,6 @@ async def worker(output: Output) -> None:
         raise InvalidRequestError(
             "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
         )
-    await asyncio.to_thread(prepare, SCHEMES)
     spare_collector()
     with stop_signal() as stop:
         async with open_mirror(settings, serve=False):

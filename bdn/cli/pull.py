@@ -62,7 +62,8 @@ async def pull(
     """
     body = request_body((source,), (), allow, ignore, secret)
     async with embedded_services(output, "bdn pull") as services:
-        await asyncio.to_thread(prepare, [wanted.source.scheme for wanted in body.sources()])
+        for wanted in body.sources():
+            await asyncio.to_thread(prepare, wanted.source.scheme)
         spare_collector()
         began = time.perf_counter()
         await services.agent.check_destination(dest)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import click
 
 from bdn.cli.collector import spare_collector
@@ -11,9 +9,7 @@ from bdn.cli.embedding import running_services
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import stop_signal
-from bdn.core.source.uri import SCHEMES
 from bdn.mirror.settings import MirrorSettings
-from bdn.sources.opener import prepare
 
 
 @click.command()
@@ -25,7 +21,6 @@ async def up(output: Output) -> None:
     Example: bdn up &
     """
     log_to_stderr()
-    await asyncio.to_thread(prepare, SCHEMES)
     spare_collector()
     with stop_signal() as stop:
         async with running_services(MirrorSettings(), program="bdn up", serve=True) as services:

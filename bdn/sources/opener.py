@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TypedDict
 
 from bdn.core.pace.asking import ASK_ONCE
@@ -42,6 +44,7 @@ async def open_source(
         AuthRequiredError: nothing can be read there without a sign-in.
         InvalidRequestError: a sign-in of another cloud.
     """
+    await asyncio.to_thread(prepare, uri.scheme)
     asked = _Asked(organisation=organisation, settings=settings, clock=clock, asker=asker)
     match uri:
         case HuggingFaceUri():
@@ -81,20 +84,22 @@ class _Asked(TypedDict):
     asker: Asker
 
 
-def prepare(schemes: Iterable[str]) -> None:
-    """Load what sources of these schemes need, so that the first request does not wait for it. Blocking.
+@cache
+def prepare(scheme: str) -> None:
+    """Load what sources of this scheme need, once. Blocking.
 
-    Each SDK takes a quarter of a second to import, and its certificates a tenth; a command that reads from one hub shall not
-    pay for all of them, and a service shall pay before somebody waits.
+    Each SDK takes a quarter of a second and tens of megabytes, and its certificates a tenth: whoever reads from one hub shall
+    not pay for all of them, and nobody who wants something else of a service shall wait for it.
     """
-    if "hf" in schemes:
-        from bdn.sources import huggingface  # noqa: F401, PLC0415
-        from bdn.sources.hub import session as hub_session  # noqa: PLC0415
+    match scheme:
+        case "hf":
+            from bdn.sources import huggingface  # noqa: F401, PLC0415
+            from bdn.sources.hub import session as hub_session  # noqa: PLC0415
 
-        hub_session.warm_up()
-    if "s3" in schemes:
-        from bdn.sources import s3  # noqa: F401, PLC0415
-    if "r2" in schemes:
-        from bdn.sources import r2  # noqa: F401, PLC0415
-    if "gs" in schemes:
-        from bdn.sources.google import opening as gcs_opening  # noqa: F401, PLC0415
+            hub_session.warm_up()
+        case "s3":
+            from bdn.sources import s3  # noqa: F401, PLC0415
+        case "r2":
+            from bdn.sources import r2  # noqa: F401, PLC0415
+        case "gs":
+            from bdn.sources.google import opening as gcs_opening  # noqa: F401, PLC0415

@@ -92,6 +92,8 @@ class Collections:
                     asked = await collections.open_ones(session)
                 for collection_id in asked:
                     await self._carry_out(collection_id)
+                if asked:
+                    continue  # somebody may have asked meanwhile
             except BdnError as error:  # the database is away: what is open stays open
                 logger.warning("nothing can be collected now", extra={"error": str(error)})
             await self.watch.changed(_ASKED, _LOOK_SECONDS)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from bdn.core.ports import Location
@@ -30,6 +33,34 @@ async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, 
         parse_source(uri), sign_in=None, organisation="acme", ambient_credentials=False, settings=nowhere
     ) as source:
         assert isinstance(source, expected)
+
+
+@pytest.mark.parametrize(
+    ("uri", "loaded"),
+    [
+        ("hf://o/r", {"huggingface_hub"}),
+        ("s3://bucket/p", {"aiobotocore"}),
+        ("gs://bucket/p", {"gcsfs"}),
+        ("r2://account.bucket/p", {"aiobotocore"}),
+    ],
+)
+def test_the_sdk_of_a_scheme_is_loaded_when_a_source_of_it_is_opened_and_no_other(uri: str, loaded: set[str]) -> None:
+    script = f"""
+import asyncio, sys
+import bdn.cli.mirror_services
+from bdn.core.source.uri import parse_source
+from bdn.sources.opener import open_source
+from bdn.sources.settings import UpstreamSettings
+SDKS = {{"huggingface_hub", "aiobotocore", "gcsfs"}}
+async def show():
+    given = dict(sign_in=None, organisation="acme", ambient_credentials=False, settings=UpstreamSettings())
+    async with open_source(parse_source("{uri}"), **given):
+        print(*sorted(SDKS & set(sys.modules)))
+print(*sorted(SDKS & set(sys.modules)))
+asyncio.run(show())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert [set(line.split()) for line in done.stdout.split("\n")[:2]] == [set(), loaded]
 
 
 async def location_of(uri: str, settings: UpstreamSettings) -> Location:
