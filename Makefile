@@ -49,7 +49,7 @@ debian-tests:
 	done
 
 test: setup .venv-aws/.ready debian-tests
-	$(VENV)/python -m pytest -n 3 --dist loadfile
+	$(VENV)/python -m pytest -n 3 --dist worksteal
 
 # Every test of a promise, at full size: 10,000 restarts of the state machine, 300 kills of real processes, and the table of it all.
 fault: setup debian-tests
