@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Source
-from bdn.core.source.uri import BucketUri, HuggingFaceUri, SourceUri
+from bdn.core.source.uri import BucketUri, HuggingFaceUri, Scheme, SourceUri
 from bdn.sources.credentials import Secret, hugging_face_token
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SignIn
@@ -48,14 +48,12 @@ async def open_source(
     asked = _Asked(organisation=organisation, settings=settings, clock=clock, asker=asker)
     match uri:
         case HuggingFaceUri():
-            ambient = settings.hf_token if ambient_credentials else None
-            token = hugging_face_token(sign_in) if isinstance(sign_in, Secret) else ambient
             from bdn.sources.huggingface import HuggingFaceSource  # noqa: PLC0415 - see prepare
 
             yield HuggingFaceSource(
                 uri,
                 endpoint=settings.hf_endpoint,
-                token=token,
+                token=_hub_token(sign_in, settings.hf_token if ambient_credentials else None),
                 organisation=organisation,
                 egress=settings.egress,
                 asker=asker,
@@ -77,6 +75,10 @@ async def open_source(
                 yield source
 
 
+def _hub_token(sign_in: SignIn | None, ambient: str | None) -> str | None:
+    return hugging_face_token(sign_in) if isinstance(sign_in, Secret) else ambient
+
+
 class _Asked(TypedDict):
     organisation: str
     settings: UpstreamSettings
@@ -85,7 +87,7 @@ class _Asked(TypedDict):
 
 
 @cache
-def prepare(scheme: str) -> None:
+def prepare(scheme: Scheme) -> None:
     """Load what sources of this scheme need, once. Blocking.
 
     Each SDK takes a quarter of a second and tens of megabytes, and its certificates a tenth: whoever reads from one hub shall

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal, get_args
 
 from bdn.core.errors import InvalidSourceError
 
-SCHEMES: Final = ("gs", "hf", "r2", "s3")
+Scheme = Literal["gs", "hf", "r2", "s3"]
+SCHEMES: Final = get_args(Scheme)
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
 _CREDENTIALS: Final = re.compile(r"://[^/@]*:.*@", re.DOTALL)  # an AWS key may itself hold "/", a password "@"
 _USER_INFO: Final = re.compile(r"://[^/]*@")
@@ -30,7 +31,7 @@ class HuggingFaceUri:
     repo_id: str
     revision: str | None
 
-    scheme = "hf"
+    scheme: ClassVar[Literal["hf"]] = "hf"
 
     def __str__(self) -> str:
         kind = "" if self.kind == "model" else f"{self.kind}s/"
