@@ -22,7 +22,7 @@ class Upkeep:
 def upkeep_of(ground: Ground) -> Upkeep:
     """As the settings have it."""
     settings, database, clock = ground.settings, ground.database, ground.clock
-    collector = Collector(database, ground.store, settings.tombstone_seconds, clock)
+    collector = Collector(database, ground.store, settings.tombstone_seconds, ground.suspects, clock)
     collections = Collections(
         database,
         collector,

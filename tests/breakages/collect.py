@@ -192,6 +192,24 @@ BREAKAGES: Final = [
         _RESTORING + "test_asking_what_would_go_does_not_put_off_the_collection_that_is_due",
     ),
     Breakage(
+        "corruption",
+        "bdn/mirror/repository/removal.py",
+        "a collection believes a damaged record, and takes the chunks that it should name",
+        "        if fault := content_fault(Digest(digest), size, chunks):\n",
+        "        if fault := None:\n",
+        "tests/promises/test_corruption_of_records.py"
+        "::test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it",
+    ),
+    Breakage(
+        "corruption",
+        "bdn/mirror/collecting/collector.py",
+        "a damaged record that a collection comes upon is not repaired",
+        "                self.suspects.add(error.record, error.fault)\n",
+        "",
+        "tests/promises/test_corruption_of_records.py"
+        "::test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it",
+    ),
+    Breakage(
         _PROMISE,
         "bdn/mirror/repository/collections.py",
         "collections from before the clock was set back count as the newest",

@@ -81,6 +81,11 @@ class Records:
         assert answer.json()["status"] != "RUNNING", answer.text
         return dict(answer.json())
 
+    async def collect(self, **request: object) -> Json:
+        asked = {"grace_seconds": 0, **request}
+        answer = await self.mirror.http.post("/collections", params={"wait": LONGEST_SECONDS}, json=asked)
+        return dict(answer.json())
+
     async def metric(self, name: str) -> float:
         text = (await self.mirror.http.get("/metrics")).text
         return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")))
@@ -163,6 +168,31 @@ async def test_who_reads_a_damaged_record_is_refused_until_it_is_repaired_and_no
         while await records.metric("bdn_mirror_damaged_records"):
             pass
     tally.add(scenarios=1, faults=2, refused=1, repaired=1, wrong=await records.mirror.tree(records.manifest) != TREE)
+
+
+@pytest.mark.parametrize(("place", "how"), [("one", "zeroed"), ("large", "truncated")])
+async def test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it(
+    records: Records, place: str, how: str, tally: Tally
+) -> None:
+    records.repository.disabled = True
+    await records.damage(place, how)
+    records.clock.now += 3600
+
+    refused = await records.collect()
+    again = await records.collect(dry_run=True) if place == "large" else refused  # the other is repaired from itself
+
+    assert (refused["status"], again["status"]) == ("FAILED", "FAILED")
+    assert "which chunks it needs" in refused["error"]["message"]
+    records.repository.disabled = False
+    records.clock.now += AGAIN_SECONDS
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while await records.metric("bdn_mirror_damaged_records"):
+            pass
+    assert (await records.collect())["status"] == "DONE"
+    assert records.contents_read() == (len(LARGE) if place == "large" else 0), "the record, and no chunk"
+    wrong = await records.mirror.tree(records.manifest) != TREE
+    tally.add(scenarios=1, faults=1, refused=1, repaired=1, wrong=wrong)
+    assert not wrong
 
 
 def test_a_record_that_an_agent_holds_is_asked_of_it_and_not_of_the_upstream(

@@ -28,6 +28,8 @@ from bdn.mirror.eviction.store_eviction import StoreEviction
 from bdn.mirror.mirroring.held import Held
 from bdn.mirror.repository import asked, contents, layouts, mirrors
 from bdn.mirror.tables import EvictionRow, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.verifying.suspects import Suspects
+from bdn.mirror.watch import Watch
 from bdn.store.directory import DirectoryStore
 from bdn.wire.collection_schema import RestorationRequest
 from bdn.wire.eviction_schema import EvictCommand
@@ -117,7 +119,7 @@ class World:
             self.promised[organisation, manifest] = None
 
     def collector(self) -> Collector:
-        return Collector(_GatedDatabase(self), self.store, TOMBSTONE_SECONDS, self.clock)  # type: ignore[arg-type]
+        return Collector(_GatedDatabase(self), self.store, TOMBSTONE_SECONDS, Suspects(Watch()), self.clock)  # type: ignore[arg-type]
 
     async def collect(self, *, dry_run: bool = False, grace_seconds: float = GRACE_SECONDS) -> Collected:
         self.now += 1

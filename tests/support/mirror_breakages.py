@@ -158,8 +158,7 @@ _ROWS: Final = [
     # evictions and agents
     ("collecting/collector.py", "shared chunks are deleted", "if chunk.digest.to_bytes() not in look.named)", ")", "evictions"),
     ("repository/removal.py", "a chunk that is somebody's slab as well is deleted",
-     'for chunks in (select(ContentRow.chunks).where(ContentRow.chunks != b""), select(QuarantinedFileRow.chunks)):',
-     "for chunks in (select(QuarantinedFileRow.chunks),):", "packing"),
+     "found.update(await asyncio.to_thread(_chunks_of, rows))", "pass", "packing"),
     ("eviction/weights.py", "shared contents are freed", "if not names[content]:", "if True:", "evictions"),
     ("eviction/weights.py", "slabs that are asked about are gone", "self._needs.going(unnamed)", "self._needs.take(unnamed)",
      "packing"),

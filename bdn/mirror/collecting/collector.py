@@ -10,6 +10,7 @@ no row names, and the next collection takes it. Who may lose what, and why nobod
 - A mirror publishes what the rows say is there. While rows go, nobody writes in a mirror's name; then publishing finds what
   is gone, and the mirror brings it again.
 - Somebody restores a manifest. That waits for the rows to go, or they wait for it, and it is one or the other.
+- A file whose record is damaged has chunks that nobody can name: then none goes before the record is repaired.
 - A reader has a chunk open, and reads it to its end; or finds no manifest, which nobody of his organisation may read.
 """
 
@@ -25,16 +26,32 @@ from itertools import islice
 from typing import Final, Protocol
 
 from bdn.core.digest import Digest
+from bdn.core.errors import StoreUnavailableError
 from bdn.core.events import mirrors as decided
 from bdn.core.ports import CollectableStore, StoredChunk
 from bdn.core.store.collection import EVIDENCE_SECONDS, KINDS, Kind, collectable_before
 from bdn.mirror.database import Database, ReadSession, WriteSession
 from bdn.mirror.repository import at_work, damaged, events, mirrors, removal, tombstones
+from bdn.mirror.repository.records import WrongRecordError
 from bdn.mirror.repository.removal import Taken
+from bdn.mirror.verifying.suspects import Suspects
 
 _AT_ONCE: Final = 1024  # chunks that one trip to a thread looks at
 
 Remove = Callable[[StoredChunk], bool]
+
+
+@dataclass(eq=False)
+class NamesLostError(StoreUnavailableError):
+    """What the database says of a file is wrong."""
+
+    record: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.record} is damaged in the mirror's database ({self.reason}), so that nobody can tell which chunks it needs: "
+            "none is collected before it is repaired, see 'bdn-admin verify'"
+        )
 
 
 @dataclass
@@ -85,6 +102,7 @@ class Collector:
     database: Database
     store: CollectableStore
     tombstone_seconds: float
+    suspects: Suspects
     clock: Callable[[], float] = time.time
 
     async def collect(self, *, grace_seconds: float, dry_run: bool = False) -> Collected:
@@ -96,7 +114,8 @@ class Collector:
             dry_run: changes nothing; the rows go in a transaction that is taken back.
 
         Raises:
-            StoreUnavailableError: what has gone until then has gone; the next collection goes on.
+            StoreUnavailableError: it is away, or what it should hold cannot be told; what has gone until then has gone, and the
+                next collection goes on.
         """
         async with self.database.alone("collection"):
             now = self.clock()
@@ -171,7 +190,11 @@ class Collector:
         unnamed = [Digest.from_bytes(raw) for raw in rows.kinds]
         seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
         async with sessions.read() as session:
-            return _Look(seen, await removal.named(session), await at_work.oldest_at_work(session, now))
+            try:
+                return _Look(seen, await removal.named(session), await at_work.oldest_at_work(session, now))
+            except WrongRecordError as error:
+                self.suspects.add(error.record, error.fault)
+                raise NamesLostError(error.fault, str(error.record)) from error
 
     @staticmethod
     async def _sweep(rows: _Rows, look: _Look, now: float, remove: Remove) -> None:

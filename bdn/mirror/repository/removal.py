@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from sqlalchemy import delete, exists, func, select
+from sqlalchemy import Row, delete, exists, func, select
 from sqlalchemy.orm import aliased
 
+from bdn.core.digest import Digest
+from bdn.core.store.record_soundness import content_fault
 from bdn.core.store.slab_needs import SlabNeeds
 from bdn.mirror.database import ReadSession, WriteSession
 from bdn.mirror.repository import tombstones
 from bdn.mirror.repository.bulk import batches
 from bdn.mirror.repository.layouts import split_digests
+from bdn.mirror.repository.records import Record, WrongRecordError
 from bdn.mirror.tables import (
     ContentRow,
     CopiedChunkRow,
@@ -24,6 +29,8 @@ from bdn.mirror.tables import (
     SlabScopeRow,
     SlabSliceRow,
 )
+
+_AT_ONCE: Final = 1000  # records that one trip to a thread looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +174,27 @@ async def named(session: ReadSession) -> set[bytes]:
     """The raw names of all objects of the store that some row names: about 100 bytes of memory for each chunk.
 
     What a chunk's row becomes is read after that row: a half-copied file's chunk is a complete file's, or evidence, later.
+
+    Raises:
+        WrongRecordError: what the database says of a file is not what was written there, so its chunks have lost their name.
     """
     found: set[bytes] = set()
     for digests in (select(CopiedChunkRow.digest), select(SlabRow.digest)):
         async for (digest,) in await session.stream(digests):
             found.add(bytes.fromhex(digest))
-    for chunks in (select(ContentRow.chunks).where(ContentRow.chunks != b""), select(QuarantinedFileRow.chunks)):
-        async for (raw,) in await session.stream(chunks):
-            found.update(split_digests(raw))
+    contents = await session.stream(select(ContentRow.digest, ContentRow.size, ContentRow.chunks))
+    async for rows in contents.partitions(_AT_ONCE):
+        found.update(await asyncio.to_thread(_chunks_of, rows))
+    async for (raw,) in await session.stream(select(QuarantinedFileRow.chunks)):
+        found.update(split_digests(raw))
     return found
+
+
+def _chunks_of(contents: Sequence[Row[str, int, bytes]]) -> set[bytes]:
+    for digest, size, chunks in contents:
+        if fault := content_fault(Digest(digest), size, chunks):
+            raise WrongRecordError(Record("content", Digest(digest)), fault)
+    return {chunk for _, _, chunks in contents for chunk in split_digests(chunks)}
 
 
 async def _take(session: WriteSession, contents: Sequence[str]) -> tuple[set[bytes], int]:
