@@ -110,7 +110,7 @@ async def test_a_damaged_store_is_repaired_on_either_database(either: MirrorUnde
 
 async def test_an_agent_that_falls_silent_is_unreachable_and_the_others_count(upstreams: None, tmp_path: Path) -> None:
     clock = Clock()
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=0) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=0, collect_seconds=0) as mirror:
         one, two = FakeAgent(mirror, "n1"), FakeAgent(mirror, "n2")
         await one.beat()
         await two.beat()

@@ -99,7 +99,7 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
     repository = hub.repo("org/model")
     repository.commit(TREE)
     clock = Clock()
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD, collect_seconds=0) as mirror:
         document = await mirror.ready(MODEL)
         found = Store(mirror, hub, repository, clock, document["sources"][0]["manifest"])
         assert (await found.verify(all=True))["items"] == []

@@ -101,7 +101,7 @@ async def records(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Re
     repository = hub.repo("org/model")
     repository.commit(TREE)
     clock = Clock()
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD, collect_seconds=0) as mirror:
         document = await mirror.ready(MODEL)
         found = Records(mirror, clock, hub, repository, document["sources"][0]["manifest"])
         assert (await found.verify(all=True))["items"] == []
