@@ -61,7 +61,8 @@ def test_members_that_die_vanish_or_hang_cost_nobody_else_the_stage(
 def test_members_that_lie_leave_or_join_cost_nobody_else_the_stage(
     net: network.Network, tmp_path: Path, content: Content
 ) -> None:
-    with ring(net, tmp_path, content, 3, RATE) as built:
+    # At half the rate: on a machine that is busy with other tests, the network is to be what members wait for, not the CPU.
+    with ring(net, tmp_path, content, 3, RATE // 2) as built:
         liar, leaving, other = built.members
         content.check(liar.agent.stage(built.grant, "first"))
         _corrupt(liar)
@@ -74,9 +75,7 @@ def test_members_that_lie_leave_or_join_cost_nobody_else_the_stage(
             stage = late.stage(built.grant, "job")
             _check(content, [other], stages[1:])
             content.check(stage)
-            # Only the liar had it: once more for all others, and not for each of the two and a half. On a busy machine who
-            # waits for a peer loses patience now and then, and asks the mirror for a few chunks itself.
-            assert built.host.sent_bytes - before < 2 * SIZE
+            assert built.host.sent_bytes - before < 1.25 * SIZE  # only the liar had it: once more for all others
             spent = other.agent.finished(stages[1])["transfer"]
             assert spent["bytes_hedged"] <= SIZE // 20
             assert services.metric(other.agent.http, "bdn_agent_verification_failures_total") >= 1
