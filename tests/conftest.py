@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from collections.abc import Generator
 
 import pytest
 
@@ -18,13 +19,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart() -> None:
-    """Eight thousand tests are made, and none of them is in a cycle: the collector need not look at them as they are made."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Eight thousand tests are made, and none of them is in a cycle: the collector looks at them neither now nor ever."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """Nor at any time afterwards."""
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
 from bdn.mirror.database import HEAD
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.mirror_process import ServingProcess, serve
+from tests.support.mirror_process import SERVE, ServingProcess, serve
 from tests.support.mirror_service import source, with_secret
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
@@ -45,3 +46,20 @@ async def test_a_second_mirror_and_a_taken_port_are_in_use_and_the_log_holds_no_
     assert mirror.log.count("manifest published") == 2
     for secret in (hub.token, s3.account.secret_access_key, s3.account.access_key_id, "X-Amz-Signature", "Traceback"):
         assert secret not in mirror.log
+
+
+async def test_a_mirror_loads_the_sdk_of_a_scheme_when_somebody_asks_for_it_and_no_other(
+    upstreams: None, hub: Hub, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit({"a.txt": b"1"})
+    loaded: list[set[str]] = []
+    for number, asked in enumerate([[], [source("hf://org/model")]]):
+        command = (sys.executable, "-X", "importtime", *SERVE[1:])
+        async with await ServingProcess.start(tmp_path / str(number), command=command) as mirror:
+            if asked:
+                assert (await mirror.ended(await mirror.begin(*asked)))["status"] == "READY"
+            assert await mirror.end(signal.SIGTERM) == 0
+        imported = {line.rpartition("|")[2].strip() for line in mirror.log.splitlines()}
+        assert "bdn.mirror.app" in imported
+        loaded.append({"huggingface_hub", "aiobotocore", "gcsfs"} & imported)
+    assert loaded == [set(), {"huggingface_hub"}]
