@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import tomllib
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any, Final, Literal
@@ -20,7 +19,7 @@ from pydantic_settings import (
 )
 
 from bdn.core.cache.tier_budgets import KEEP_PERCENT
-from bdn.wire.settings import Port, Rate, SettingsError, Size, default_data_dir
+from bdn.wire.settings import Port, Rate, SettingsError, Size, default_data_dir, read_config
 
 Role = Literal["node", "cluster"]
 _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
@@ -148,10 +147,7 @@ def _from_file() -> dict[str, Any]:
     name = os.environ.get("BDN_CONFIG")
     if not name:
         return {}
-    try:
-        content = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"BDN_CONFIG: {name} cannot be read: {error}") from None
+    content = read_config(Path(name))
     own = content.get("agent", {})
     if not isinstance(own, dict):
         raise SettingsError(f"BDN_CONFIG: in {name}, agent is not a table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import click
@@ -9,6 +10,7 @@ import click
 from bdn.cli.exit_codes import DONE, FAILED
 from bdn.cli.output import Output, command_line
 from bdn.cli.reaching import reachable_mirror
+from bdn.cli.waiting import waiting_for
 from bdn.core.durations import parse_duration
 from bdn.core.sizes import format_size
 from bdn.core.store.collection import Kind
@@ -45,8 +47,9 @@ async def gc(output: Output, *, dry_run: bool, grace: str | None) -> int:
     request = CollectionRequest(dry_run=dry_run, grace_seconds=_seconds(grace))
     async with reachable_mirror(output) as client:
         collection = await client.collect(request)
+        waiting = waiting_for(output, collection.id)
         while collection.status == "RUNNING":
-            collection = await client.collection(collection.id, LONGEST_WAIT_SECONDS)
+            collection = await waiting.ask(partial(client.collection, collection.id, LONGEST_WAIT_SECONDS))
     output.result(collection, _lines(collection))
     return FAILED if collection.status == "FAILED" else DONE
 

@@ -6,20 +6,17 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bdn.core.caller import ORGANISATION_PATTERN
 from bdn.core.source.uri import HuggingFaceUri, parse_source
 from bdn.wire.admin_client import AdminClient
 from bdn.wire.client import AgentClient
-from bdn.wire.settings import default_data_dir
+from bdn.wire.settings import FileSettings, default_data_dir
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 
 
-class ClientSettings(BaseSettings):
+class ClientSettings(FileSettings):
     """The addresses and the token that commands use."""
-
-    model_config = SettingsConfigDict(env_prefix="BDN_", extra="ignore")
 
     url: str = "http://127.0.0.1:8460"
     token: str | None = Field(default=None, repr=False)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from bdn.core.egress.rules import EgressPolicy
 from bdn.core.store.collection import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.sources.aws.r2_address import CLOUDFLARE_R2, check_r2_template
-from bdn.wire.settings import Port, Rate, Size, default_data_dir
+from bdn.wire.settings import FileSettings, Port, Rate, Size, default_data_dir
 
 
 def _check_egress(text: str) -> str:
@@ -29,10 +27,8 @@ def _issuer_url(text: str) -> str:
     return text.rstrip("/")
 
 
-class MirrorSettings(BaseSettings):
+class MirrorSettings(FileSettings):
     """What an operator can set. Secrets by name (``BDN_SECRET_<NAME>``) are read when they are used, not here."""
-
-    model_config = SettingsConfigDict(env_prefix="BDN_", extra="ignore")
 
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = ""  # "" means SQLite in the data dir
@@ -65,20 +61,6 @@ class MirrorSettings(BaseSettings):
     limit_files: Annotated[int, Field(gt=0)] = 1_000_000
     limit_bytes: Annotated[Size, Field(gt=0)] = 100 * 1000**4
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What the caller gives, then the environment, then the TOML file."""
-        config = os.environ.get("BDN_CONFIG")
-        file = (TomlConfigSettingsSource(settings_cls, Path(config)),) if config else ()
-        return (init_settings, env_settings, *file)
 
     @property
     def effective_database_url(self) -> str:

@@ -277,7 +277,7 @@ class PrefetchNodeRow(Base):
 
 
 class SecretRow(Base):
-    """A secret of an organisation, encrypted; the key is not in the database. What ``ciphertext`` holds: secret_sealing.py."""
+    """A secret of an organisation, encrypted; the key is not in the database. What ``ciphertext`` holds: sign_in/sealing.py."""
 
     __tablename__ = "secrets"
 

@@ -26,7 +26,7 @@ class UpstreamSettings:
     s3_endpoint_url: str | None = None  # None is AWS itself
     s3_region: str = DEFAULT_REGION
     s3_credentials: S3Credentials | None = None
-    r2_endpoint_url: str = CLOUDFLARE_R2  # the program's own setting; for placeholders see sources/r2_address.py
+    r2_endpoint_url: str = CLOUDFLARE_R2  # the program's own setting; for placeholders see sources/aws/r2_address.py
     sts_endpoint_url: str | None = None  # None is AWS itself, in the region that the request names
     google_sts_url: str = GOOGLE_STS
     google_iam_url: str = GOOGLE_IAM

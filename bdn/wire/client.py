@@ -44,7 +44,8 @@ class ServiceClient:
     """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
 
     A request takes ``timeout_seconds`` at most, and as long again as it asks the service to wait: also when bytes trickle.
-    ``organisation`` is whom an operator acts for; None means its own.
+    ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
+    read to its end; None is for services that are trusted with this program's memory.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class ServiceClient:
         *,
         organisation: str | None = None,
         timeout_seconds: float = 30.0,
+        most_bytes: int | None = None,
     ) -> None:
         self.address = address
+        self._most_bytes = most_bytes
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
         self._timeout_seconds = timeout_seconds
@@ -106,7 +109,7 @@ class ServiceClient:
         longest = self._timeout_seconds + wait_seconds
         try:
             async with asyncio.timeout(longest):
-                response = await self._http.request(
+                async with self._http.stream(
                     method,
                     path,
                     content=content,
@@ -114,18 +117,31 @@ class ServiceClient:
                     headers=headers,
                     timeout=httpx2.Timeout(longest, connect=min(_CONNECT_SECONDS, self._timeout_seconds)),
                     extensions={"trace": Handshake()},
-                )
+                ) as response:
+                    answer = await self._read(response, path)
         except httpx2.RequestError as error:
             raise ServiceUnreachableError(self.address, str(error) or type(error).__name__) from error
         except TimeoutError as error:
             raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
         if not response.is_success:
-            reported = error_from(response.status_code, response.content)
+            reported = error_from(response.status_code, answer)
             if isinstance(reported, StoreUnavailableError):
                 # A gateway's, which does not say in front of whom it stands.
                 raise ServiceUnreachableError(self.address, reported.reason)
             raise reported
-        return response.content
+        return answer
+
+    async def _read(self, response: httpx2.Response, path: str) -> bytes:
+        if self._most_bytes is None:
+            return await response.aread()
+        answer = bytearray()
+        async for piece in response.aiter_bytes():
+            answer += piece
+            if len(answer) > self._most_bytes:
+                raise WrongDocumentError(
+                    f"the answer for {path}", self.address, f"it has more than {self._most_bytes} bytes"
+                )
+        return bytes(answer)
 
     async def _call(
         self,

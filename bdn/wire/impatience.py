@@ -1,6 +1,6 @@
 """Requests have to be whole in time: a client that says half of one, and no more, shall not hold a connection for ever.
 
-uvicorn's own timeouts begin after an answer. The data plane's server has its own (``chunk_timers.py``).
+uvicorn's own timeouts begin after an answer. The data plane's server has its own (``chunk_server/timers.py``).
 """
 
 from __future__ import annotations

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from bdn.core.chunk import chunk_count
 from bdn.core.digest import Digest
 from bdn.core.manifest import MalformedDocumentError
 from bdn.core.store.layout import FileLayout, Slice
+
+_ENTRY_BYTES: Final = 300  # of one file, with its slab and without its chunks
+_NAME_BYTES: Final = 70  # of a chunk
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ class Layout:
         """Whether it says of each of these contents, given with their sizes, where it lies."""
         found = self.files
         return all(digest in found and found[digest].size == size for digest, size in contents.items())
+
+    @staticmethod
+    def most_bytes(contents: Mapping[Digest, int]) -> int:
+        """What a layout of these contents, given with their sizes, may have at the most: twice what ``encode`` makes of it."""
+        return 2 * sum((_ENTRY_BYTES + _NAME_BYTES * chunk_count(size) for size in contents.values()), _ENTRY_BYTES)
 
     def encode(self) -> bytes:
         """The document again. Nothing in it needs escaping: there are hexadecimal digits and numbers only."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from bdn.core.sizes import parse_size
 
@@ -19,6 +21,42 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 class SettingsError(ValueError):
     """A setting that cannot be; the message names its variable. Commands end with a usage error."""
+
+
+class FileSettings(BaseSettings):
+    """Settings of environment variables with the prefix ``BDN_``, or of the TOML file that ``BDN_CONFIG`` names, without it.
+
+    The mirror, the commands and the agent share the file: names that are another's are passed over.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="BDN_", extra="ignore")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What the caller gives, then the environment, then the file.
+
+        Raises:
+            SettingsError: the file that is named is not there, cannot be read, or is no TOML.
+        """
+        name = os.environ.get("BDN_CONFIG")
+        if not name:
+            return (init_settings, env_settings)
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, read_config(Path(name))))
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """What a file of settings says. Raises ``SettingsError``."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"BDN_CONFIG: {file} cannot be read: {error}") from None
 
 
 def default_data_dir() -> Path:

@@ -43,7 +43,7 @@ mirror: by itself, and by those who come next.
   fairly. That costs one event for each chunk. It is right for equal links only: a slow downlink would take its full share of
   the mirror here.
 - **With faults**, all flows share all links at every moment as fairly as it is possible (max-min), as TCP would with equal
-  round trips. Where both models can be used they agree within 15 % (`tests/unit/core/test_ring_simulated.py`).
+  round trips. Where both models can be used they agree within 15 % (`tests/unit/node_agent/test_ring_simulated.py`).
 - An owner that is asked for what it has not reads it from the mirror, in the bounds that the agent has. A killed member's
   connections are reset; from then on a request to it fails after 2 s.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -121,10 +122,13 @@ def test_what_was_evicted_is_restored_or_collected_and_why_says_so(operator: Ope
     stray = operator.data / "store/chunks" / digest_of(b"nobody's").fanout
     stray.parent.mkdir(parents=True)
     stray.write_bytes(b"nobody's")
-    os.utime(stray, (1.0, 1.0))
+    os.utime(stray, (time.time() - 100 * DAY,) * 2)
     operator.does("evict", "--source", "hf://org/model", "--tier", "mirror")
     operator.has_waited(days=8)
     stored, rows = operator.stored(), operator.rows()
+    young = operator.told("gc", "--dry-run", "--grace", "1000d")
+    assert [kind["kind"] for kind in young["kinds"] if kind["count"]] == ["manifests"]
+    assert young["request"]["grace_seconds"] == 1000 * DAY
     planned = operator.told("gc", "--dry-run")
     assert (operator.stored(), operator.rows()) == (stored, rows)
     assert {kind["kind"]: kind["count"] for kind in planned["kinds"] if kind["count"]} == {"manifests": 1, "chunks": 1}

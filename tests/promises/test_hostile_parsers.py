@@ -73,6 +73,13 @@ def test_the_first_form_of_each_parser_is_read(name: str) -> None:
     TARGETS[name].run(TARGETS[name].seeds[0])
 
 
+@pytest.mark.parametrize("piece", [":", "://", "s3://", "://:", "://@", "@", "/", "gs://a:"])
+def test_a_source_of_two_million_signs_is_refused_soon(piece: str, tally: Tally) -> None:
+    """A mirror has one loop for everybody: a text whose signs are looked at once for each other one would stop it for hours."""
+    tally.add(scenarios=1, refused=1)
+    assert outcome(TARGETS["source"], piece.encode() * (2_000_000 // len(piece))) is None
+
+
 @pytest.mark.parametrize("finding", [pytest.param(path, id=path.name) for path in FINDINGS])
 def test_what_was_found_once_is_borne_now(finding: Path, tally: Tally) -> None:
     name = re.split(r"-(?:crash|timeout|oom|leak)-", finding.name)[0]

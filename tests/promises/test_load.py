@@ -161,7 +161,7 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
 async def test_agents_that_ask_all_at_once_cost_the_upstream_one_read(
     upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, scale: Scale
 ) -> None:
-    """A hundred agents ask for twenty manifests, all of them at the same moment."""
+    """A hundred agents ask for one of twenty manifests each, all of them at the same moment."""
     agents_count, manifests_count = scale.of(6, 100), scale.of(3, 20)
     contents = [{"w.bin": noise(MIB + number, number), "c.json": b"%d" % number} for number in range(manifests_count)]
     for number, files in enumerate(contents):

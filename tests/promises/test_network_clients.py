@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 from click.testing import CliRunner
 
+from bdn.cli.admin import main as admin
 from bdn.cli.main import main
 from bdn.wire.client import AgentClient, MirrorClient
 from bdn.wire.http_server import bind_tcp, serving
@@ -179,5 +180,26 @@ async def test_a_command_that_waits_goes_on_asking_through_faults_and_says_so(
     found = json.loads(ended.stdout)
     tally.add(scenarios=1, faults=len(faults), lost=(ended.exit_code, found.get("status")) != (0, "READY"))
     assert service.count("mirrors") == 1
+    assert ended.stderr.count(f"{found['id']} may go on meanwhile; this asks again for 10 minutes") == 1
+    assert ended.stderr.count(f"{found['id']}: there is an answer again") == 1
+
+
+@pytest.mark.parametrize("arguments", [("gc",), ("verify", "--all")], ids=" ".join)
+async def test_an_operator_s_command_that_waits_goes_on_asking_through_faults(
+    mirror: tuple[MirrorUnderTest, FaultProxy],
+    arguments: tuple[str, ...],
+    tally: Tally,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, proxy = mirror
+    faults = (resets_at_once, ends_in_the_middle, answers_busy)
+    proxy.play(passes, *faults)
+    monkeypatch.setenv("BDN_URL", proxy.url)
+    async with asyncio.timeout(LONGEST_SECONDS):
+        ended = await asyncio.to_thread(CliRunner().invoke, admin, [*arguments, "--json"])
+
+    found = json.loads(ended.stdout)
+    tally.add(scenarios=1, faults=proxy.met.total() - 1, lost=(ended.exit_code, found.get("status")) != (0, "DONE"))
+    assert [proxy.met[name_of(fault)] for fault in faults] == [1, 1, 1]
     assert ended.stderr.count(f"{found['id']} may go on meanwhile; this asks again for 10 minutes") == 1
     assert ended.stderr.count(f"{found['id']}: there is an answer again") == 1

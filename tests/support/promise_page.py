@@ -17,9 +17,12 @@ TITLE: Final = "## What we promise\n"
 HEAD: Final = """
 Each line is held by the tests beside it, which `make test` runs small and `make fault` large: with 10,000 restarts of the
 state machine, 300 kills of real processes, power cuts, wrong bytes, broken disks and networks, and a table of what was tried and seen.
-`BDN_SOAK_SECONDS=3600` makes its soak an hour long. `python -m tests.support.promise_breakages` breaks each promise on purpose and
-asks the tests; [the list of breakages](docs/mutants-promises.md) names what each of them catches. [What was tried and seen](docs/promises.md) has
-the table of the last full run and the figures of an hour's soak.
+Its soak and its search by coverage are of `make fault` alone, and `BDN_SOAK_SECONDS=3600` makes the soak an hour long. Tests that
+mount file systems want root and `/dev/fuse`; the table counts what was skipped.
+
+`python -m tests.support.promise_breakages` breaks each promise on purpose and asks the tests; [the list of breakages](docs/mutants-promises.md)
+names what each of them catches. [What was tried and seen](docs/promises.md) has the table of the last full run and the figures of an
+hour's soak.
 
 | promise | shown by |
 |---|---|

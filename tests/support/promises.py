@@ -20,7 +20,7 @@ PROMISES: Final = {
     "power-loss": "After a power loss a cache is what it was after some earlier step; what was not synced is fetched again",
     "leases": "What a stage leases is never evicted by age or by an ordinary eviction; force names the holders it breaks",
     "space": "Committed and reserved bytes stay within the budget; a full or broken disk fails stages, not the agent",
-    "corruption": "A wrong byte from any tier is found before it is published, or by the scrub, and only its chunk is fetched again",
+    "corruption": "A wrong byte from any tier is found before it is published, or by the scrub; from a store or a node only its chunk comes again",
     "access": "A digest alone grants nothing: not yours and not there are the same answer",
     "upgrades": "An upgrade keeps what the database, the store and the caches hold, or refuses before it touches anything",
     "collection": "What a manifest names is never collected; what was evicted from the mirror can be restored for seven days",
@@ -91,6 +91,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The table: one row a promise. A test of two promises counts for both."""
     tests: Counter[str] = Counter()
     failed: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {name: Counter() for name in PROMISES}
     for report in (one for several in terminalreporter.stats.values() for one in several if hasattr(one, "when")):
         given = list(getattr(report, "user_properties", ()))
@@ -99,6 +100,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             tests.update(names)
         if report.failed:
             failed.update(names)
+        if report.skipped:
+            skipped.update(names)
         if report.when == "teardown":
             for name in names:
                 for key, value in given:
@@ -108,8 +111,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     terminalreporter.section("what we promise, and what was tried against it")
     width = max(map(len, PROMISES))
-    heads = ("tests", "failed", *COLUMNS)
+    heads = ("tests", "failed", "skipped", *COLUMNS)
     terminalreporter.write_line("  ".join([f"{'promise':<{width}}", *(f"{head:>9}" for head in heads)]))
-    for name in filter(tests.__contains__, PROMISES):
-        figures = [tests[name], failed[name], *(counts[name][column] for column in COLUMNS)]
+    for name in filter((tests | skipped).__contains__, PROMISES):
+        figures = [tests[name], failed[name], skipped[name], *(counts[name][column] for column in COLUMNS)]
         terminalreporter.write_line("  ".join([f"{name:<{width}}", *(f"{figure:>9,}" for figure in figures)]))

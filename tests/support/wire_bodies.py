@@ -1,4 +1,4 @@
-"""Request bodies as ``truss`` 0.18.36 sends them (reference/bdn-facts.md, section 2.1), unset fields as null."""
+"""Request bodies as ``truss`` 0.18.36 sends them, unset fields as null."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from bdn.core.errors import InvalidSourceError
 Scheme = Literal["gs", "hf", "r2", "s3"]
 SCHEMES: Final = get_args(Scheme)
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-_CREDENTIALS: Final = re.compile(r"://[^/@]*:.*@", re.DOTALL)  # an AWS key may itself hold "/", a password "@"
+_USER_AND_COLON: Final = re.compile(r"://[^/@:]*:")
 _USER_INFO: Final = re.compile(r"://[^/]*@")
 _REPO_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -69,14 +69,14 @@ def parse_source(text: str) -> SourceUri:
     Raises:
         InvalidSourceError: with the reason; credentials inside the URI are refused without repeating them.
     """
-    if _CREDENTIALS.search(text):
-        shown = _CREDENTIALS.sub("://***@", text)
+    if (shown := _without_credentials(text)) != text:
         raise InvalidSourceError(
             shown, "credentials do not belong in a source URI; store them as a secret and name it in auth"
         )
     scheme, separator, rest = text.partition("://")
     if not separator:
-        shown = re.sub(r":.*@", ":***@", text, flags=re.DOTALL)
+        user, colon, password = text.partition(":")
+        shown = f"{user}{colon}***@{password.rpartition('@')[2]}" if "@" in password else text
         raise InvalidSourceError(shown, f"Source {shown!r} is missing a URI scheme. Supported schemes: {_SUPPORTED}")
     if scheme not in SCHEMES:
         shown = _USER_INFO.sub("://***@", text).partition("?")[0]  # a pasted URL may hold a token or a signature
@@ -88,6 +88,15 @@ def parse_source(text: str) -> SourceUri:
     if ".." in re.split(r"[/@]", rest):
         raise InvalidSourceError(text, f"Source {text!r} has a '..' segment")
     return _parse_hugging_face(text, rest) if scheme == "hf" else _parse_bucket(text, scheme, rest)
+
+
+def _without_credentials(text: str) -> str:
+    """User and password are taken for as long as they can be: an AWS key may itself hold ``/``, a password ``@``.
+
+    Each character is looked at a few times, whatever the text is: somebody waits for the refusal.
+    """
+    found, end = _USER_AND_COLON.search(text), text.rfind("@")
+    return f"{text[: found.start()]}://***@{text[end + 1 :]}" if found and found.end() <= end else text
 
 
 def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:

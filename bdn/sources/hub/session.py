@@ -2,7 +2,7 @@
 
 Left alone, the SDK repeats a failed page of a listing up to five times with sleeps of its own, waits for an answer for
 ever, and closes the shared session under other threads on a failed connection. Retries are the caller's here
-(``core/retry.py``), who alone knows how long an upstream asked to wait. The SDK has one session per process and one door
+(``core/pace/retry.py``), who alone knows how long an upstream asked to wait. The SDK has one session per process and one door
 to it, ``set_client_factory``; calls outside :func:`one_attempt` behave as before.
 
 Within it every request passes the egress guard, redirects included: the host as it is written in a hook that httpx2 calls

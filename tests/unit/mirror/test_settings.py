@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from bdn.cli.services import ClientSettings
 from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
+from bdn.wire.settings import FileSettings, SettingsError
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
@@ -34,6 +36,27 @@ def test_what_is_given_comes_before_the_environment_and_that_before_the_file(
     monkeypatch.setenv("BDN_JOBS", "30")
     settings = MirrorSettings(jobs=300)
     assert (settings.port, settings.data_port, settings.jobs, settings.limit_bytes) == (1, 20, 300, 2 * 1024**3)
+
+
+@pytest.mark.parametrize("content", ["not toml", None])
+@pytest.mark.parametrize("settings", [MirrorSettings, ClientSettings])
+def test_a_file_that_is_named_and_cannot_be_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: type[FileSettings], content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "bdn.toml").write_text(content)
+    monkeypatch.setenv("BDN_CONFIG", str(tmp_path / "bdn.toml"))
+    with pytest.raises(SettingsError, match=r"BDN_CONFIG: .*bdn\.toml cannot be read"):
+        settings()
+
+
+def test_commands_read_the_file_that_the_services_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bdn.toml").write_text('url = "http://mirror:1"\ntoken = "t"\njobs = 3\n[agent]\nroles = "node"\n')
+    monkeypatch.setenv("BDN_CONFIG", str(tmp_path / "bdn.toml"))
+    monkeypatch.setenv("BDN_TOKEN", "of the environment")
+    settings = ClientSettings()
+    assert (settings.url, settings.token) == ("http://mirror:1", "of the environment")
+    assert settings.model_fields_set == {"url", "token"}
 
 
 @pytest.mark.parametrize(

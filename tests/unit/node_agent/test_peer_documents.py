@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +18,7 @@ from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.agent_schema import Member
 from bdn.wire.client import MirrorClient
+from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import LayoutBody
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import ManifestRecords
@@ -24,6 +28,7 @@ from node_agent.ring.members import Members
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import IMPATIENT
 from tests.support.names import named
+from tests.support.promises import Tally
 
 FILES = {"a": b"first", "b": b"second", "c": bytes(9_000_000)}
 DEAD = "http://127.0.0.1:1"
@@ -79,6 +84,71 @@ async def test_a_layout_that_leaves_out_a_file_is_not_taken(tmp_path: Path, peer
     peer.layouts[manifest.digest] = LayoutBody(manifest=whole.manifest, data_port=None, files=whole.files[1:])
 
     assert await PeerDocuments(members(tmp_path, peer.url)).layout(manifest, peer.grant(manifest)) is None
+
+
+class EndlessPeer(threading.Thread):
+    """Answers whatever it is asked with ``head`` and then with ``piece`` again and again, 200 MB of them, until nobody reads on."""
+
+    def __init__(self, listener: socket.socket, head: bytes, piece: bytes) -> None:
+        super().__init__(daemon=True)
+        self.listener, self.head, self.piece = listener, head, piece
+        self.sent = 0
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(self.head)
+                for _ in range(200_000_000 // len(self.piece)):
+                    connection.sendall(self.piece)
+                    self.sent += len(self.piece)
+
+
+def packed(zeros: int) -> bytes:
+    """So many, as one member of a gzip stream, a thousandth as long."""
+    return gzip.compress(bytes(zeros))
+
+
+ENDLESS = {
+    "plain": (b"HTTP/1.1 200 OK\r\n\r\n", b" " * 100_000),
+    "packed": (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", packed(10_000_000)),
+    "an error": (b"HTTP/1.1 404 Not Found\r\n\r\n", b" " * 100_000),
+}
+
+
+@pytest.mark.promise("hostile-input")
+@pytest.mark.parametrize("form", ENDLESS)
+async def test_a_document_without_end_is_not_read_to_its_end(
+    tmp_path: Path, peer: AgentMirror, form: str, tally: Tally
+) -> None:
+    manifest = peer.publish(FILES)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endless = EndlessPeer(listener, *ENDLESS[form])
+        endless.start()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        documents = PeerDocuments(members(tmp_path, address), most_manifest_bytes=1_000_000)
+        async with asyncio.timeout(60):
+            assert await documents.manifest(manifest.digest, peer.grant(manifest)) is None
+            assert await documents.layout(manifest, peer.grant(manifest)) is None
+        listener.shutdown(socket.SHUT_RDWR)
+    endless.join(30)
+
+    tally.add(scenarios=2, refused=2)
+    assert endless.sent < 50_000_000  # what lay in the buffers of two connections
+
+
+@pytest.mark.promise("hostile-input")
+def test_the_longest_layout_of_its_contents_is_shorter_than_may_be(tally: Tally) -> None:
+    for is_packed, count in ((False, 1), (True, 1), (False, 400), (True, 400)):
+        mirror = AgentMirror(is_packed=is_packed)
+        manifest = mirror.publish({f"{number}": f"{number}".encode() for number in range(count)} | FILES)
+        document = mirror.layouts[manifest.digest].model_dump_json().encode()
+        assert len(document) < Layout.most_bytes(manifest.contents) < 10 * len(document)
+        tally.add(scenarios=1)
 
 
 @pytest.fixture
