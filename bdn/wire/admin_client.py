@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote
 
-from bdn.wire.client import MirrorClient, Params
+from bdn.wire.client import MirrorClient
 from bdn.wire.collection_schema import Collection, CollectionRequest, Restoration, RestorationRequest
 from bdn.wire.event_schema import EventPage, Named
 from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry
+from bdn.wire.service_client import Params
 from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
 from bdn.wire.verification_schema import Verification, VerificationRequest
 

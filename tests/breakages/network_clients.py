@@ -55,7 +55,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/client.py",
+        "bdn/wire/service_client.py",
         "a name that is lost is no failure of the network to clients",
         "except httpx2.RequestError as error:",
         "except httpx2.ReadError as error:",
@@ -67,7 +67,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/client.py",
+        "bdn/wire/service_client.py",
         "a connection is used again, whatever is left in it",
         "_ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)",
         "_ONE_REQUEST_EACH = httpx2.Limits()",
@@ -75,7 +75,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/client.py",
+        "bdn/wire/service_client.py",
         "a client waits for as long as bytes come",
         "async with asyncio.timeout(longest):",
         "async with asyncio.timeout(None):",

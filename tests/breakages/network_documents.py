@@ -12,7 +12,7 @@ _HEARTBEAT = f"{_TEST}test_a_heartbeat_s_answer_with_a_wrong_bit_costs_an_error_
 BREAKAGES: Final = [
     Breakage(
         "hostile-input",
-        "bdn/wire/client.py",
+        "bdn/wire/service_client.py",
         "an answer is read to its end, whoever gives it",
         "        if self._most_bytes is None:",
         "        if self:",

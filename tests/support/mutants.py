@@ -76,7 +76,7 @@ def first_failure(copy: Path, tests: str) -> str:
 def copied(root: Path, folder: str) -> Path:
     """A copy of what the tests of core need."""
     copy = Path(folder)
-    for part in ("bdn", "docs", "tests/support", "tests/property", EXAMPLES):
+    for part in ("bdn", "node_agent", "docs", "tests/support", "tests/property", EXAMPLES):
         shutil.copytree(root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "pyproject.toml", copy)
     return copy

@@ -79,7 +79,7 @@ WIRE: list[Breakage] = [
     ("wire/service.py", "an announced body is not limited in our words", "and int(announced) > self._limit:", "and int(announced) < 0:"),
     ("wire/service.py", "a bug tells its message", "InternalError(type(error).__name__)", "InternalError(str(error))"),
     ("wire/client.py", "a manifest is not compared with its name", ") != digest:", ") is None:"),
-    ("wire/client.py", "a service that is away raises the library's error", "except httpx2.RequestError as error:", "except KeyError as error:"),
+    ("wire/service_client.py", "a service that is away raises the library's error", "except httpx2.RequestError as error:", "except KeyError as error:"),
     ("wire/handshakes.py", "a handshake that is canceled leaves its connection open", "await self._connection.aclose()", "pass"),
     ("wire/layout_form.py", "a layout is not checked", "return FileLayout(digest, size, named, lies)", "return FileLayout.of(size, named) if lies is None else FileLayout(digest, size, named, lies)"),
     ("wire/http_server.py", "a canceled block cuts the server off", "                await asyncio.wait([task])  #", "                pass  #"),
