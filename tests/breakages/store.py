@@ -24,8 +24,8 @@ _EVICTED: Final = f"{_BETWEEN}::test_what_an_eviction_takes_while_it_is_verified
 _TWO: Final = f"{_BETWEEN}::test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was"
 
 
-def _breakage(file: str, what: str, old: str, new: str, test: str) -> Breakage:
-    return Breakage("corruption", file, what, old, new, test)
+def _breakage(file: str, what: str, old: str, new: str, test: str, also: tuple[str, ...] = ()) -> Breakage:
+    return Breakage("corruption", file, what, old, new, test, also)
 
 
 BREAKAGES: Final = [
@@ -114,7 +114,18 @@ BREAKAGES: Final = [
         _STAGE,
     ),
     _breakage(
-        "bdn/mirror/shelf.py", "a reader's suspicion is not heard", "if request.is_suspect:", "if False:", _STAGE
+        "bdn/mirror/shelf.py",
+        "a reader's suspicion is not heard",
+        "            self._wait_for(self.damages.examine(request.digest))",
+        "            pass",
+        _STAGE,
+    ),
+    _breakage(
+        "bdn/mirror/shelf.py",
+        "a suspicion is not heard on the other plane",
+        "            await self.damages.examine(request.digest)",
+        "            pass",
+        f"{_STORE}::test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_read_and_found_right",
     ),
     _breakage(
         "bdn/mirror/verifying/store_verification.py",

@@ -17,6 +17,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.mirror.verifying.repair import AGAIN_SECONDS
 from bdn.mirror.verifying.store_verification import StoreVerification
 from bdn.wire import verification_schema
+from bdn.wire.paths import SUSPECT_HEADER
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
@@ -285,6 +286,22 @@ async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verif
     store.clock.now += AGAIN_SECONDS
     await until(lambda: not store.mirror.count("damaged_chunks"))
     tally.add(repaired=1, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+async def test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_read_and_found_right(
+    store: Store, tally: Tally
+) -> None:
+    name = store.rot("flipped", "one")
+    store.repository.disabled = True
+    suspecting = {SUSPECT_HEADER: "1"}
+    refusal = await store.mirror.http.get(f"/chunks/{name}", headers=suspecting)
+    tally.add(scenarios=1, faults=1, refused=1, wrong=refusal.is_success)
+    assert "damaged" in refusal.json()["error"]["message"]
+    store.repository.disabled = False
+    assert (await store.verify(all=True))["status"] == "DONE"
+    answer = await store.mirror.http.get(f"/chunks/{name}", headers=suspecting)
+    tally.add(repaired=1, wrong=answer.content != ONE)
 
 
 @pytest.mark.promise("corruption")
