@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bdn.core.digest import Digest
-from bdn.core.errors import NotFoundError
+from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import ChunkStore
 from bdn.core.store.layout import Slice
 from bdn.mirror.access import Access
@@ -23,7 +23,10 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class StoreShelf:
-    """A ``ChunkShelf``. Its methods run in the data plane's threads; what they ask of the database runs on ``loop``."""
+    """A ``ChunkShelf``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``.
+
+    ``opened`` is for the API, which has no threads of its own.
+    """
 
     store: ChunkStore
     access: Access
@@ -43,22 +46,37 @@ class StoreShelf:
         """
         if request.is_suspect:
             self._wait_for(self.damages.examine(request.digest))
-        return self.open(request.digest)
+        try:
+            return self._whole(request.digest)
+        except NotFoundError:
+            return self._part(*self._wait_for(self._slice(request.digest)))
 
-    def open(self, digest: Digest) -> OpenChunk:
-        """The chunk as a file, or as the part of a slab that it is.
+    async def opened(self, request: ChunkRequest) -> OpenChunk:
+        """As ``open_chunk``, for who is on the loop.
+
+        No thread waits here. As many readers as the loop has threads would otherwise wait in all of them for examinations,
+        which wait for a thread.
+        """
+        if request.is_suspect:
+            await self.damages.examine(request.digest)
+        try:
+            return await asyncio.to_thread(self._whole, request.digest)
+        except NotFoundError:
+            return await asyncio.to_thread(self._part, *await self._slice(request.digest))
+
+    def _whole(self, digest: Digest) -> OpenChunk:
+        file = self.store.open(digest)
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        return OpenChunk(file, 0, size)
+
+    def _part(self, place: Slice, size: int) -> OpenChunk:
+        """A part of a slab.
 
         So everything that a manifest or a layout names can be read by its name, on this plane and on the other, also by
         who knows nothing of slabs. The database is asked for what the store has no object of, and for nothing else.
         """
-        try:
-            file = self.store.open(digest)
-        except NotFoundError:
-            place, size = self._wait_for(self._slice(digest))
-            return OpenChunk(self.store.open(place.slab), place.offset, size)
-        size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        return OpenChunk(file, 0, size)
+        return OpenChunk(self.store.open(place.slab), place.offset, size)
 
     async def _slice(self, content: Digest) -> tuple[Slice, int]:
         async with self.access.database.read() as session:
@@ -71,4 +89,8 @@ class StoreShelf:
         return found
 
     def _wait_for(self, answer: Coroutine[Any, Any, _Answer]) -> _Answer:
-        return asyncio.run_coroutine_threadsafe(answer, self.loop).result(_ANSWER_SECONDS)
+        """The answer, when it comes in time. One that comes later is nobody's, but what was begun for it is done to its end."""
+        try:
+            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(_ANSWER_SECONDS)
+        except TimeoutError:
+            raise StoreUnavailableError(f"no answer within {_ANSWER_SECONDS:g} s") from None

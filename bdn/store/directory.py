@@ -179,8 +179,16 @@ class DirectoryStore:
         """Raise when the store itself is gone: nobody may conclude that it never held a chunk."""
         self._chunks.stat()
 
+    def _check_is_open(self) -> None:
+        """Raise when nothing in the store can be reached: then a chunk that cannot says nothing about that chunk."""
+        with os.scandir(f"{self._chunks}/.") as found:  # the dot: to look it up takes what it takes to look up a chunk
+            next(found, None)
+
     def fault(self, digest: Digest) -> str | None:
-        """By reading all of it past the page cache. One whose name is there, and that cannot be read, is wrong."""
+        """By reading all of it past the page cache. One that cannot be read where others can is wrong.
+
+        That may be its folder's doing, or the folder's above it; what cannot be looked into is then only a part of the store.
+        """
         with self._failures_mapped():
             try:
                 with self.open(digest) as file:
@@ -190,7 +198,7 @@ class DirectoryStore:
             except StoreUnavailableError as error:
                 if not isinstance(error.__cause__, OSError):
                     raise
-                (self._chunks / digest.fanout).lstat()  # otherwise it is the store, or its folders, that cannot be read
+                self._check_is_open()  # otherwise it is the store that cannot be read
                 return unreadable(error.__cause__)
 
     def set_aside(self, digest: Digest) -> bool:
@@ -211,7 +219,7 @@ class DirectoryStore:
         """The folder for a chunk, durable: one that is there may be another thread's, or a killed process's, and not synced."""
         with self._making:
             for one in (folder.parent, folder):
-                if one not in self._durable:
+                if one not in self._durable or not one.is_dir():  # who mends a disk may take a folder away
                     one.mkdir(exist_ok=True)
                     sync_folder(one.parent)
                     self._durable.add(one)

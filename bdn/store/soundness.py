@@ -15,10 +15,11 @@ from bdn.core.digest import Digest
 
 _PIECE: Final = 1024 * 1024
 # What a disk answers for a sector that it has lost, and a file system for a file that is not one of ours any more, or not for
-# us. Any other failure, such as that of a server or of a process without descriptors, says nothing about the bytes.
+# us, or that lies in no folder. Any other failure, such as that of a server or of a process without descriptors, says nothing
+# about the bytes.
 _LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
 _KEPT_FROM_US: Final = frozenset({errno.EPERM, errno.EACCES, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
-_UNREADABLE: Final = _LOST | _KEPT_FROM_US
+_UNREADABLE: Final = _LOST | _KEPT_FROM_US | {errno.ENOTDIR}
 
 
 def fault_of(file: BinaryIO, digest: Digest) -> str | None:

@@ -10,6 +10,7 @@ _PARSERS: Final = "tests/promises/test_hostile_parsers.py"
 _SERVICES: Final = "tests/promises/test_hostile_services.py"
 _UPSTREAMS: Final = "tests/promises/test_hostile_upstreams.py"
 _LISTED: Final = f"{_UPSTREAMS}::test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong"
+_SUSPICIONS: Final = "tests/promises/test_hostile_suspicions.py"
 _READS: Final = f"{_PARSERS}::test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors"
 
 BREAKAGES: Final = [
@@ -92,6 +93,22 @@ BREAKAGES: Final = [
         "    except ValueError as error:\n        raise InvalidRequestError(str(error)) from error\n",
         "    except KeyError as error:\n        raise InvalidRequestError(str(error)) from error\n",
         f"{_SERVICES}::test_the_mirror_answers_whatever_its_own_description_makes_up[off]",
+    ),
+    Breakage(
+        "hostile-input",
+        "bdn/mirror/api/contents.py",
+        "readers who suspect hold the threads that they wait for",
+        "await service.shelf.opened(asked)",
+        "await asyncio.to_thread(service.shelf.open_chunk, asked)",
+        f"{_SUSPICIONS}::test_many_who_suspect_at_once_are_answered_as_one_is",
+    ),
+    Breakage(
+        "hostile-input",
+        "bdn/mirror/shelf.py",
+        "an examination that takes long is a bug of ours",
+        "        except TimeoutError:\n",
+        "        except KeyError:\n",
+        f"{_SUSPICIONS}::test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now",
     ),
     Breakage(
         "hostile-input",

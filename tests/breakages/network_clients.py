@@ -11,6 +11,10 @@ _STAYS: Final = "test_an_upstream_whose_name_stays_lost_is_named_and_nothing_is_
 _LOCKED: Final = "tests/promises/test_network_locked.py"
 _STORE: Final = "tests/promises/test_store_away.py"
 _CLIENTS: Final = "tests/promises/test_network_clients.py"
+_NO_FOLDER: Final = (
+    "tests/unit/store/test_directory_damage.py"
+    "::test_where_all_chunks_should_be_there_is_a_file_and_that_is_no_damage_of_each"
+)
 
 BREAKAGES: Final = [
     Breakage(
@@ -120,6 +124,23 @@ BREAKAGES: Final = [
         'raise StoreUnavailableError(f"{self._root}: {error.strerror or error}") from error',
         "raise",
         f"{_STORE}::test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole",
+    ),
+    Breakage(
+        "network",
+        "bdn/store/directory.py",
+        "a store that is away is damage of each of its chunks",
+        "                self._check_is_open()  #",
+        "                pass  #",
+        f"{_STORE}::test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back",
+        also=(_NO_FOLDER,),
+    ),
+    Breakage(
+        "network",
+        "bdn/store/directory.py",
+        "where the chunks should be there is a file and that is a store",
+        'os.scandir(f"{self._chunks}/.")',
+        "os.scandir(self._root)",
+        _NO_FOLDER,
     ),
     Breakage(
         "network",

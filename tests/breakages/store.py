@@ -22,10 +22,13 @@ _STAGE: Final = (
 _KILLED: Final = f"{_BETWEEN}::test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it"
 _EVICTED: Final = f"{_BETWEEN}::test_what_an_eviction_takes_while_it_is_verified_is_not_called_damaged"
 _TWO: Final = f"{_BETWEEN}::test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was"
+_FOLDER: Final = (
+    f"{_STORE}::test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_and_keeps_nobody_from_anything_else"
+)
 
 
-def _breakage(file: str, what: str, old: str, new: str, test: str) -> Breakage:
-    return Breakage("corruption", file, what, old, new, test)
+def _breakage(file: str, what: str, old: str, new: str, test: str, also: tuple[str, ...] = ()) -> Breakage:
+    return Breakage("corruption", file, what, old, new, test, also)
 
 
 BREAKAGES: Final = [
@@ -114,7 +117,48 @@ BREAKAGES: Final = [
         _STAGE,
     ),
     _breakage(
-        "bdn/mirror/shelf.py", "a reader's suspicion is not heard", "if request.is_suspect:", "if False:", _STAGE
+        "bdn/mirror/shelf.py",
+        "a reader's suspicion is not heard",
+        "            self._wait_for(self.damages.examine(request.digest))",
+        "            pass",
+        _STAGE,
+    ),
+    _breakage(
+        "bdn/mirror/shelf.py",
+        "a suspicion is not heard on the other plane",
+        "            await self.damages.examine(request.digest)",
+        "            pass",
+        f"{_STORE}::test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_read_and_found_right",
+    ),
+    _breakage(
+        "bdn/store/directory.py",
+        "a folder that cannot be looked into makes the store one that is away",
+        "                self._check_is_open()  #",
+        "                (self._chunks / digest.fanout).lstat()  #",
+        f"{_FOLDER}[folder]",
+        also=(f"{_FOLDER}[folder above]",),
+    ),
+    _breakage(
+        "bdn/store/soundness.py",
+        "a folder that is none is nobody's fault",
+        " | {errno.ENOTDIR}",
+        "",
+        f"{_FOLDER}[folder]",
+    ),
+    _breakage(
+        "bdn/store/directory.py",
+        "a folder that was there once is there",
+        "if one not in self._durable or not one.is_dir():",
+        "if one not in self._durable:",
+        f"{_FOLDER}[folder]",
+        also=(f"{_FOLDER}[folder above]",),
+    ),
+    _breakage(
+        "bdn/mirror/verifying/damages.py",
+        "a damaged chunk that cannot be looked at fails every mirror",
+        "        except StoreUnavailableError:\n            return False\n",
+        "        except StoreUnavailableError:\n            raise\n",
+        f"{_STORE}::test_a_damaged_chunk_that_cannot_be_looked_at_again_keeps_no_other_mirror_from_being_ready",
     ),
     _breakage(
         "bdn/mirror/verifying/store_verification.py",

@@ -15,7 +15,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.database import Database
 from bdn.mirror.mirroring import worker
-from bdn.mirror.repository import tombstones
+from bdn.mirror.repository import at_work, tombstones
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
@@ -26,6 +26,11 @@ pytest_plugins = ("tests.support.mirror_fixtures",)
 
 LARGE = GeneratedContent(3 * CHUNK_SIZE + 1)
 MODEL = source("hf://org/model")
+LONGEST_SECONDS = 60.0
+PUBLISHED_AT_WORK = (
+    "SELECT 1 FROM mirror_sources JOIN mirrors ON id = mirror_id"
+    " WHERE mirrors.status = 'SYNCING' AND mirror_sources.manifest IS NOT NULL"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +154,40 @@ async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_
         document = await mirror.ended((await requests[0])["id"])
         assert document["bytes_transferred"] == LARGE.size + 3
         await mirror.tree(document["sources"][0]["manifest"])
+
+
+@pytest.mark.promise("collection")
+async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_who_is_at_work(
+    database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    """A looks: nobody is at work. B publishes its first source, and is at its second. A gives up what B has published."""
+    hub.repo("org/other").commit({"other.bin": LARGE})
+    hub.fail(stall(), "other.bin", times=None)
+    other = source("hf://org/other", "/other")
+    async with beside(database_url, tmp_path, tombstone_seconds=0) as mirror, asyncio.timeout(LONGEST_SECONDS):
+        manifest = (await mirror.ready(MODEL))["sources"][0]["manifest"]
+        look = at_work.running_with
+        requests: list[asyncio.Task[Json]] = []
+
+        async def look_slowly(*given: Any) -> dict[str, list[str]]:
+            found = await look(*given)
+            requests.append(asyncio.create_task(mirror.begin(MODEL, other)))
+            await somebody_waits(database_url, requests[0])
+            while requests[0].done() and not await fetch(database_url, PUBLISHED_AT_WORK):
+                pass
+            return found
+
+        monkeypatch.setattr(at_work, "running_with", look_slowly)
+        evicted = await mirror.evict(manifest=manifest, tier="mirror")
+        begun = await requests[0]
+        hub.release_stalled()
+        document = await mirror.ended(begun["id"])
+        readable = {item["manifest"] for item in (await mirror.http.get("/manifests")).json()["items"]}
+        promised = {part["manifest"] for part in document["sources"]}
+        tally.add(scenarios=1, faults=1, lost=len(promised - readable) + (document["grant"] is None))
+        assert (evicted["status"], document["status"]) == ("DONE", "READY")
+        for one in promised:
+            await mirror.tree(one)
 
 
 @pytest.mark.promise("collection")

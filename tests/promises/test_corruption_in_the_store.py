@@ -14,9 +14,12 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.verifying.repair import AGAIN_SECONDS
 from bdn.mirror.verifying.store_verification import StoreVerification
+from bdn.store.directory import DirectoryStore
 from bdn.wire import verification_schema
+from bdn.wire.paths import SUSPECT_HEADER
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
@@ -285,6 +288,78 @@ async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verif
     store.clock.now += AGAIN_SECONDS
     await until(lambda: not store.mirror.count("damaged_chunks"))
     tally.add(repaired=1, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+@pytest.mark.parametrize("above", [0, 1], ids=["folder", "folder above"])
+async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_and_keeps_nobody_from_anything_else(
+    store: Store, tmp_path: Path, above: int, tally: Tally
+) -> None:
+    await until(lambda: store.mirror.rows("scrubs")["scrubs"])
+    broken = store.path("middle").parents[above]
+    assert broken not in (*store.path("one").parents, *store.path("slab").parents)
+    broken.rename(tmp_path / "folder")
+    broken.touch()
+    store.rot("flipped", "one")
+    store.clock.now += PERIOD
+    await _until_scrubbed(store)
+    assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
+    found = await store.verify(all=True)
+    (item,) = found["items"]
+    assert (found["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "lost", str(digest_of(MIDDLE)))
+    assert "it cannot be read (Not a directory)" in item["reason"]
+    other = {"other.bin": Random(7).randbytes(2_000_000)}
+    store.hub.repo("org/other").commit(other)
+    document = await store.mirror.ready(source("hf://org/other"))
+    tally.add(scenarios=2, faults=2, refused=1, wrong=await store.mirror.tree(manifest_of(document)) != other)
+    broken.unlink()
+    store.clock.now += AGAIN_SECONDS
+    await until(lambda: not store.mirror.count("damaged_chunks"))
+    tally.add(repaired=2, wrong=not await store.is_right())
+
+
+@pytest.mark.promise("corruption")
+async def test_a_damaged_chunk_that_cannot_be_looked_at_again_keeps_no_other_mirror_from_being_ready(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    name = store.rot("flipped", "middle")
+    await store.verify(all=True, repair=False)
+    fault = DirectoryStore.fault
+
+    def stale(self: DirectoryStore, digest: Digest) -> str | None:
+        if digest == name:
+            raise StoreUnavailableError("Stale file handle")
+        return fault(self, digest)
+
+    other = {"other.bin": Random(7).randbytes(2_000_000)}
+    store.hub.repo("org/other").commit(other)
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectoryStore, "fault", stale)
+        document = await store.mirror.ready(source("hf://org/other"))
+        tally.add(scenarios=1, faults=1, wrong=await store.mirror.tree(manifest_of(document)) != other)
+        assert store.mirror.count("damaged_chunks") == 1
+    await store.mirror.ready(MODEL)
+    tally.add(repaired=1, wrong=not await store.is_right() or store.mirror.count("damaged_chunks"))
+
+
+def manifest_of(document: Json) -> str:
+    return str(document["sources"][0]["manifest"])
+
+
+@pytest.mark.promise("corruption")
+async def test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_read_and_found_right(
+    store: Store, tally: Tally
+) -> None:
+    name = store.rot("flipped", "one")
+    store.repository.disabled = True
+    suspecting = {SUSPECT_HEADER: "1"}
+    refusal = await store.mirror.http.get(f"/chunks/{name}", headers=suspecting)
+    tally.add(scenarios=1, faults=1, refused=1, wrong=refusal.is_success)
+    assert "damaged" in refusal.json()["error"]["message"]
+    store.repository.disabled = False
+    assert (await store.verify(all=True))["status"] == "DONE"
+    answer = await store.mirror.http.get(f"/chunks/{name}", headers=suspecting)
+    tally.add(repaired=1, wrong=answer.content != ONE)
 
 
 @pytest.mark.promise("corruption")

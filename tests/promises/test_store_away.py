@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from bdn.mirror.verifying import keeping
 from tests.doubles.hub import Hub
 from tests.support.agent_rig import MIB, noise
 from tests.support.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
@@ -119,6 +120,24 @@ async def test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole(
     check_away(asked.json()["error"])
     assert collected["bytes_freed"] == len(OTHERS["o.bin"]), "it was evicted while the store was away"
     assert len(files(disk)) == before
+
+
+async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back(
+    disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
+    async with mirror_on(disk, tmp_path) as mirror:
+        document = await mirror.ready(MODEL)
+        switch_off(disk)
+        begun = (await mirror.http.post("/verifications", params={"wait": 1}, json={"all": True})).json()
+        damaged = mirror.count("damaged_chunks")
+        disk.lose_power("kept")
+        ended = await mirror.http.get(f"/verifications/{begun['id']}", params={"wait": LONGEST_SECONDS})
+        found = await mirror.tree(document["sources"][0]["manifest"])
+
+    tally.add(scenarios=1, faults=1, refused=1, wrong=found != FILES, lost=damaged)
+    assert begun["status"] == "RUNNING"
+    assert (ended.json()["status"], ended.json()["items"]) == ("DONE", [])
 
 
 @pytest.mark.parametrize(("kind", "path", "number"), STEPS[:2], ids=["unlink", "rename"])

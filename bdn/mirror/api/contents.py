@@ -99,7 +99,7 @@ def build_contents_router(service: ContentsService) -> APIRouter:
         name = _digest(digest)
         await service.access.check_chunk(bearer, name)
         asked = ChunkRequest(name, bearer, is_suspect=SUSPECT_HEADER.lower() in request.headers)
-        opened = await asyncio.to_thread(service.shelf.open_chunk, asked)
+        opened = await service.shelf.opened(asked)
         headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
         try:
             part = parse_range(request.headers.get("range"), opened.size)

@@ -39,6 +39,9 @@ class StoreEviction:
                 row = await asked.change(session, EvictionRow, command.id)
                 if row is None or MIRROR not in row.pending:
                     return
+                if not command.dry_run:
+                    # A looks at what mirrors at work have published; B publishes, and is at work; A gives up what B counts on.
+                    await mirrors.hold_claims(session)
                 now = self.clock()
                 items = await self._plan(session, command, organisation, now)
                 row.items = [*row.items, *(item.model_dump(mode="json") for item in items)]

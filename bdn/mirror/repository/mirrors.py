@@ -179,7 +179,7 @@ async def hold_claims(session: WriteSession) -> None:
     """Nobody claims, and nobody writes in a claim's name, until this transaction ends.
 
     SQLite has one writer anyway. In PostgreSQL a manifest could otherwise be published, or restored, between a collection's
-    look at what nothing names and its commit.
+    look at what nothing names, or an eviction's at who is at work, and its commit.
     """
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(text("LOCK TABLE mirrors IN EXCLUSIVE MODE"))

@@ -80,13 +80,16 @@ class Damages:
         return is_needed
 
     async def heal(self) -> None:
-        """Take back what is registered and is right again: somebody fetched it once more."""
+        """Take back what is registered and is right again: somebody fetched it once more.
+
+        Whoever publishes waits for this, and may need nothing of it: what the store cannot look at now is passed over.
+        """
         async with self.database.read() as session:
             found = await damaged.all_chunks(session)
         if not found:
             return
         for row in found:
-            if await asyncio.to_thread(self.store.fault, Digest(row.digest)) is None:
+            if await self._is_right(Digest(row.digest)):
                 await self._forgive(Digest(row.digest))
         async with self.database.write() as session:
             superseded = await damaged.superseded(session)
@@ -95,6 +98,13 @@ class Damages:
         for slab in superseded:
             logger.info("a damaged slab is not needed any more", extra={"slab": slab})
             self.on_repaired()
+
+    async def _is_right(self, digest: Digest) -> bool:
+        """False also while nobody can tell: it is damaged until it was read."""
+        try:
+            return await asyncio.to_thread(self.store.fault, digest) is None
+        except StoreUnavailableError:
+            return False
 
     async def drop_slab(self, session: WriteSession, slab: str) -> None:
         """What lay in it lies elsewhere."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,4 +107,55 @@ def test_a_chunk_that_was_replaced_before_it_is_taken_is_given_back(
 def test_a_store_that_is_gone_is_not_a_damaged_chunk(store: DirectoryStore, tmp_path: Path) -> None:
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreUnavailableError):
+        store.fault(CHUNK)
+
+
+@pytest.mark.parametrize("above", [0, 1], ids=["folder", "folder above"])
+def test_a_folder_that_is_none_is_damage_of_what_was_in_it_until_it_is_taken_away(
+    store: DirectoryStore, path: Path, tmp_path: Path, above: int
+) -> None:
+    broken = path.parents[above]
+    broken.rename(tmp_path / "folder")
+    broken.touch()
+    assert store.fault(CHUNK) == "it cannot be read (Not a directory)"
+    for attempt in (lambda: store.put(CHUNK, memoryview(CONTENT)), lambda: store.set_aside(CHUNK)):
+        with pytest.raises(StoreUnavailableError, match="Not a directory"):
+            attempt()
+    broken.unlink()
+    assert store.fault(CHUNK) == "it is absent"
+    store.put(CHUNK, memoryview(CONTENT))
+    assert store.fault(CHUNK) is None
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["one folder", "the store"])
+def test_a_folder_that_cannot_be_looked_into_is_damage_if_the_store_can_and_the_disk_means_it(
+    store: DirectoryStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_whole: bool
+) -> None:
+    broken = tmp_path / "store" if is_whole else path.parent.parent
+
+    def guarded(real: Any) -> Any:
+        def call(place: Any, *given: Any, **named: Any) -> Any:
+            if Path(place).is_relative_to(broken):
+                raise OSError(number, os.strerror(number), str(place))
+            return real(place, *given, **named)
+
+        return call
+
+    for owner, name in ((Path, "open"), (Path, "lstat"), (Path, "stat"), (os, "scandir")):
+        monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))
+    if is_whole or number == errno.ESTALE:
+        with pytest.raises(StoreUnavailableError, match=os.strerror(number)):
+            store.fault(CHUNK)
+    else:
+        assert store.fault(CHUNK) == f"it cannot be read ({os.strerror(number)})"
+
+
+def test_where_all_chunks_should_be_there_is_a_file_and_that_is_no_damage_of_each(
+    store: DirectoryStore, path: Path, tmp_path: Path
+) -> None:
+    chunks = path.parents[2]
+    chunks.rename(tmp_path / "elsewhere")
+    chunks.touch()
+    with pytest.raises(StoreUnavailableError, match="Not a directory"):
         store.fault(CHUNK)
