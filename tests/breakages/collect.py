@@ -28,6 +28,10 @@ _TWO_WORKERS: Final = (
 _DAMAGED: Final = (
     "tests/promises/test_collection.py::test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_them"
 )
+_STANDS_IN: Final = (
+    "tests/unit/core/test_slab_needs.py"
+    "::test_a_damaged_slab_does_not_stand_in_and_nobody_needs_it_where_another_one_does"
+)
 _PACKED: Final = "tests/integration/test_mirror_packing.py::"
 _RESTORING: Final = "tests/promises/test_restoring.py::"
 _COLLECTOR: Final = "bdn/mirror/collecting/collector.py"
@@ -246,8 +250,7 @@ BREAKAGES: Final = [
         _DAMAGED,
         (
             "tests/property/test_slab_needs.py::test_what_stays_can_be_read_and_what_nobody_needs_goes",
-            "tests/unit/core/test_slab_needs.py"
-            "::test_a_damaged_slab_does_not_stand_in_and_nobody_needs_it_where_another_one_does",
+            _STANDS_IN,
         ),
     ),
     Breakage(
