@@ -141,15 +141,15 @@ async def test_of_a_file_of_very_many_chunks_the_wanted_objects_alone_are_made_a
     monkeypatch.setattr(objects, "StoredObject", counted)
     for module in (objects, records):
         monkeypatch.setattr(module, "content_fault", fault)
-    async with database.read() as session:
-        found, behind = await records.after(session, "record:", None)
-        looked = await records.fault(session, Record("content", layout.digest))
+    async with database.read() as reading:
+        found, behind = await records.after(reading, "record:", None)
+        looked = await records.fault(reading, Record("content", layout.digest))
         assert (found, behind, looked) == ([], f"record:{layout.digest.hex}", None)
-        first = await objects.after(session, None, None, 32)
-        last = await objects.after(session, f"content:{layout.digest.hex}:{chunks - 3}", None, 32)
+        first = await objects.after(reading, None, None, 32)
+        last = await objects.after(reading, f"content:{layout.digest.hex}:{chunks - 3}", None, 32)
         places = [int(one.cursor.rpartition(":")[2]) for one in (*first, *last)]
         assert places == [*range(32), chunks - 2, chunks - 1]
-        assert await objects.after(session, last[-1].cursor, None, 32) == []
+        assert await objects.after(reading, last[-1].cursor, None, 32) == []
     assert made == len(places)
     assert threads
     assert threading.get_ident() not in threads
