@@ -11,6 +11,9 @@ _TOKENS: Final = "tests/integration/test_mirror_tokens.py::"
 _EVICTION: Final = (
     "tests/promises/test_access_control.py::test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing"
 )
+_VERIFICATION: Final = (
+    "tests/promises/test_access_control.py::test_a_verification_neither_reads_nor_tells_of_another_s_private_slab"
+)
 _NEVER: Final = "tests/promises/test_restoring.py::test_what_was_never_mirrored_is_not_found"
 _BINDING: Final = f"{_MIRROR}test_a_mirror_that_would_be_open_to_others_does_not_start"
 
@@ -63,4 +66,6 @@ BREAKAGES: Final = [
     _broken("bdn/mirror/repository/mirrors.py", "what others mirrored is told from what nobody did",
             ".where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest.is_not(None))",
             ".where(MirrorSourceRow.manifest.is_not(None))", _EVICTION, _NEVER),
+    _broken("bdn/mirror/repository/objects.py", "a verification tells of everybody's slabs with a file of the manifest",
+            "inside.where(is_of(scope_of(reach.organisation)))", "inside", _VERIFICATION),
 ]  # fmt: skip

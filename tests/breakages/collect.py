@@ -29,6 +29,14 @@ _ROBBED: Final = (
     "tests/integration/test_mirror_postgres.py"
     "::test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_who_is_at_work"
 )
+_DAMAGED: Final = (
+    "tests/promises/test_collection.py::test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_them"
+)
+_STANDS_IN: Final = (
+    "tests/unit/core/test_slab_needs.py"
+    "::test_a_damaged_slab_does_not_stand_in_and_nobody_needs_it_where_another_one_does"
+)
+_PACKED: Final = "tests/integration/test_mirror_packing.py::"
 _RESTORING: Final = "tests/promises/test_restoring.py::"
 _COLLECTOR: Final = "bdn/mirror/collecting/collector.py"
 _TOMBSTONES: Final = "bdn/mirror/repository/tombstones.py"
@@ -244,5 +252,34 @@ BREAKAGES: Final = [
         "        except Exception as error:\n",
         "        except MemoryError as error:\n",
         _RESTORING + "test_a_collection_that_fails_for_a_bug_has_failed_and_the_mirror_goes_on",
+    ),
+    Breakage(
+        _PROMISE,
+        "bdn/core/store/slab_needs.py",
+        "a slab goes whose contents lie in a damaged one as well",
+        "self._slabs[content] - self._damaged - dropped",
+        "self._slabs[content] - dropped",
+        _DAMAGED,
+        (
+            "tests/property/test_slab_needs.py::test_what_stays_can_be_read_and_what_nobody_needs_goes",
+            _STANDS_IN,
+        ),
+    ),
+    Breakage(
+        _PROMISE,
+        "bdn/mirror/repository/removal.py",
+        "a collection does not hear which slabs are damaged",
+        "            needs.add_damaged(slab)\n",
+        "            pass\n",
+        _DAMAGED,
+        (_PACKED + "test_a_slab_of_which_what_stays_lies_damaged_elsewhere_stays_with_it[sqlite]",),
+    ),
+    Breakage(
+        _PROMISE,
+        "bdn/mirror/repository/removal.py",
+        "a slab goes whose contents have damaged chunks of their own",
+        'ContentRow.chunks != b"", chunks_are_sound())\n',
+        'ContentRow.chunks != b"")\n',
+        _PACKED + "test_a_slab_stays_with_what_is_whole_by_itself_and_damaged[sqlite]",
     ),
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -15,10 +17,16 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
 
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
+from bdn.core.store.layout import FileLayout
+from bdn.core.store.record_soundness import content_fault
 from bdn.mirror.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.database_errors import DatabaseUnavailableError
-from bdn.mirror.repository import at_work, mirrors, objects, records
+from bdn.mirror.repository import at_work, contents, mirrors, objects, records
+from bdn.mirror.repository.objects import StoredObject
+from bdn.mirror.repository.records import Record
 from bdn.mirror.tables import Base
 from tests.support.mirror_service import mirror_under_test
 
@@ -107,7 +115,44 @@ async def test_records_and_objects_of_a_source_with_thousands_of_revisions_can_b
     async with database.read() as session:
         found, cursor = await records.after(session, None, manifests)
         assert (found, await records.after(session, cursor, manifests)) == ([], ([], None))
-        assert await objects.after(session, None, manifests) == []
+        assert await objects.after(session, None, objects.Reach(manifests, "acme"), 32) == []
+    await database.close()
+
+
+async def test_of_a_file_of_very_many_chunks_the_wanted_objects_alone_are_made_and_not_in_the_loop_s_thread(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, chunk, chunks = Database(url), digest_of(b"chunk"), 20_000
+    await database.migrate()
+    layout = FileLayout.of((chunks - 1) * CHUNK_SIZE + 1, (chunk,) * chunks)
+    async with database.write() as session:
+        await contents.record_contents(session, {"key": layout}, 1.0)
+    made, threads = 0, set[int]()
+
+    def counted(*fields: Any) -> StoredObject:
+        nonlocal made
+        made += 1
+        return StoredObject(*fields)
+
+    def fault(digest: Digest, size: int, raw: bytes) -> str | None:
+        threads.add(threading.get_ident())
+        return content_fault(digest, size, raw)
+
+    monkeypatch.setattr(objects, "StoredObject", counted)
+    for module in (objects, records):
+        monkeypatch.setattr(module, "content_fault", fault)
+    async with database.read() as reading:
+        found, behind = await records.after(reading, "record:", None)
+        looked = await records.fault(reading, Record("content", layout.digest))
+        assert (found, behind, looked) == ([], f"record:{layout.digest.hex}", None)
+        first = await objects.after(reading, None, None, 32)
+        last = await objects.after(reading, f"content:{layout.digest.hex}:{chunks - 3}", None, 32)
+        places = [int(one.cursor.rpartition(":")[2]) for one in (*first, *last)]
+        assert places == [*range(32), chunks - 2, chunks - 1]
+        assert await objects.after(reading, last[-1].cursor, None, 32) == []
+    assert made == len(places)
+    assert threads
+    assert threading.get_ident() not in threads
     await database.close()
 
 

@@ -16,7 +16,7 @@ from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.mirror.database import Database
 from bdn.mirror.eviction.weights import EvictionWeights
-from bdn.mirror.repository import contents, layouts, removal
+from bdn.mirror.repository import contents, damaged, layouts, removal
 from bdn.mirror.tables import SlabScopeRow, SlabSliceRow
 from bdn.store.memory import MemoryStore
 from tests.support.mirror_service import database_under_test
@@ -60,6 +60,11 @@ class Holdings:
     async def lost(self, organisation: str, *files: bytes) -> list[Digest]:
         async with self.database.write() as session:
             return await contents.publish(session, manifest_of(files), 1.0, organisation)
+
+    async def damage(self, digest: Digest) -> None:
+        """The disk has others under this name."""
+        async with self.database.write() as session:
+            assert await damaged.register(session, digest, 1.0, "its bytes are others")
 
     async def slabs(self, manifest: Manifest, organisation: str) -> dict[bytes, str | None]:
         """Slab by content, for what the layout lets an organisation read; each content is read back and checked."""
@@ -238,6 +243,34 @@ async def test_a_slab_of_which_all_that_stays_lies_elsewhere_too_goes(held: Hold
     assert await held.evict(first) == ([one.size], {one.digest.hex})
     assert await held.slabs(second, "acme") == dict.fromkeys((licence, C), two.digest.hex)
     assert await held.evict(second) == ([two.size], {two.digest.hex})
+
+
+async def test_a_slab_of_which_what_stays_lies_damaged_elsewhere_stays_with_it(held: Holdings) -> None:
+    one, two = await held.pack("public", A, B), await held.pack("public", A, C)
+    first, second = await held.publish("acme", A, B), await held.publish("acme", A, C)
+    await held.damage(two.digest)
+    assert await held.evict(first) == ([0], set())
+    assert (await held.slabs(second, "acme"))[A] == one.digest.hex
+    assert await held.evict(second) == ([one.size + two.size], {one.digest.hex, two.digest.hex})
+
+
+async def test_a_damaged_slab_of_which_all_that_stays_lies_elsewhere_too_goes(held: Holdings) -> None:
+    one, two = await held.pack("public", A, B), await held.pack("public", A, C)
+    first, second = await held.publish("acme", A, B), await held.publish("acme", A, C)
+    await held.damage(one.digest)
+    assert await held.evict(first) == ([one.size], {one.digest.hex})
+    assert await held.slabs(second, "acme") == dict.fromkeys((A, C), two.digest.hex)
+
+
+async def test_a_slab_stays_with_what_is_whole_by_itself_and_damaged(held: Holdings) -> None:
+    await held.keep_whole(A)
+    slab = await held.pack("public", A, B)
+    first, second = await held.publish("acme", B), await held.publish("acme", A)
+    await held.damage(digest_of(A))
+    assert await held.evict(first) == ([0], set())
+    async with held.database.read() as session:
+        assert await layouts.unreadable(session, second.digest.hex, "organisation:acme") == []
+    assert await held.evict(second) == ([len(A) + slab.size], {digest_of(A).hex, slab.digest.hex})
 
 
 async def test_what_stays_keeps_a_slab_of_each_scope_that_has_packed_it(held: Holdings) -> None:

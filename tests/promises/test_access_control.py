@@ -11,8 +11,9 @@ import pytest
 from tests.doubles.hub import Hub
 from tests.support.access_world import UNKNOWN, World, access_world
 from tests.support.fake_agent import FakeAgent
-from tests.support.mirror_service import Json, source
+from tests.support.mirror_service import LONGEST_SECONDS, Json, source
 from tests.support.promises import Tally
+from tests.support.rotting import rot
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 pytestmark = pytest.mark.promise("access")
@@ -148,6 +149,36 @@ async def test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing(
     assert shapes[0] == shapes[1]
     path = f"/manifests/{world.manifests['a-private']}"
     assert (await world.ask("controller a", "GET", path)).status_code == 200
+
+
+async def test_a_verification_neither_reads_nor_tells_of_another_s_private_slab(
+    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
+) -> None:
+    """Both organisations have the file x, each in a slab of its own."""
+    async with access_world(tmp_path / "mirror", hub, scrub_seconds=0) as world:
+
+        async def verified(bearer: str, **what: object) -> tuple[set[str], int]:
+            body = {"tier": "mirror", "repair": False, **what}
+            waiting = {"wait": LONGEST_SECONDS}
+            document = (await world.ask(bearer, "POST", "/verifications", json=body, params=waiting)).json()
+            assert document["status"] in ("DONE", "DAMAGED"), document
+            return {item["chunk"] for item in document["items"]}, document["chunks_read"]
+
+        slabs = {name: world.chunks[f"{name}-private slab"] for name in "ab"}
+        rot(world.mirror.data_dir / "store/chunks" / slabs["a"].fanout, "flipped")
+        everything, _ = await verified("operator", all=True)
+        assert everything == {str(slabs["a"])}
+        for bearer, name, expected in (
+            ("controller a", "a", {str(slabs["a"])}),
+            ("operator for a", "a", {str(slabs["a"])}),
+            ("controller b", "b", set()),
+        ):
+            for what in (
+                {"manifest": str(world.manifests[f"{name}-private"])},
+                {"source": f"hf://org/{name}-private"},
+            ):
+                assert await verified(bearer, **what) == (expected, 1), (bearer, what)
+                tally.add(scenarios=1, refused=not expected)
 
 
 async def test_lists_hold_one_s_own_and_the_metrics_name_nobody(world: World, tally: Tally) -> None:

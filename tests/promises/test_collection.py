@@ -20,11 +20,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bdn.core.digest import digest_of
 from bdn.mirror.repository import damaged, mirrors
+from tests.doubles.hub import Hub
+from tests.support.calendar import Calendar
 from tests.support.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
-from tests.support.mirror_service import database_under_test
+from tests.support.mirror_service import LONGEST_SECONDS, database_under_test, mirror_under_test, source
 from tests.support.promises import Scale, Tally
+from tests.support.rotting import rot
 
 pytestmark = pytest.mark.promise("collection")
+pytest_plugins = ("tests.support.mirror_fixtures",)
 
 _Result = TypeVar("_Result")
 _MEMORY: Final = Path("/dev/shm")
@@ -372,3 +376,36 @@ async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_i
                 tally.add(scenarios=1)
         finally:
             shutil.rmtree(here)
+
+
+_LICENCE: Final = b"the licence that every repository has"
+
+
+async def test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_them(
+    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
+) -> None:
+    one, calendar = hub.repo("org/one"), Calendar()
+    first = one.commit({"a.txt": b"of the first revision", "LICENSE": _LICENCE})
+    second = one.commit({"a.txt": None})
+    two = hub.repo("org/two")
+    two.commit({"b.txt": b"of another repository", "LICENSE": _LICENCE})
+    async with mirror_under_test(tmp_path / "mirror", clock=calendar, collect_seconds=0, scrub_seconds=0) as mirror:
+        old = (await mirror.ready(source(f"hf://org/one@{first}")))["sources"][0]["manifest"]
+        (ours,) = mirror.chunks()
+        new = (await mirror.ready(source(f"hf://org/one@{second}")))["sources"][0]["manifest"]
+        await mirror.ready(source("hf://org/two"))
+        (theirs,) = mirror.chunks().keys() - {ours}
+        rot(tmp_path / "mirror/store/chunks" / theirs, "flipped")
+        everything = {"all": True, "repair": False}
+        await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=everything)
+        two.disabled = True
+        evicted = await mirror.evict(manifest=old, tier="mirror")
+        calendar.days = 8
+        await mirror.collect(grace_seconds=0)
+        assert (await mirror.http.get(f"/manifests/{old}")).status_code == 404
+        tally.add(scenarios=1, faults=1, lost=ours not in mirror.chunks())
+        assert evicted["bytes_freed"] == 0
+        layout = (await mirror.http.get(f"/manifests/{new}/layout")).json()
+        (place,) = [file["slab"] for file in layout["files"]]
+        slab = (await mirror.http.get(f"/chunks/{place['digest']}")).content
+        assert slab[place["offset"] :][: len(_LICENCE)] == _LICENCE

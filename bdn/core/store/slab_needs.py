@@ -2,7 +2,8 @@
 
 A content needs a slab for the scope in which it was packed: its upstream's identity must find it where that scope's
 organisation may read. It does not, when it is whole by itself or lies in another slab that the same scope may read. Without
-that rule a file which every repository has, such as a licence, would keep the slabs of all of them.
+that rule a file which every repository has, such as a licence, would keep the slabs of all of them. What is damaged stands in
+for nothing, and is needed all the same where nothing stands in for it: it may be repaired.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class SlabNeeds:
     """Slabs, what lies in them, and what has gone. Names are whatever the caller uses.
 
     Before it is asked it is told: ``add_slab`` of every slab that holds a content which may go, ``add_slice`` of everything
-    in these slabs and of every other slice of those contents, ``add_scope`` of every slab named so far, ``add_whole``.
+    in these slabs and of every other slice of those contents, ``add_scope`` and ``add_damaged`` of every slab named so far,
+    ``add_whole``.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,7 @@ class SlabNeeds:
         self._scopes: defaultdict[str, set[str]] = defaultdict(set)
         self._inside: defaultdict[str, set[str]] = defaultdict(set)
         self._slabs: defaultdict[str, set[str]] = defaultdict(set)
+        self._damaged: set[str] = set()
         self._whole: set[str] = set()
         self._gone: set[str] = set()  # slabs and contents
 
@@ -39,6 +42,10 @@ class SlabNeeds:
         """Who may read it as a whole."""
         self._scopes[slab].add(scope)
 
+    def add_damaged(self, slab: str) -> None:
+        """The store does not hold it as its name says."""
+        self._damaged.add(slab)
+
     def add_slice(self, content: str, slab: str) -> None:
         """The content lies in the slab."""
         if content not in self._gone and slab not in self._gone:
@@ -46,7 +53,7 @@ class SlabNeeds:
             self._slabs[content].add(slab)
 
     def add_whole(self, content: str) -> None:
-        """The content has chunks of its own as well."""
+        """The content has chunks of its own as well, none of them damaged."""
         self._whole.add(content)
 
     def knows(self, slab: str) -> bool:
@@ -85,7 +92,7 @@ class SlabNeeds:
     def _needs(self, content: str, slab: str, dropped: AbstractSet[str]) -> bool:
         if content in self._whole:
             return False
-        others = [self._scopes[other] for other in self._slabs[content] if other != slab and other not in dropped]
+        others = [self._scopes[other] for other in self._slabs[content] - self._damaged - dropped if other != slab]
         return not all(
             any(scope in readable or PUBLIC in readable for readable in others) for scope in self._scopes[slab]
         )

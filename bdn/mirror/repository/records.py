@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, Row, select, update
 
 from bdn.core.digest import Digest
 from bdn.core.store.layout import FileLayout
@@ -47,7 +47,7 @@ async def fault(session: ReadSession, record: Record) -> tuple[str, bytes] | Non
     else:
         content = await session.get(ContentRow, record.digest.hex)
         raw = b"%d %b" % (content.size, content.chunks) if content else b""
-        wrong = content_fault(record.digest, content.size, content.chunks) if content else None
+        wrong = await asyncio.to_thread(content_fault, record.digest, content.size, content.chunks) if content else None
     return (wrong, raw) if wrong else None
 
 
@@ -84,12 +84,16 @@ async def _contents(
     query = select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
     query = query.where(ContentRow.digest > behind, *of_manifests(manifests))
     rows = (await session.execute(query.order_by(ContentRow.digest).limit(_CONTENTS))).all()
-    faults = [
+    # In a thread: the names of a file's chunks are hashed, and one of 1 TB has 4 MB of them.
+    return await asyncio.to_thread(_content_faults, rows), rows[-1][0] if rows else None
+
+
+def _content_faults(contents: Sequence[Row[str, int, bytes]]) -> list[tuple[Record, str]]:
+    return [
         (Record("content", Digest(digest)), wrong)
-        for digest, size, chunks in rows
+        for digest, size, chunks in contents
         if (wrong := content_fault(Digest(digest), size, chunks))
     ]
-    return faults, rows[-1][0] if rows else None
 
 
 def of_manifests(manifests: Sequence[str] | None) -> list[ColumnElement[bool]]:

@@ -18,9 +18,11 @@ from bdn.mirror.repository import tombstones
 from bdn.mirror.repository.bulk import batches
 from bdn.mirror.repository.layouts import split_digests
 from bdn.mirror.repository.records import Record, WrongRecordError
+from bdn.mirror.repository.soundness import chunks_are_sound
 from bdn.mirror.tables import (
     ContentRow,
     CopiedChunkRow,
+    DamagedChunkRow,
     IdentityRow,
     ManifestContentRow,
     ManifestRow,
@@ -79,12 +81,14 @@ async def slabs_of(session: ReadSession, manifest_digest: str) -> list[str]:
 class SlabFacts:
     """What decides about some slabs: (slab, size), (content, slab), (slab, scope), and contents that are whole as well.
 
-    ``slices`` are all in these slabs and all others of the same contents; ``scopes`` are those of every slab in ``slices``.
+    ``slices`` are all in these slabs and all others of the same contents; ``scopes`` are those of every slab in ``slices``,
+    and ``damaged`` are those of these slabs that are.
     """
 
     sizes: list[tuple[str, int]] = field(default_factory=list)
     slices: list[tuple[str, str]] = field(default_factory=list)
     scopes: list[tuple[str, str]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
     whole: list[str] = field(default_factory=list)
 
     def tell(self, needs: SlabNeeds) -> None:
@@ -95,6 +99,8 @@ class SlabFacts:
             needs.add_slice(content, slab)
         for slab, scope in self.scopes:
             needs.add_scope(slab, scope)
+        for slab in self.damaged:
+            needs.add_damaged(slab)
         for content in self.whole:
             needs.add_whole(content)
 
@@ -119,11 +125,13 @@ async def slab_facts(session: ReadSession, slabs: Sequence[str]) -> SlabFacts:
             facts.slices += [(row[0], row[1]) for row in rows]
             named.update(row[1] for row in rows)
         whole = select(inside.content).join(ContentRow, ContentRow.digest == inside.content)
-        whole = whole.where(inside.slab.in_(batch), ContentRow.chunks != b"")
+        whole = whole.where(inside.slab.in_(batch), ContentRow.chunks != b"", chunks_are_sound())
         facts.whole += (await session.execute(whole)).scalars()
     for batch in batches(sorted(named)):
         scopes = select(SlabScopeRow.slab, SlabScopeRow.scope).where(SlabScopeRow.slab.in_(batch))
         facts.scopes += [(row[0], row[1]) for row in (await session.execute(scopes)).all()]
+        damaged = select(DamagedChunkRow.digest).where(DamagedChunkRow.digest.in_(batch))
+        facts.damaged += (await session.execute(damaged)).scalars()
     return facts
 
 

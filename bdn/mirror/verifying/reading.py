@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from bdn.mirror.database import Database
 from bdn.mirror.repository import objects, records
-from bdn.mirror.repository.objects import StoredObject
+from bdn.mirror.repository.objects import Reach, StoredObject
 from bdn.mirror.repository.records import Record
 from bdn.mirror.verifying.damages import Damages
 from bdn.transfer.pacing import Pacer
@@ -40,17 +40,17 @@ class StoreReading:
     pacer: Pacer
     on_read: Callable[[int], None]
 
-    async def part(self, cursor: str | None, manifests: Sequence[str] | None) -> Part:
-        """The next records of the database behind the cursor, or objects of the store, of these manifests or (None) of everything.
+    async def part(self, cursor: str | None, reach: Reach | None) -> Part:
+        """The next records of the database behind the cursor, or objects of the store, within reach or (None) of everything.
 
         Records come first: which objects there are, they say.
         """
         if cursor is None or cursor.startswith(("manifest:", "record:")):
             async with self.database.read() as session:
-                wrong, behind = await records.after(session, cursor, manifests)
+                wrong, behind = await records.after(session, cursor, reach.manifests if reach else None)
             return Part(0, 0, behind or objects.FIRST, records=tuple(wrong))
         async with self.database.read() as session:
-            found = (await objects.after(session, cursor, manifests))[:_AT_ONCE]
+            found = await objects.after(session, cursor, reach, _AT_ONCE)
         faults: list[tuple[StoredObject, str]] = []
         for one in found:
             await asyncio.sleep(self.pacer(one.size))

@@ -10,7 +10,7 @@ from bdn.core.manifest import Manifest
 from bdn.mirror.cluster.addressees import MIRROR
 from bdn.mirror.database import Database
 from bdn.mirror.repository import asked, mirrors, origins
-from bdn.mirror.repository.objects import StoredObject
+from bdn.mirror.repository.objects import Reach, StoredObject
 from bdn.mirror.repository.records import Record
 from bdn.mirror.tables import VerificationRow
 from bdn.mirror.verifying.reading import StoreReading
@@ -38,10 +38,10 @@ class StoreVerification:
             return False
         row = rows[0]
         command = VerifyCommand.model_validate(row.command)
-        manifests = None
+        reach = None
         if command.manifests is not None:
-            manifests = [manifest.removeprefix("b3:") for manifest in command.manifests]
-        part = await self.reading.part(row.cursor, manifests)
+            reach = Reach([manifest.removeprefix("b3:") for manifest in command.manifests], row.organisation)
+        part = await self.reading.part(row.cursor, reach)
         known = {item["chunk"] for item in row.items if item["tier"] == MIRROR}
         items = [
             await self._settle(one, reason, row.organisation, command)

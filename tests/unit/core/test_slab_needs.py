@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from bdn.core.store.slab_needs import SlabNeeds
 
 
-def needs(slabs: Mapping[str, tuple[str, str]], whole: Iterable[str] = ()) -> SlabNeeds:
+def needs(slabs: Mapping[str, tuple[str, str]], whole: Iterable[str] = (), damaged: Iterable[str] = ()) -> SlabNeeds:
     """From the slabs' scopes and the letters in each: ``{"S": ("public", "ab")}``. Every slab is 10 bytes."""
     found = SlabNeeds()
     for slab, (scopes, inside) in slabs.items():
@@ -14,6 +14,8 @@ def needs(slabs: Mapping[str, tuple[str, str]], whole: Iterable[str] = ()) -> Sl
             found.add_scope(slab, scope)
         for content in inside:
             found.add_slice(content, slab)
+    for slab in damaged:
+        found.add_damaged(slab)
     for content in whole:
         found.add_whole(content)
     return found
@@ -44,6 +46,19 @@ def test_of_two_slabs_that_could_stand_in_for_each_other_one_stays() -> None:
 
 def test_what_is_whole_by_itself_does_not_keep_a_slab() -> None:
     assert needs({"S": ("public", "ab")}, whole="b").take("a") == ["S"]
+
+
+def test_a_damaged_slab_does_not_stand_in_and_nobody_needs_it_where_another_one_does() -> None:
+    slabs = {"S": ("public", "ax"), "T": ("public", "bx")}
+    assert needs(slabs, damaged="T").take("a") == []
+    assert needs(slabs, damaged="S").take("a") == ["S"]
+    assert needs(slabs, damaged="S").take("b") == []
+
+
+def test_a_damaged_slab_stays_while_nothing_else_holds_what_lies_in_it() -> None:
+    known = needs({"S": ("public", "ax"), "T": ("public", "bx")}, damaged="ST")
+    assert known.take("ab") == []  # one of them may be repaired
+    assert known.take("x") == ["S", "T"]
 
 
 def test_a_slab_of_another_organisation_does_not_stand_in_and_a_public_one_does() -> None:
