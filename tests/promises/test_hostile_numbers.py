@@ -146,7 +146,7 @@ async def test_every_number_of_a_heartbeat_may_be_any_number(
     asker = Asker(either.http, tally)
     manifest = (await either.http.get("/manifests")).json()["items"][0]["manifest"]
     numbers = NUMBERS[: scale.of(FEW, len(NUMBERS))]
-    nodes = [f"n{number}" for number in range(len(numbers))]
+    nodes = [f"n{number}" for number in range(len(numbers) + 1)]  # the last says nothing unusual, after all others
     for node in nodes:
         await asker.beat(heartbeat(manifest, node) | {"events": []})
     assert not tally.counts["refused"]
@@ -160,8 +160,9 @@ async def test_every_number_of_a_heartbeat_may_be_any_number(
             answer = await either.http.post(where, json=request)
             assert answer.status_code == 202, answer.text
             begun[what] = f"{where}/{answer.json()['id']}"
-        for node, number in zip(nodes, numbers, strict=True):
-            body = with_number(heartbeat(manifest, node), path, number)
+        for node, number in zip(nodes, (*numbers, None), strict=True):
+            body = heartbeat(manifest, node)
+            body = body if number is None else with_number(body, path, number)
             body["events"][0]["id"] = f"{node}/{'_'.join(map(str, path))}"
             for what, address in begun.items():
                 body[what][0]["id"] = address.rpartition("/")[2]
