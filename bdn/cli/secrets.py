@@ -108,16 +108,18 @@ async def rm(output: Output, *, name: str) -> None:
 @secrets.command()
 @command_line
 async def rotate(output: Output) -> None:
-    """Encrypt all secrets with the first key of BDN_SECRETS_KEY; then the older keys can go.
+    """Encrypt secrets with the first key of BDN_SECRETS_KEY: an operator those of all organisations.
 
-    Every process of the mirror must know the new key before: put it second everywhere, restart, put it first, restart, rotate.
+    Then the older keys can go, unless it says that they are needed. With BDN_ORGANISATION, or another token than an operator's,
+    it is one organisation's secrets alone. Every process of the mirror must know the new key before: put it second everywhere,
+    restart, put it first, restart, rotate.
 
     \b
     Example: bdn-admin secrets rotate
     """
     async with reachable_mirror(output) as client:
         found = await client.rotate_secrets()
-    output.result(found, [_line(entry) for entry in found.items] or ["no secret is set"])
+    output.result(found, [*(_line(entry) for entry in found.items), _reach(found.others_left)])
 
 
 @secrets.command("new-key")
@@ -140,6 +142,14 @@ def _text(content: bytes) -> str:
     except UnicodeDecodeError:
         raise InvalidRequestError("the secret's value is not text") from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def _reach(others_left: int | None) -> str:
+    if others_left is None:
+        return "these are the secrets of one organisation; others' may still need the older keys"
+    if others_left:
+        return f"{others_left} secrets of other organisations cannot be decrypted, and are left under other keys"
+    return "the secrets of all organisations are encrypted with the first key: the older keys can go"
 
 
 def _line(entry: SecretEntry) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
@@ -26,7 +27,7 @@ def parse_size(text: str) -> int:
 
 def format_size(size: int) -> str:
     """``1.5 GB``: three significant digits, powers of 1000, for messages and tables."""
-    value = float(size)
+    value = float(max(-sys.float_info.max, min(size, sys.float_info.max)))  # others may say anything
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if abs(value) < 999.5:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"

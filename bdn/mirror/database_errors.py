@@ -12,7 +12,10 @@ from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 # Classes of SQLSTATE (PostgreSQL, appendix A): connection, lost a race, out of resources, not in the state for it,
 # operator intervention. After all of them the same statement may succeed.
 _AWAY: Final = ("08", "40", "53", "55", "57")
-_NUL_IN_TEXT: Final = "22021"  # SQLite takes it, and finds nothing
+_REFUSED: Final = {  # what SQLite takes: it finds nothing of that name, and keeps such a number
+    "22021": "text with a NUL in it is the name of nothing here",
+    "22P02": "a document with numbers that are infinite, or none, is not kept here",
+}
 
 
 class DatabaseUnavailableError(StoreUnavailableError):
@@ -29,8 +32,8 @@ class mapped_errors:  # noqa: N801 - reads like a function where it is used
         # IntegrityError is the callers' own: two requests made the same row.
         if isinstance(error, IntegrityError) or not isinstance(error, (SQLAlchemyError, OSError)):
             return
-        if _state_of(error) == _NUL_IN_TEXT:
-            raise InvalidRequestError("text with a NUL in it is the name of nothing here") from error
+        if problem := _REFUSED.get(_state_of(error)):
+            raise InvalidRequestError(problem) from error
         reason = f"database: {type(error).__name__}: {error.args[0] if error.args else 'no answer in time'}"
         raise (DatabaseUnavailableError if _is_away(error) else StoreUnavailableError)(reason) from error
 

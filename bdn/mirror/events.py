@@ -19,6 +19,7 @@ from bdn.wire.event_schema import Event, NodeEvent
 
 logger = logging.getLogger(__name__)
 _EXPIRE_SECONDS: Final = 600.0  # between two looks for what is too old
+_AHEAD_SECONDS: Final = 86400.0  # that an agent's clock may be ahead of ours, and is still believed
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,15 @@ class Events:
     clock: Callable[[], float]
 
     async def take(self, cluster: str, node: str, told: Sequence[NodeEvent]) -> None:
-        """What an agent has decided; durable when this returns."""
+        """What an agent has decided; durable when this returns.
+
+        A clock that is far off is no reason to refuse it: the agent would repeat it for ever.
+        """
         if told:
+            now = self.clock()
+            dated = [event.model_copy(update={"at": _believable(event.at, now)}) for event in told]
             async with self.database.write() as session:
-                await events.take(session, cluster, node, told)
+                await events.take(session, cluster, node, dated)
 
     async def page(
         self, organisation: str, wanted: Wanted, before: tuple[float, str] | None, limit: int
@@ -64,11 +70,18 @@ class Events:
                 task.cancel()
 
     async def expire(self) -> None:
-        """Delete what is too old now."""
-        is_more = True
+        """Delete what is too old now. What would become so later than all that is decided from now on is dated anew."""
+        is_more, now = True, self.clock()
+        async with self.database.write() as session:
+            await events.redate(session, now + self.keep_seconds, now)
         while is_more:
             async with self.database.write() as session:
                 is_more = await events.delete_older(session, self.clock() - self.keep_seconds)
+
+
+def _believable(at: float, now: float) -> float:
+    """When it was, by a clock that is about right; by others now, or when time began."""
+    return max(at, 0.0) if at <= now + _AHEAD_SECONDS else now
 
 
 def _seen(recorded: Recorded, organisation: str) -> Recorded | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,12 +62,16 @@ class Names:
 
     @staticmethod
     async def _paths(session: ReadSession, places: Sequence[Place]) -> list[NamedPlace]:
+        """One manifest after the other: each may have a million files, of which a hundred are told."""
+        wanted: dict[str, set[str]] = {}
+        for place in places:
+            wanted.setdefault(place.manifest, set()).add(place.content)
         paths: dict[tuple[str, str], str] = {}
-        for digest in dict.fromkeys(place.manifest for place in places):
+        for digest, contents in wanted.items():
             canonical = await origins.canonical(session, digest)
             if canonical is not None:
-                manifest = await asyncio.to_thread(Manifest.parse, canonical)
-                paths |= {(digest, entry.digest.hex): entry.path for entry in reversed(manifest.files)}
+                found = await asyncio.to_thread(_paths_in, canonical, contents)
+                paths |= {(digest, content): path for content, path in found.items()}
         return [
             NamedPlace(
                 manifest=f"b3:{place.manifest}",
@@ -76,6 +81,12 @@ class Names:
             )
             for place in places
         ]
+
+
+def _paths_in(canonical: bytes, contents: AbstractSet[str]) -> dict[str, str]:
+    """Of each of these contents the first path."""
+    files = Manifest.parse(canonical).files
+    return {entry.digest.hex: entry.path for entry in reversed(files) if entry.digest.hex in contents}
 
 
 def _digest(text: str) -> str:

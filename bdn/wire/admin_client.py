@@ -8,7 +8,7 @@ from urllib.parse import quote
 from bdn.wire.client import MirrorClient
 from bdn.wire.collection_schema import Collection, CollectionRequest, Restoration, RestorationRequest
 from bdn.wire.event_schema import EventPage, Named
-from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry
+from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry, SecretRotation
 from bdn.wire.service_client import Params
 from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
 from bdn.wire.verification_schema import Verification, VerificationRequest
@@ -35,9 +35,9 @@ class AdminClient(MirrorClient):
         """``GET /secrets``."""
         return await self._call(SecretEntries, "GET", "/secrets")
 
-    async def rotate_secrets(self) -> SecretEntries:
+    async def rotate_secrets(self) -> SecretRotation:
         """``POST /secrets/rotate``."""
-        return await self._call(SecretEntries, "POST", "/secrets/rotate")
+        return await self._call(SecretRotation, "POST", "/secrets/rotate")
 
     async def remove_secret(self, name: str) -> None:
         """``DELETE /secrets/{name}``."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.errors import ErrorBody
+from bdn.wire.quantities import Quantity
 from bdn.wire.stage_schema import BytesFrom
 
 PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
@@ -77,6 +78,6 @@ class PrefetchReport(BaseModel):
 
     id: str
     state: ReportedState
-    bytes_total: int | None = None
+    bytes_total: Quantity | None = None
     bytes_from: BytesFrom = BytesFrom()
     error: ErrorBody | None = None

@@ -54,6 +54,15 @@ class SecretEntries(BaseModel):
     items: list[SecretEntry]
 
 
+class SecretRotation(SecretEntries):
+    """``others_left``: how many secrets of other organisations are left under keys that the mirror does not have.
+
+    Null: only the caller's organisation was looked at, and the older keys may still be needed.
+    """
+
+    others_left: int | None = None
+
+
 def is_secret_name(name: str) -> bool:
     """Whether it can name a variable's end, a file and a row."""
     return re.fullmatch(NAME_PATTERN, name) is not None

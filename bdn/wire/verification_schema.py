@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.eviction_schema import Tier
+from bdn.wire.quantities import Quantity
 
 VerificationStatus = Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
 Outcome = Literal["damaged", "repaired", "lost"]
@@ -104,8 +105,8 @@ class VerifyReport(BaseModel):
 
     id: str
     items: list[DamagedItem] = []
-    chunks_read: int = 0
-    bytes_read: int = 0
+    chunks_read: Quantity = 0
+    bytes_read: Quantity = 0
     error: ErrorBody | None = None
 
 

@@ -137,6 +137,12 @@ def test_the_secrets_of_a_service_are_set_from_elsewhere_with_its_token(tmp_path
         assert b"UNAUTHENTICATED" in given(stranger, VALUE.encode(), "team").stderr
         done = given(user, VALUE.encode(), "team")
         assert (done.returncode, done.stdout.decode()) == (0, f"secret 'team' is set, at {address}\n")
-        assert user.run("bdn-admin", "secrets", "rotate").out.startswith("team  set 20")
+        rotated = user.run("bdn-admin", "secrets", "rotate").out
+        assert rotated.startswith("team  set 20")
+        assert rotated.endswith(
+            "the secrets of all organisations are encrypted with the first key: the older keys can go\n"
+        )
+        of_one = Shell(tmp_path, {**user.extra, "BDN_ORGANISATION": "acme"}).run("bdn-admin", "secrets", "rotate").out
+        assert of_one == "these are the secrets of one organisation; others' may still need the older keys\n"
     assert not user.data.exists()
     assert VALUE not in "".join(path.read_text() for path in root.rglob("*.log"))

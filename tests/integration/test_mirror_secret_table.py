@@ -146,6 +146,30 @@ async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: Open
     await database.close()
 
 
+async def test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left(
+    mirror_with: OpenMirror, url: str
+) -> None:
+    database = Database(url)
+    older = SecretTable(database, Keyring.parse(KEY))
+    for organisation in ("default", "acme", "rival"):
+        await older.set(organisation, "team", f"{VALUE} of {organisation}")
+    await SecretTable(database, Keyring.parse(new_key())).set("rival", "lost", VALUE)
+    async with mirror_with(f"{NEWER},{KEY}") as mirror:
+        one = await mirror.http.post("/secrets/rotate", headers={"BDN-Organisation": "acme"})
+        assert (one.status_code, [item["name"] for item in one.json()["items"]]) == (200, ["team"])
+        assert one.json()["others_left"] is None
+        assert {entry["sealed_with"] for entry in (await listed(mirror)).values()} == {"older key"}
+        everybody = await mirror.http.post("/secrets/rotate")
+        assert (everybody.status_code, everybody.json()["others_left"]) == (200, 1)
+        assert [item["sealed_with"] for item in everybody.json()["items"]] == ["first key"]
+    newer = SecretTable(database, Keyring.parse(NEWER))
+    for organisation in ("default", "acme", "rival"):
+        assert await newer.value(organisation, "team") == f"{VALUE} of {organisation}"
+    with pytest.raises(SecretMalformedError, match="not among those"):
+        await newer.value("rival", "lost")
+    await database.close()
+
+
 async def test_without_the_right_key_everything_says_so_and_changes_nothing(
     mirror_with: OpenMirror, hub: Hub, url: str
 ) -> None:

@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from bdn.mirror.sign_in.sealing import Keyring, new_key
+from bdn.mirror.sign_in.secret_table import SecretTable
 from tests.doubles.hub import Hub
 from tests.support.access_world import UNKNOWN, World, access_world
 from tests.support.fake_agent import FakeAgent
@@ -19,6 +21,7 @@ pytest_plugins = ("tests.support.mirror_fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 KEY: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+OLDER_KEY: Final = new_key()
 PUBLIC: Final = {"/healthz", "/readyz", "/metrics", "/.well-known/openid-configuration", "/.well-known/jwks.json"}
 READ_WITH_GRANTS: Final = {"/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}"}  # see the matrix
 OPERATORS: Final = {"/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
@@ -43,7 +46,7 @@ BODIES: Final[dict[str, Json]] = {
 
 @pytest.fixture
 async def world(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[World]:
-    async with access_world(tmp_path / "mirror", hub, secrets_key=KEY) as world:
+    async with access_world(tmp_path / "mirror", hub, secrets_key=f"{KEY},{OLDER_KEY}") as world:
         yield world
 
 
@@ -77,6 +80,25 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
         allowed = await world.ask(role, method, place(path), json=BODIES.get(path))
         assert allowed.status_code not in (401, 403), (method, path, allowed.text)
         tally.add(scenarios=1)
+
+
+async def test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others(
+    world: World, tally: Tally
+) -> None:
+    older = SecretTable(world.mirror.service.requests.database, Keyring.parse(OLDER_KEY))
+    for organisation in ("a", "b"):
+        await older.set(organisation, "team", "x")
+    await SecretTable(older.database, Keyring.parse(new_key())).set("b", "lost", "x")
+    before = await older.rows("b")
+    for bearer in ("controller a", "operator for a"):
+        answer = await world.ask(bearer, "POST", "/secrets/rotate")
+        assert (answer.status_code, answer.json()["others_left"]) == (200, None)
+        assert [(item["name"], item["sealed_with"]) for item in answer.json()["items"]] == [("team", "first key")]
+        tally.add(scenarios=1)
+    assert [row.ciphertext for row in await older.rows("b")] == [row.ciphertext for row in before]
+    assert (await world.ask("operator", "POST", "/secrets/rotate")).json()["others_left"] == 1
+    theirs = (await world.ask("controller b", "GET", "/secrets")).json()["items"]
+    assert [(item["name"], item["sealed_with"]) for item in theirs] == [("lost", "unknown key"), ("team", "first key")]
 
 
 async def test_what_another_organisation_has_is_answered_like_nothing(world: World, tally: Tally) -> None:

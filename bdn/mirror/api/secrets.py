@@ -7,11 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from bdn.core.caller import Role
 from bdn.core.errors import NotFoundError
-from bdn.mirror.api.callers import Controller
+from bdn.mirror.api.callers import Controller, Organisation
 from bdn.mirror.sign_in.secrets import Secrets
 from bdn.wire.moments import moment
-from bdn.wire.secret_schema import NAME_PATTERN, SecretBody, SecretEntries, SecretEntry
+from bdn.wire.secret_schema import NAME_PATTERN, SecretBody, SecretEntries, SecretEntry, SecretRotation
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,15 @@ def build_secrets_router(secrets: Secrets) -> APIRouter:
             raise NotFoundError(f"secret {name!r}")
         return entry
 
-    @router.post("/secrets/rotate", summary="Encrypt all secrets with the first key of BDN_SECRETS_KEY")
-    async def rotate(caller: Controller) -> SecretEntries:
+    @router.post("/secrets/rotate", summary="Encrypt secrets with the first key of BDN_SECRETS_KEY")
+    async def rotate(caller: Controller, named: Organisation = None) -> SecretRotation:
+        """Those of all organisations, where an operator asks who names none; otherwise the organisation's own."""
         organisation = caller.organisation
+        is_for_all = caller.role is Role.OPERATOR and named is None
         await secrets.table.rotate(organisation)
-        logger.info("secrets rotated", extra={"organisation": organisation})
-        return await entries(organisation)
+        left = await secrets.table.rotate_others(organisation) if is_for_all else None
+        logger.info("secrets rotated", extra={"organisation": "all" if is_for_all else organisation})
+        return SecretRotation(items=(await entries(organisation)).items, others_left=left)
 
     @router.delete("/secrets/{name}", status_code=204, summary="Forget a secret")
     async def remove(name: SecretName, caller: Controller) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, CursorResult, and_, delete, exists, or_, select
+from sqlalchemy import ColumnElement, CursorResult, and_, delete, exists, or_, select, update
 
 from bdn.core.events.decision import Decision, Recorded
 from bdn.mirror.database import ReadSession, WriteSession
@@ -81,6 +81,11 @@ async def page(
         query = query.where(or_(EventRow.at < at, and_(EventRow.at == at, EventRow.id < event_id)))
     query = query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(limit)
     return [_recorded(row) for row in (await session.execute(query)).scalars()]
+
+
+async def redate(session: WriteSession, moment: float, now: float) -> None:
+    """What is dated after the moment, by a clock that was far ahead, counts as of now: it would never be old enough to go."""
+    await session.execute(update(EventRow).where(EventRow.at > moment).values(at=now))
 
 
 async def delete_older(session: WriteSession, moment: float) -> bool:

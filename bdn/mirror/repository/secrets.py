@@ -20,6 +20,12 @@ async def all_of(session: ReadSession, organisation: str) -> list[SecretRow]:
     return list((await session.execute(query.order_by(SecretRow.name))).scalars())
 
 
+async def organisations(session: ReadSession) -> list[str]:
+    """Whoever has secrets."""
+    query = select(SecretRow.organisation).distinct().order_by(SecretRow.organisation)
+    return list((await session.execute(query)).scalars())
+
+
 async def put(session: WriteSession, organisation: str, name: str, ciphertext: bytes, now: float) -> None:
     """Make it, or give it a new value."""
     new = insert(session, SecretRow).values(

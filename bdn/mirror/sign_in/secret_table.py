@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bdn.core.errors import NotFoundError
-from bdn.mirror.database import Database
+from bdn.core.errors import NotFoundError, SecretMalformedError
+from bdn.mirror.database import Database, WriteSession
 from bdn.mirror.repository import secrets
 from bdn.mirror.sign_in.sealing import Keyring
 from bdn.mirror.tables import SecretRow
@@ -14,7 +14,7 @@ from bdn.mirror.tables import SecretRow
 
 @dataclass(frozen=True)
 class SecretTable:
-    """An organisation reads and writes its own secrets alone."""
+    """An organisation reads and writes its own secrets alone; an operator gives those of all another key."""
 
     database: Database
     keyring: Keyring
@@ -47,13 +47,30 @@ class SecretTable:
                 raise NotFoundError(f"secret {name!r}")
 
     async def rotate(self, organisation: str) -> None:
-        """Encrypt every secret with the first key, so that the older ones can go.
+        """Encrypt every secret of the organisation with the first key.
 
         Raises:
             SecretMalformedError: one cannot be decrypted; then none has changed.
         """
         async with self.database.write() as session:
             for row in await secrets.all_of(session, organisation):
-                if self.keyring.sealed_with(row.ciphertext) != "first key":
-                    value = self.keyring.open(organisation, row.name, row.ciphertext)
-                    await secrets.reseal(session, row, self.keyring.seal(organisation, row.name, value))
+                await self._reseal(session, row)
+
+    async def rotate_others(self, organisation: str) -> int:
+        """Likewise the secrets of all other organisations. Returns how many are left, because they cannot be decrypted."""
+        async with self.database.read() as session:
+            others = [name for name in await secrets.organisations(session) if name != organisation]
+        left = 0
+        for other in others:
+            async with self.database.write() as session:
+                for row in await secrets.all_of(session, other):
+                    try:
+                        await self._reseal(session, row)
+                    except SecretMalformedError:
+                        left += 1
+        return left
+
+    async def _reseal(self, session: WriteSession, row: SecretRow) -> None:
+        if self.keyring.sealed_with(row.ciphertext) != "first key":
+            value = self.keyring.open(row.organisation, row.name, row.ciphertext)
+            await secrets.reseal(session, row, self.keyring.seal(row.organisation, row.name, value))

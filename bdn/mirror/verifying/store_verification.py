@@ -17,6 +17,7 @@ from bdn.mirror.verifying.reading import StoreReading
 from bdn.mirror.verifying.record_mending import RecordMending
 from bdn.mirror.verifying.repair import Repair
 from bdn.mirror.watch import Watch
+from bdn.wire.quantities import added
 from bdn.wire.verification_schema import DamagedItem, Outcome, VerifyCommand, listed
 
 
@@ -61,8 +62,8 @@ class StoreVerification:
                 fresh.items = [*fresh.items, *(item.model_dump() for item in told)]
                 if too_many is not None:
                     fresh.error = too_many.model_dump()
-                fresh.chunks_read += part.chunks_read
-                fresh.bytes_read += part.bytes_read
+                fresh.chunks_read = added(fresh.chunks_read, part.chunks_read)
+                fresh.bytes_read = added(fresh.bytes_read, part.bytes_read)
                 fresh.cursor = part.cursor
                 fresh.pending = [name for name in fresh.pending if part.cursor is not None or name != MIRROR]
         if part.cursor is None:

@@ -23,6 +23,7 @@ from bdn.mirror.verifying.lending import Lending
 from bdn.mirror.watch import Watch
 from bdn.wire.errors import ErrorBody
 from bdn.wire.moments import moment
+from bdn.wire.quantities import added
 from bdn.wire.verification_schema import (
     DamagedItem,
     Verification,
@@ -114,8 +115,8 @@ class Verifications:
         def add(row: VerificationRow) -> None:
             place = {"cluster": cluster, "node": node}
             row.items = [*row.items, *(item.model_copy(update=place).model_dump() for item in report.items)]
-            row.chunks_read += report.chunks_read
-            row.bytes_read += report.bytes_read
+            row.chunks_read = added(row.chunks_read, report.chunks_read)
+            row.bytes_read = added(row.bytes_read, report.bytes_read)
 
         await self._asking.answer(report.id, cluster, node, add, report.error)
 

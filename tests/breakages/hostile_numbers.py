@@ -1,0 +1,43 @@
+"""Ways to be hurt by numbers that agents say."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.promise_breakages import Breakage
+
+_NUMBERS: Final = "tests/promises/test_hostile_numbers.py"
+_CLOCKS: Final = f"{_NUMBERS}::test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time"
+_HEARTBEATS: Final = f"{_NUMBERS}::test_every_number_of_a_heartbeat_may_be_any_number[sqlite]"
+_EVENTS: Final = f"{_NUMBERS}::test_every_number_of_every_kind_of_event_may_be_any_number"
+
+
+def _broken(file: str, what: str, old: str, new: str, test: str) -> Breakage:
+    return Breakage("hostile-input", file, what, old, new, test)
+
+
+BREAKAGES: Final = [
+    _broken("bdn/wire/moments.py", "a time that no date can say fails", "min(max(seconds, _FIRST), _LAST)", "seconds", _CLOCKS),
+    _broken("bdn/mirror/events.py", "every clock of an agent is believed", "if at <= now + _AHEAD_SECONDS else now", "if at <= 1e99 else now",
+            _CLOCKS),
+    _broken("bdn/mirror/events.py", "what is dated in the far future stays for ever",
+            "await events.redate(session, now + self.keep_seconds, now)", "pass", _CLOCKS),
+    _broken("bdn/wire/quantities.py", "an agent may report more than a column holds", "Field(ge=0, le=LARGEST)", "Field(ge=0)",
+            _HEARTBEATS),
+    _broken("bdn/wire/quantities.py", "what agents report together may be more than a column holds", "return min(one + other, LARGEST)",
+            "return one + other", _HEARTBEATS),
+    _broken("bdn/core/sizes.py", "a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
+            "float(size)", f"{_EVENTS}[sqlite]"),
+    _broken("bdn/mirror/database_errors.py", "a fact that is no number is the database's fault", '"22P02":', '"22XXX":',
+            f"{_EVENTS}[postgres]"),
+    _broken("bdn/mirror/names.py", "the paths of all files of a manifest are kept", " if entry.digest.hex in contents}", "}",
+            "tests/integration/test_mirror_events.py"
+            "::test_the_files_of_a_manifest_are_looked_through_beside_the_loop_and_what_is_told_is_kept_alone"),
+    Breakage("access", "bdn/mirror/api/secrets.py", "whoever rotates its secrets rotates those of all",
+             "caller.role is Role.OPERATOR and named is None", "named is None",
+             "tests/promises/test_access_control.py::test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others"),
+    Breakage("access", "bdn/mirror/api/secrets.py", "an operator rotates the secrets of its own organisation alone",
+             "caller.role is Role.OPERATOR and named is None", "False",
+             "tests/integration/test_mirror_secret_table.py"
+             "::test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left[sqlite]"),
+]  # fmt: skip
