@@ -114,8 +114,10 @@ class WatchedLock(asyncio.Lock):
 @asynccontextmanager
 async def a_cache(root: Path) -> AsyncIterator[NodeCache]:
     """What is in this directory, as an agent holds it whose tasks do nothing, and which may have all of the disk."""
-    given = {"cache_bytes": 100 * MIB, "cluster_cache_bytes": 0, "headroom_bytes": 0, "keep_percent": 0}
-    settings, book = AgentSettings(data_dir=root, **given), StageBook()
+    settings = AgentSettings(
+        data_dir=root, cache_bytes=100 * MIB, cluster_cache_bytes=0, headroom_bytes=0, keep_percent=0
+    )
+    book = StageBook()
     async with AsyncExitStack() as stack:
         yield (await open_ground(stack, settings, book, Metrics(book), time.time)).cache
 
