@@ -101,7 +101,9 @@ class StageAdmission:
         refusal = accounts.refused(self.index, self.held, self.holder, error)
         survivors = await in_thread(self.departures.removal.survivors, self._victims)
         self.index.leases.end(self.holder.stage_id)
-        for content in self._absent:
+        # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.
+        given_up = [content for victim in self._victims for content in victim.contents]
+        for content in (*self._absent, *given_up):
             self.index.lose(content)
         for found in survivors:
             found.restore(self.index)

@@ -104,13 +104,23 @@ class NodeCache:
             return await to_the_end(self._departures.evict(plan, reason, account))
 
     async def trim(self) -> None:
-        """Evict what is over the budget: it shrinks when others fill the disk, or when the operator lowers it."""
+        """Evict what is over the budget: it shrinks when others fill the disk, or when the operator lowers it.
+
+        The disk is looked at under the lock: what another is deleting is counted no more and not free yet either.
+        """
+        async with self._lock:
+            await to_the_end(self._trim())
+
+    async def _trim(self) -> None:
         room = await in_thread(self.space.room)
+        if self.index.ledger.used_bytes > room.budgets.node:
+            # A file whose fill was just ending was neither a part nor whole. Nothing is evicted for that: the larger room counts.
+            room = max(room, await in_thread(self.space.room), key=lambda one: one.budgets.node)
         self.space.tell(room)
         budget, held = room.budgets.node, self.index.ledger.used_bytes
         if held > budget:
             account = accounts.over_budget("node", held, budget, room.limits.node)
-            await self.evict(lambda index: index.plan_lru(held - budget), "trim", account)
+            await self._departures.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     async def put_aside(self, content: Digest, take: Callable[[], bool]) -> None:
         """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.

@@ -70,7 +70,9 @@ class ManifestRecords:
 
     def last_used(self, digest: Digest) -> float:
         """What ``touch`` said last."""
-        return self._places.manifest(digest).stat().st_mtime
+        path = self._places.manifest(digest)
+        with disk_errors(path):
+            return path.stat().st_mtime
 
     def load(self, digest: Digest) -> Manifest | None:
         """The manifest; None when it is absent or is not what its name says.

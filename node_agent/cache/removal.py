@@ -28,7 +28,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Removal:
-    """Deletes what the index gave up. Blocking."""
+    """Deletes what the index gave up. Blocking; methods raise ``DiskFailedError``."""
 
     places: Places
     records: ManifestRecords
@@ -58,12 +58,14 @@ class Removal:
         found: dict[Digest, bool] = {}
         for content, size in contents.items():
             path = self.places.file(content)
-            if path.exists() and path.stat().st_size == size:
-                found[content] = True
-            elif self.places.part(content).exists():
-                found[content] = False
+            with disk_errors(path):
+                if path.exists() and path.stat().st_size == size:
+                    found[content] = True
+                elif self.places.part(content).exists():
+                    found[content] = False
         return found
 
     def unbegun(self, contents: Iterable[Digest]) -> list[Digest]:
         """Those of which not a byte is on disk."""
-        return [content for content in contents if not self.places.part(content).exists()]
+        with disk_errors(self.places.filling):
+            return [content for content in contents if not self.places.part(content).exists()]

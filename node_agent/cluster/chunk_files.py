@@ -48,6 +48,11 @@ class ChunkFiles:
             found = [self._look(folder) for folder in self._chunks.iterdir()]
         return [one for one in found if one is not None]
 
+    def look_at(self, manifest: Digest) -> FoundChunks | None:
+        """What a manifest's folder holds now; None when that is nothing."""
+        with disk_errors(self._chunks / manifest.hex):
+            return self._look(self._chunks / manifest.hex)
+
     def _look(self, folder: Path) -> FoundChunks | None:
         try:
             manifest = Digest(folder.name)
@@ -108,7 +113,9 @@ class ChunkFiles:
 
     def has(self, manifest: Digest, chunk: Digest) -> bool:
         """Whether the chunk stands in this manifest's folder."""
-        return self.path(manifest, chunk).exists()
+        path = self.path(manifest, chunk)
+        with disk_errors(path):
+            return path.exists()
 
     def touch(self, manifest: Digest, now: float) -> None:
         """The manifest was used at ``now``, also after a restart."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bdn.core.errors import CanceledError, NotFoundError
+from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ports import ChunkReader
 from bdn.core.ring.lanes import own_in_flight
@@ -87,7 +87,8 @@ class Obtaining:
         Raises:
             NotFoundError: the manifest does not exist for this bearer, or does not have the chunk.
             CacheTooSmallError, CacheFullError: there is no room; other sources may have some.
-            BdnError: the mirror could not be read.
+            StoreUnavailableError: somebody else on this node is about to hold it, whom nobody can wait for.
+            BdnError: the mirror could not be read, or the disk failed.
         """
         assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
         reader = self.shelf.reader_of(request.bearer)
@@ -126,6 +127,8 @@ class Obtaining:
         reader = self.opener.mirror(base_url, request.bearer or "", self._stop)
         if self.tier.bring(manifest, digest, buffer, lambda room: reader.read_into(digest, room)):
             self.on_obtained(len(buffer))
+        elif not self.shelf.holds(digest):  # to look again at once would be to look for ever, if it never comes
+            raise StoreUnavailableError(f"chunk {digest} is on its way to this node, and not here yet")
 
 
 @dataclass(frozen=True)

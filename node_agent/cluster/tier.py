@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
@@ -15,7 +15,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events.caches import MadeRoom
 from bdn.core.events.decision import Decision
-from node_agent.cache.accounts import Account, over_budget
+from node_agent.cache.accounts import Account, kept, over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cluster.chunk_files import ChunkFiles
 
@@ -29,7 +29,7 @@ class ClusterTier:
 
     One lock is held while the index changes and victims are deleted, so that nobody is given room that is still full, or
     brings back a chunk that is about to be deleted. Whoever opens a chunk does not take it: a peer never waits for a
-    deletion, and a file that is open stays readable when it is evicted.
+    deletion, and a file that is open stays readable when it is evicted. What a failing disk does not delete is counted again.
 
     ``budget`` says in bytes what may be held now; ``events`` are told in the caller's thread.
     """
@@ -90,12 +90,17 @@ class ClusterTier:
         """
         with self._lock:
             self._hear_of_uses()
-            is_new = not self.index.knows(manifest)
-            room = self.index.reserve(manifest, chunk, len(buffer), now=self.clock(), budget=self.budget())
-            self._delete(room.victims, "lru", [_made_room(victim, manifest) for victim in room.victims])
+            is_new, last_used, budget = not self.index.knows(manifest), self._last_used(), self.budget()
+            room = self.index.reserve(manifest, chunk, len(buffer), now=self.clock(), budget=budget)
             if not room.is_new:
                 self._link(chunk, manifest)
                 return False
+            decisions = [_made_room(victim, manifest) for victim in room.victims]
+            try:
+                self._delete(room.victims, "lru", decisions, last_used)
+            except BaseException:
+                self.index.lose(chunk)
+                raise
         try:
             read(buffer)
             aside = self.files.write(buffer)
@@ -135,20 +140,24 @@ class ClusterTier:
         with self._lock:
             covered = [chunk for chunk in self.index.committed() if is_elsewhere(chunk)]
             for chunk in covered:
-                self.files.remove(self.index.lose(chunk), chunk)
+                self.files.remove(self.index.named_by(chunk), chunk)  # first: what cannot be removed stays counted
+                self.index.lose(chunk)
         return len(covered)
 
     def evict(
         self, plan: Callable[[ChunkIndex], EvictionPlan], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
-        """Carry out what ``plan`` decides about the index as it is while nobody else changes it; ``account`` says why."""
+        """Carry out what ``plan`` decides about the index as it is while nobody else changes it; ``account`` says why.
+
+        Raises:
+            DiskFailedError: what could not be deleted is held as before.
+        """
         with self._lock:
             self._hear_of_uses()
-            decided = plan(self.index)
-            last_used = self.index.recency.last_used
-            decisions = [account(victim, last_used(victim.manifest)) for victim in decided.victims]
+            decided, last_used = plan(self.index), self._last_used()
+            decisions = [account(victim, last_used[victim.manifest]) for victim in decided.victims]
             self.index.evict(decided)
-            self._delete(decided.victims, reason, decisions)
+            self._delete(decided.victims, reason, decisions, last_used)
         return decided
 
     def plan(self, plan: Callable[[ChunkIndex], EvictionPlan]) -> EvictionPlan:
@@ -211,16 +220,41 @@ class ClusterTier:
                 logger.warning("chunk %s is not on disk any more", chunk)
                 self.index.lose(chunk)
 
-    def _delete(self, victims: Iterable[Victim], reason: EvictionReason, decisions: Sequence[Decision]) -> None:
+    def _last_used(self) -> dict[Digest, float]:
+        return {manifest: self.index.recency.last_used(manifest) for manifest in self.index.manifests()}
+
+    def _delete(
+        self,
+        victims: Sequence[Victim],
+        reason: EvictionReason,
+        decisions: Sequence[Decision],
+        last_used: Mapping[Digest, float],
+    ) -> None:
+        """The index has forgotten them; ``last_used`` is what it knew before."""
         self.events.decided(decisions)
         count = 0
-        for victim in victims:
-            self.files.remove_all(victim.manifest)
-            self._noted.pop(victim.manifest, None)
-            count += 1
-        if count:
-            self.events.evicted(reason, count)
-            self.events.changed()
+        try:
+            for victim in victims:
+                self.files.remove_all(victim.manifest)
+                self._noted.pop(victim.manifest, None)
+                count += 1
+        except BdnError as error:
+            left = [victim.manifest for victim in victims[count:]]
+            self._count_again(left, last_used)
+            self.events.decided(kept(filter(self.index.knows, left), error))
+            raise
+        finally:
+            if count:
+                self.events.evicted(reason, count)
+                self.events.changed()
+
+    def _count_again(self, manifests: Iterable[Digest], last_used: Mapping[Digest, float]) -> None:
+        """What their folders still hold. Not by the folders' times: a deletion that began has set them."""
+        for manifest in manifests:
+            with suppress(BdnError):  # what cannot even be looked at cannot be served either; the next start counts it
+                found = self.files.look_at(manifest)
+                if found is not None:
+                    self.index.restore(manifest, found.chunks, last_used=last_used[manifest])
 
 
 def _made_room(victim: Victim, newcomer: Digest) -> Decision:

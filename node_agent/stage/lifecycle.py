@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -124,7 +124,7 @@ class Lifecycle:
         record.error = body_of(error)
         with suppress(BdnError):  # the stage's own error says more than the trouble of clearing up after it
             await in_thread(self._take_down, record)
-        await self.cache.leave(record.id)
+        await self._give_back(record, self.cache.leave(record.id))
         try:
             await self._settle(stage, "FAILED", accounts.failed)
         except BdnError as failure:
@@ -142,12 +142,20 @@ class Lifecycle:
         logger.warning("stage %s of job %s stays as it is, and lacks files: %s", record.id, record.job_id, error)
         record.error = body_of(error)
         stage.mend_at = self.elapsed() + _MEND_AGAIN_SECONDS
-        await self.cache.rest(record.id)
+        await self._give_back(record, self.cache.rest(record.id))
         with suppress(BdnError):  # it is in the log
             await in_thread(self.decided, accounts.not_mended(record))
         stage.is_mending = False
         stage.notify()
         self.on_change()
+
+    @staticmethod
+    async def _give_back(record: StageRecord, giving: Awaitable[None]) -> None:
+        """A disk that does not say what of it was begun keeps the space promised, and nobody from going on."""
+        try:
+            await giving
+        except BdnError as failure:
+            logger.warning("space that was promised to stage %s is not free yet: %s", record.id, failure)
 
     # --- ending ---
 
@@ -202,7 +210,11 @@ class Lifecycle:
                 logger.warning("stage %s could not be released: %s", stage.record.id, failure)
 
     def _is_shown(self, record: StageRecord) -> bool:
-        return any(self.views.stands(record.id, mount.exposure or self.views.kind) for mount in record.mounts)
+        try:
+            return any(self.views.stands(record.id, mount.exposure or self.views.kind) for mount in record.mounts)
+        except BdnError as error:  # nobody can tell: a job may be reading it
+            logger.warning("the view of stage %s cannot be looked at: %s", record.id, error)
+            return True
 
     def _take_down(self, record: StageRecord) -> str | None:
         if record.destination is not None:

@@ -92,7 +92,11 @@ class NoExposure:
 
     def expose(self, view: Path, place: Path) -> None:
         """Only check that it is so."""
-        if not (view.is_dir() and view.samefile(place)):
+        try:
+            is_there = view.is_dir() and view.samefile(place)
+        except OSError as error:
+            raise MountFailedError(str(place), error.strerror or str(error)) from error
+        if not is_there:
             raise MountFailedError(str(place), "the view does not stand there")
 
     def conceal(self, place: Path) -> str | None:

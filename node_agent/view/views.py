@@ -67,8 +67,10 @@ class Views:
             self.ways[self.kind].expose(view, self.place(stage_id, location))
 
     def stands(self, stage_id: str, kind: ExposureKind) -> bool:
-        """Whether anything is shown, of a stage that was exposed in this way."""
-        return self._root(stage_id, kind).is_dir()
+        """Whether anything is shown, of a stage that was exposed in this way. Raises ``DiskFailedError``: nobody can tell."""
+        root = self._root(stage_id, kind)
+        with disk_errors(root):
+            return root.is_dir()
 
     def is_intact(self, stage_id: str, manifests: Mapping[str, Manifest]) -> bool:
         """Whether the published view is complete and nothing else, for the present kind of exposure."""
@@ -85,6 +87,9 @@ class Views:
         """Conceal and remove, whichever way it was exposed; can be repeated. Returns what people should know, if anything.
 
         After a kill the view is whole or gone: its folder goes in one step, and is emptied aside.
+
+        Raises:
+            MountFailedError, DiskFailedError: something of it is left.
         """
         notes = [self._conceal(self.place(stage_id, location)) for location in mount_locations]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
@@ -115,7 +120,9 @@ class Views:
 
     def _conceal(self, place: Path) -> str | None:
         """What stands there says how it was exposed; settings may have changed since."""
-        return self.ways["symlink" if place.is_symlink() else "bind"].conceal(place)
+        with disk_errors(place):
+            is_link = place.is_symlink()
+        return self.ways["symlink" if is_link else "bind"].conceal(place)
 
 
 def _appear(aside: Path, root: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bdn.core.cache.chunk_index import ChunkIndex
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, StoreUnavailableError
+from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, StoreUnavailableError
 from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cluster.chunk_files import ChunkFiles
@@ -39,9 +41,13 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
 
 
 class InterruptedFiles(ChunkFiles):
-    """``meanwhile`` happens once, after the next chunk is written and before it has a name."""
+    """``meanwhile`` happens once, after the next chunk is written and before it has a name.
+
+    The disk fails instead of removing more than ``removable`` files out of folders that are to go.
+    """
 
     meanwhile: Callable[[], None] | None = None
+    removable = sys.maxsize
 
     def write(self, content: memoryview) -> Path:
         aside = super().write(content)
@@ -49,6 +55,15 @@ class InterruptedFiles(ChunkFiles):
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
         return aside
+
+    def remove_all(self, manifest: Digest) -> None:
+        folder = self.path(manifest, manifest).parent
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if not self.removable:
+                raise DiskFailedError(str(path), "Read-only file system")
+            self.removable -= 1
+            path.unlink()
+        super().remove_all(manifest)
 
 
 class ClusterTierMachine(RuleBasedStateMachine):
@@ -138,6 +153,23 @@ class ClusterTierMachine(RuleBasedStateMachine):
     def drop(self, elsewhere: frozenset[Digest]) -> None:
         self.tier.drop(elsewhere.__contains__)
         assert not any(map(self.read, elsewhere))
+
+    @rule(removable=st.integers(0, 3), manifest=manifests, chunk=chunks, is_bringing=st.booleans())
+    def the_disk_keeps_what_shall_go(self, removable: int, manifest: Digest, chunk: Digest, is_bringing: bool) -> None:
+        """What it keeps is held as before, and as old as it was; it can be evicted when the disk is well."""
+        self.now += 61
+        before = {one: used for one, (_, used) in self.tier.held().items()}
+        self.files.removable = removable
+        try:
+            if is_bringing:
+                self.tier.keep(manifest, chunk, memoryview(CONTENT[chunk]))
+            else:
+                with suppress(DiskFailedError):
+                    self.evict(*MANIFESTS)
+        finally:
+            self.files.removable = sys.maxsize
+        for one, (_, used) in self.tier.held().items():
+            assert used == before.get(one) or (is_bringing and one == manifest)
 
     @rule(budget=st.integers(0, 12))
     def trim(self, budget: int) -> None:

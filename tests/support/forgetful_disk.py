@@ -69,7 +69,7 @@ class ForgetfulDisk:
         self._tell("size", size=size)
 
     def refuse(self, kind: str, path: str = "*", *, number: int = errno.EIO, skip: int = 0, times: int = -1) -> None:
-        """Steps of this kind at paths like this one fail, after the first ``skip``, so often."""
+        """Steps of this kind, or lookups, at paths like this one fail, after the first ``skip``, so often."""
         self._fault(kind, path, number, skip, times, 0)
 
     def shorten(self, path: str = "*", *, size: int, skip: int = 0, times: int = -1) -> None:

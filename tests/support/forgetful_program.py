@@ -45,6 +45,7 @@ STEPS: Final = {
     43: "fallocate",
     45: "rename",
 }  # the calls that change something, or make it durable: what is counted, and what faults can be scripted for
+LOOKS: Final = {1: "lookup"}  # calls that are not counted, and for which faults can be scripted as well
 
 
 class Program:
@@ -97,6 +98,9 @@ class Program:
         node = self.calls.inside(number)
         if opcode in STEPS:
             body = self._count(opcode, node, body)
+        elif opcode in LOOKS and self._faults:
+            kind = LOOKS[opcode]
+            body = self._meet(kind, node, self._path(kind, node, body), body)
         return answer(node, body)
 
     def _count(self, opcode: int, number: int, body: memoryview) -> memoryview:
@@ -110,6 +114,10 @@ class Program:
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
             raise Refused(errno.EIO)
+        return self._meet(kind, number, path, body)
+
+    def _meet(self, kind: str, number: int, path: str, body: memoryview) -> memoryview:
+        """What the faults that stand now make of a call: refused, shortened, or as it is."""
         for fault in self._faults:
             if fault["kind"] == kind and fnmatch.fnmatch(path, fault["path"]):
                 body = self._fail(fault, number, body)
@@ -135,7 +143,7 @@ class Program:
     def _path(self, kind: str, number: int, body: memoryview) -> str:
         nodes = self.calls.nodes
         path = nodes.path(nodes[number])
-        skipped = {"mkdir": 8, "create": 16, "link": 8, "unlink": 0, "rmdir": 0, "symlink": 0}.get(kind)
+        skipped = {"mkdir": 8, "create": 16, "link": 8, "unlink": 0, "rmdir": 0, "symlink": 0, "lookup": 0}.get(kind)
         if skipped is None:
             return path
         name = bytes(body[skipped:]).split(b"\0")[0].decode(errors="surrogateescape")

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from bdn.core.cache.chunk_index import ChunkIndex
-from bdn.core.digest import digest_of
-from bdn.core.errors import CacheFullError
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import CacheFullError, DiskFailedError
+from bdn.core.events.caches import Kept, Trimmed
+from bdn.core.events.decision import Decision
 from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cluster.chunk_files import ChunkFiles
@@ -91,3 +93,45 @@ def test_without_room_a_chunk_is_not_read_at_all(tmp_path: Path) -> None:
         tier.bring(N, digest_of(b"nnnnn"), memoryview(bytearray(5)), lambda _: pytest.fail("it was read"))
     assert not tier.keep(N, digest_of(b"nnnnn"), memoryview(b"nnnnn"))
     assert list(tier.held()) == [M]
+
+
+def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Decision] = []
+    events = CacheEvents(lambda: None, lambda *counted: gone.append(counted), told.extend)
+    gone: list[tuple[object, ...]] = []
+    files = ChunkFiles(tmp_path, DirectWrites())
+    tier = ClusterTier(files, ChunkIndex(), lambda: 1000, Clock(), events)
+    tier.load()
+    for manifest in (M, N):
+        assert tier.keep(manifest, digest_of(manifest.hex.encode()), memoryview(manifest.hex.encode()))
+    real = files.remove_all
+
+    def removing(manifest: Digest) -> None:
+        if manifest == N:
+            raise DiskFailedError(manifest.hex, "Read-only file system")
+        real(manifest)
+
+    monkeypatch.setattr(files, "remove_all", removing)
+    with pytest.raises(DiskFailedError):
+        tier.evict(lambda index: index.plan([M, N]), "request", over_budget("cluster", 0, 0, 0))
+    assert tier.manifests() == (N,)
+    assert [(type(one), one.manifest) for one in told] == [(Trimmed, str(M)), (Trimmed, str(N)), (Kept, str(N))]
+    assert gone == [("request", 1)]
+
+
+def test_a_chunk_that_cannot_be_removed_for_a_whole_file_s_sake_stays_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = tier_at(tmp_path, Clock())
+    assert tier.keep(M, digest_of(b"mmmm"), memoryview(b"mmmm"))
+
+    def refused(*_: object) -> None:
+        raise DiskFailedError("chunk", "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tier.files, "remove", refused)
+        with pytest.raises(DiskFailedError):
+            tier.drop(lambda _: True)
+    assert tier.chunks_of(M) == {digest_of(b"mmmm")}
+    assert tier.drop(lambda _: True) == 1
+    assert not tier.held()
