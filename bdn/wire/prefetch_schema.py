@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.errors import ErrorBody
+from bdn.wire.paths import LONGEST_SOURCE
 from bdn.wire.stage_schema import BytesFrom
 
 PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
@@ -27,7 +28,7 @@ class PrefetchRequest(BaseModel):
 
     mirror_id: StrictStr | None = None
     manifest: StrictStr | None = None
-    source: StrictStr | None = None
+    source: Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)] | None = None
     cluster: StrictStr | None = None
     nodes: Annotated[list[StrictStr], Field(max_length=10_000)] = []
 
@@ -77,6 +78,6 @@ class PrefetchReport(BaseModel):
 
     id: str
     state: ReportedState
-    bytes_total: int | None = None
+    bytes_total: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     bytes_from: BytesFrom = BytesFrom()
     error: ErrorBody | None = None
