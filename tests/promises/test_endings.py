@@ -47,10 +47,14 @@ async def lacking(mirror: AgentMirror, root: Path) -> AsyncIterator[tuple[Agent,
         yield agent, stage, manifest
 
 
+def is_shown(view: str) -> bool:
+    return Path(view).exists()
+
+
 def is_gone(agent: Agent, stage: Stage) -> bool:
     """Released, with nothing shown and nothing leased."""
-    place = Path(agent.stages.document(stage).mounts[0].path)
-    return stage.record.state == "RELEASED" and not place.exists() and agent.cache.index.leases.leased() == ()
+    view = agent.stages.document(stage).mounts[0].path
+    return stage.record.state == "RELEASED" and not is_shown(view) and agent.cache.index.leases.leased() == ()
 
 
 async def test_a_stage_that_is_just_being_released_is_not_mended(
@@ -129,18 +133,18 @@ async def test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_aga
     manifest = mirror.publish(FILES)
     async with Rig(mirror, tmp_path, {"exposure": "symlink"}).agent() as agent:
         stage = await staged(agent, mirror, manifest)
-        place = Path(stage.mounts[0].path)
+        view = stage.mounts[0].path
         with pytest.MonkeyPatch.context() as patch:
             fault(patch)
             with pytest.raises(DiskFailedError):
                 await agent.stages.release(stage.id)
-        assert not place.exists()
+        assert not is_shown(view)
         with pytest.raises(InvalidRequestError, match="taken down"):
             await agent.stages.renew(stage.id, 60)
         await agent.evictions.evict(EvictCommand(id="e", lru_bytes=10**9, tier="node"))
         mirror.forget()
         await agent.housekeeping.reap()
-        assert (mirror.requests, place.exists()) == (0, False)
+        assert (mirror.requests, is_shown(view)) == (0, False)
 
         again = await staged(agent, mirror, manifest)
 
