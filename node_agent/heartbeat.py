@@ -133,7 +133,7 @@ class Heartbeats:
             prefetches=self._prefetches.reports(),
             verifications=self._verifications.reports(),
             # Not with a request that is kept open: they would be told again before it is answered.
-            events=[] if wait_seconds else self._journal.untold(),
+            events=[] if wait_seconds else await in_thread(self._journal.untold),
             epoch=self._members.current().epoch,
             wait_seconds=wait_seconds,
         )

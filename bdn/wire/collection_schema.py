@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from bdn.core.errors import InvalidRequestError
 from bdn.core.store.collection import Kind
 from bdn.wire.errors import ErrorBody
+from bdn.wire.paths import LONGEST_SOURCE
 
 CollectionStatus = Literal["RUNNING", "DONE", "FAILED"]
 
@@ -50,7 +51,7 @@ class RestorationRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     manifest: StrictStr | None = None
-    source: StrictStr | None = None
+    source: Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)] | None = None
 
     def check(self) -> None:
         """Refuse a selector that says nothing or several things."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.errors import ErrorBody
+from bdn.wire.paths import LONGEST_SOURCE
 
 Tier = Literal["node", "cluster", "mirror"]
 EvictionStatus = Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
@@ -22,7 +23,7 @@ class EvictionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    source: StrictStr | None = None
+    source: Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)] | None = None
     manifest: StrictStr | None = None
     job: StrictStr | None = None
     lru_bytes: Annotated[int, Field(gt=0)] | None = None

@@ -6,6 +6,9 @@ from typing import Final, Literal
 
 from bdn.core.digest import Digest
 
+LONGEST_SOURCE: Final = (
+    4096  # characters of one that is asked for: SQLite looks for no longer pattern than 50,000 bytes
+)
 MEDIA_CHUNK: Final = "application/octet-stream"
 MEDIA_JSON: Final = "application/json"
 MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: obtain it if you do not hold it, for it is yours

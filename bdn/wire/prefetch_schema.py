@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.errors import ErrorBody
+from bdn.wire.paths import LONGEST_SOURCE
 from bdn.wire.quantities import Quantity
 from bdn.wire.stage_schema import BytesFrom
 
@@ -28,7 +29,7 @@ class PrefetchRequest(BaseModel):
 
     mirror_id: StrictStr | None = None
     manifest: StrictStr | None = None
-    source: StrictStr | None = None
+    source: Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)] | None = None
     cluster: StrictStr | None = None
     nodes: Annotated[list[StrictStr], Field(max_length=10_000)] = []
 

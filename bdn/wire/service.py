@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -19,6 +20,8 @@ from bdn.core.errors import BdnError, InternalError, InvalidRequestError, LimitE
 from bdn.wire.errors import ErrorDocument, document_of, status_of
 
 _LIMITED: Final = "bytes of the request"
+# Where half a surrogate pair may stand: as an escape, as bytes, or in a body of UTF-16, which JSON's parser takes as well.
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
 _bearer = HTTPBearer(auto_error=False)
 
 
@@ -27,6 +30,19 @@ def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depen
 
 
 Bearer = Annotated[str | None, Depends(_bearer_of)]
+
+
+async def _check_text(request: Request) -> None:
+    """Refuse a body with half a surrogate pair in its text: no answer, file or database could hold what was made of it."""
+    body = await request.body() if request.method in ("POST", "PUT") else b""
+    if not _HALF.search(body):
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the body holds half a surrogate pair, which is no text") from None
+    except (ValueError, RecursionError):
+        return  # not JSON: a route that reads it says so
 
 
 class _Service(FastAPI):
@@ -50,6 +66,7 @@ def new_service(title: str, *, limit_request_bytes: int) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
         responses={"default": {"model": ErrorDocument, "description": "Any failure"}},
         redoc_url=None,
+        dependencies=[Depends(_check_text)],
     )
     app.add_middleware(_LimitedRequests, limit=limit_request_bytes)
 

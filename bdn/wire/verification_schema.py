@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.eviction_schema import Tier
+from bdn.wire.paths import LONGEST_SOURCE
 from bdn.wire.quantities import Quantity
 
 VerificationStatus = Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
@@ -25,7 +26,7 @@ class VerificationRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    source: StrictStr | None = None
+    source: Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)] | None = None
     manifest: StrictStr | None = None
     all: StrictBool = False
     tier: Tier | None = None
@@ -48,7 +49,7 @@ class PathVerificationRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    path: StrictStr
+    path: Annotated[StrictStr, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
     repair: StrictBool = True
 
 

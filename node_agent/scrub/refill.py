@@ -7,6 +7,7 @@ from typing import Final
 
 from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
+from bdn.core.errors import NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
 from node_agent.crew import to_the_end
@@ -24,8 +25,18 @@ class Refill:
     rights: Rights
 
     async def bring(self, content: Digest) -> None:
-        """Fill what a manifest of this content lacks. Raises ``BdnError``."""
-        manifest, grant = self.rights.find(self.provision.cache.index.named_by(content))
+        """Fill it, for a manifest that lacks nothing else: of all the others nobody wants the rest now.
+
+        Raises:
+            NotFoundError: there is no such manifest. The next stage brings the content with all that its manifest lacks.
+            BdnError: it cannot be had.
+        """
+        index = self.provision.cache.index
+        named = [manifest for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]
+        if not named:
+            raise NotFoundError(f"a manifest here that lacks {content} and nothing else")
+        manifest, grant = self.rights.find(named)
+        index.leases.take(manifest, _HOLDER)  # at once: evicted before it is admitted, all of it would come again
         try:
             await self.provision.run(Errand([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: _Nobody()))
         finally:

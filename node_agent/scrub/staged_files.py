@@ -42,12 +42,14 @@ class StagedFiles:
             NotFoundError: it is not in a view of a READY stage.
         """
         asked = Path(os.path.abspath(path))  # noqa: PTH100 - as it is written: a link to a view may be part of it
-        found = [file for one in dict.fromkeys((asked, asked.resolve())) for file in self._below(one)]
+        found: dict[Path, StagedFile] = {}
+        for file in (*self._below(asked), *self._below(_real(asked))):  # a view may be known by both names
+            found.setdefault(file.path, file)
         if not found:
             raise NotFoundError(
                 f"a staged file at or below {path}: nothing of a READY stage of this node stands there, it"
             )
-        return found
+        return list(found.values())
 
     def named(self, content: Digest) -> Iterator[tuple[Stage, Path]]:
         """Where views show this content, also of stages that are still being staged; not all of these paths need exist."""
@@ -57,7 +59,7 @@ class StagedFiles:
             for mount in stage.record.mounts:
                 manifest, view = self.records.load(mount.digest), self._view(stage.record, mount)
                 for entry in manifest.files if manifest else ():
-                    if entry.digest == content and (view / entry.path).parent.resolve().is_relative_to(view.resolve()):
+                    if entry.digest == content and _real((view / entry.path).parent).is_relative_to(_real(view)):
                         yield stage, view / entry.path
 
     def _below(self, asked: Path) -> Iterator[StagedFile]:
@@ -72,7 +74,7 @@ class StagedFiles:
 
     def _places(self, record: StageRecord, mount: MountRecord) -> tuple[Path, ...]:
         place = record.destination or self.views.place(record.id, mount.mount_location)
-        return tuple(dict.fromkeys((place, place.resolve(), self._view(record, mount))))
+        return tuple(dict.fromkeys((place, _real(place), self._view(record, mount))))
 
     def _view(self, record: StageRecord, mount: MountRecord) -> Path:
         if record.destination is not None:
@@ -83,9 +85,14 @@ class StagedFiles:
         manifest = self.records.load(mount.digest)
         below = PurePosixPath(asked.relative_to(shown)) if asked.is_relative_to(shown) else PurePosixPath()
         view = self._view(record, mount)
-        root = view.resolve()
+        root = _real(view)
         for entry in manifest.files if manifest else ():
             if PurePosixPath(entry.path).is_relative_to(below):
                 path = view / entry.path
-                if path.parent.resolve().is_relative_to(root):  # not through a link that somebody put there
+                if _real(path.parent).is_relative_to(root):  # not through a link that somebody put there
                     yield StagedFile(path, str(shown / entry.path), mount.digest, entry)
+
+
+def _real(path: Path) -> Path:
+    """Where its links lead. One that leads to itself is left as it is: ``Path.resolve`` raises, and another error each version."""
+    return Path(os.path.realpath(path))

@@ -123,5 +123,5 @@ def _is_same(one: Path, other: Path) -> bool:
     """Whether two names are one file."""
     try:
         return one.samefile(other)
-    except FileNotFoundError:
+    except OSError:  # it is gone, or a link to itself, which reading it says
         return False

@@ -60,6 +60,7 @@ class Lifecycle:
         """Let a task work on the stage until it is READY or FAILED. Its record is on disk already."""
         stage.record.state = "STAGING"
         stage.warming = None
+        stage.is_ending = False
         self._set_out(stage)
 
     def mend(self, stage: Stage) -> None:
@@ -71,8 +72,12 @@ class Lifecycle:
         self._set_out(stage)
 
     def is_to_mend(self, stage: Stage) -> bool:
-        """Whether files of it were lost or put aside, or whether it is time to try again what failed."""
-        is_free = stage.record.state == "READY" and not stage.is_working and stage.record.destination is None
+        """Whether files of it were lost or put aside, or whether it is time to try again what failed.
+
+        A stage whose lock is held may be about to end, and one that was to end is mended for nobody but who asks for it again.
+        """
+        is_left = not stage.is_working and not stage.lock.locked() and not stage.is_ending
+        is_free = stage.record.state == "READY" and is_left and stage.record.destination is None
         is_due = stage.mend_at is None or stage.mend_at <= self.elapsed()
         return is_free and is_due and self.is_lacking(stage)
 
@@ -120,6 +125,7 @@ class Lifecycle:
 
     async def _fail(self, stage: Stage, error: BdnError) -> None:
         record = stage.record
+        stage.is_ending = True
         logger.warning("stage %s of job %s failed: %s", record.id, record.job_id, error)
         record.error = body_of(error)
         with suppress(BdnError):  # the stage's own error says more than the trouble of clearing up after it
@@ -181,6 +187,7 @@ class Lifecycle:
 
     async def _release(self, stage: Stage, error: BdnError | None, ending: Ending) -> None:
         record = stage.record
+        stage.is_ending = True
         note = await in_thread(self._take_down, record)
         if note:
             logger.warning("stage %s of job %s: %s", record.id, record.job_id, note)
@@ -225,13 +232,17 @@ class Lifecycle:
     # --- recording ---
 
     async def renew(self, stage: Stage, ttl_seconds: float | None) -> None:
-        """The stage ends by itself so many seconds from now; None means never."""
+        """The stage ends by itself so many seconds from now; None means never.
+
+        One that fails meanwhile has given its leases back, and takes them no more: nobody would end them.
+        """
         expires_at = None if ttl_seconds is None else self.clock() + ttl_seconds
         is_news = expires_at != stage.record.expires_at  # asking for a stage again is asking once
         account = accounts.renewed if is_news else accounts.nothing
         await self._save(stage, {"expires_at": expires_at, "ttl_seconds": ttl_seconds}, account)
         self.live_on(stage)
-        self.lease_again(stage.record)
+        if not stage.is_ending:
+            self.lease_again(stage.record)
 
     def live_on(self, stage: Stage) -> None:
         """From now on it has its whole time to live, as when the agent starts: nobody could renew while there was none."""

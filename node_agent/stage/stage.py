@@ -21,6 +21,7 @@ class Stage:
     """State in memory. Transitions are asked for one at a time under ``lock``; records are written under ``saving``.
 
     A READY stage that lacks files stays READY while these are brought again (``is_mending``): whoever asks for it waits.
+    One whose release failed half-way stays READY, too, but may show nothing (``is_ending``): who asks for it begins it anew.
     """
 
     def __init__(self, record: StageRecord) -> None:
@@ -32,6 +33,7 @@ class Stage:
         self.warming: Warming | None = None
         self.deadline: float | None = None  # in seconds of the agent's clock that nobody sets
         self.is_mending = False
+        self.is_ending = False  # it is being taken down, or was: from then on it takes no lease, until it begins anew
         self.mend_at: float | None = None  # by the same clock; None while nothing is known to be lacking
         self.lock = asyncio.Lock()
         self.saving = asyncio.Lock()

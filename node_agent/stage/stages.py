@@ -68,7 +68,7 @@ class Stages:
     async def start(self, job_id: str, token: str, ttl_seconds: float | None = None, *, warm: bool = False) -> Stage:
         """Stage a grant's files for a job; asking again is asking once. A failed or released stage begins anew.
 
-        With ``warm`` the files are read into memory once the stage is READY; one that is READY already begins with it.
+        So does one that could be released half-way only. With ``warm`` the files are read into memory once the stage is READY; one that is READY already begins with it.
 
         Raises:
             GrantInvalidError, GrantExpiredError, DiskFailedError: nothing was begun.
@@ -98,7 +98,7 @@ class Stages:
         if known and known.is_working:
             return known
         is_ready = known is not None and known.record.state == "READY"
-        if known and is_ready and await in_thread(self.pulls.is_intact, known.record):
+        if known and is_ready and not known.is_ending and await in_thread(self.pulls.is_intact, known.record):
             return known
         earlier = await in_thread(self.pulls.earlier, path)
         await in_thread(self.pulls.destination(record).check, earlier)
@@ -112,6 +112,8 @@ class Stages:
         async with stage.lock:
             if stage.record.state in ("FAILED", "RELEASED"):
                 raise InvalidRequestError(f"stage {stage_id} is {stage.record.state}; stage it again")
+            if stage.is_ending:
+                raise InvalidRequestError(f"stage {stage_id} is being taken down; stage it again")
             await self.lifecycle.renew(stage, ttl_seconds)
         return stage
 
@@ -140,10 +142,12 @@ class Stages:
         async with stage.lock:
             if self.book.get(record.id) is not stage:  # it was forgotten while this waited
                 return await self._start(record, earlier)
-            if stage.is_working or stage.record.state == "READY":
+            if stage.is_working or (stage.record.state == "READY" and not stage.is_ending):
                 stage.record.grant = record.grant  # it may be a fresher one
                 stage.record.warm = stage.record.warm or record.warm
                 await self.lifecycle.renew(stage, record.ttl_seconds or stage.record.lifetime)
+                if stage.record.state != "READY":  # it is on its way, or has failed by now
+                    return stage
                 if not stage.is_working and self.lifecycle.is_lacking(stage):
                     self.lifecycle.mend(stage)  # who asks now hears whether it is whole, and not that it once was
                 if record.warm and not stage.is_working:

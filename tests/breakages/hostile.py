@@ -11,6 +11,8 @@ _SERVICES: Final = "tests/promises/test_hostile_services.py"
 _UPSTREAMS: Final = "tests/promises/test_hostile_upstreams.py"
 _LISTED: Final = f"{_UPSTREAMS}::test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong"
 _SUSPICIONS: Final = "tests/promises/test_hostile_suspicions.py"
+_NODE: Final = "tests/promises/test_corruption_on_the_node.py"
+_LOOP: Final = f"{_NODE}::test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is_looked_at"
 _READS: Final = f"{_PARSERS}::test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors"
 
 BREAKAGES: Final = [
@@ -109,6 +111,39 @@ BREAKAGES: Final = [
         "        except TimeoutError:\n",
         "        except KeyError:\n",
         f"{_SUSPICIONS}::test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now",
+    ),
+    Breakage(
+        "hostile-input",
+        "bdn/wire/service.py",
+        "half a surrogate pair is text",
+        "        dependencies=[Depends(_check_text)],\n",
+        "",
+        f"{_SERVICES}::test_the_mirror_answers_whatever_its_own_description_makes_up[off]",
+    ),
+    Breakage(
+        "hostile-input",
+        "bdn/wire/service.py",
+        "half a surrogate pair is text in a body of UTF-16",
+        "|\\x00",
+        "",
+        "tests/unit/wire/test_service_text.py::test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]",
+    ),
+    Breakage(
+        "hostile-input",
+        "bdn/wire/verification_schema.py",
+        "a path to verify may hold a NUL",
+        ', pattern=r"^[^\\x00]*$")',
+        ")",
+        f"{_SERVICES}::test_the_agent_answers_whatever_its_own_description_makes_up",
+    ),
+    Breakage(
+        "hostile-input",
+        "node_agent/scrub/staged_files.py",
+        "a path that leads to itself is a bug of ours",
+        "return Path(os.path.realpath(path))",
+        "return path.resolve()",
+        f"{_SERVICES}::test_the_agent_answers_whatever_its_own_description_makes_up",
+        also=(_LOOP,),
     ),
     Breakage(
         "hostile-input",

@@ -72,8 +72,8 @@ BREAKAGES: Final = [
         "leases",
         _LIFECYCLE,
         "renewing prolongs nothing",
-        "        self.live_on(stage)\n        self.lease_again(stage.record)\n",
-        "        self.lease_again(stage.record)\n",
+        "        self.live_on(stage)\n        if not stage.is_ending:\n",
+        "        if not stage.is_ending:\n",
         f"{_TEST}test_whatever_clocks_restarts_and_renewals_do_a_stage_has_its_whole_time",
     ),
     Breakage(

@@ -7,6 +7,7 @@ from typing import Final
 from tests.support.promise_breakages import Breakage
 
 _NODE: Final = "tests/promises/test_corruption_on_the_node.py"
+_PATH: Final = "tests/e2e/test_services.py::test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node"
 _ONE_ROUND: Final = f"{_NODE}::test_whatever_is_damaged_one_round_makes_it_right_with_these_chunks_alone"
 _LOST: Final = (
     f"{_NODE}::test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stage_fetches_its_chunk_alone"
@@ -103,9 +104,57 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
+        "bdn/cli/verify.py",
+        "damage that is left is success where a path was asked about",
+        "    return FAILED if report.error is not None or is_left else DONE\n",
+        "    return FAILED if report.error is not None else DONE\n",
+        _PATH,
+    ),
+    Breakage(
+        "corruption",
+        "bdn/cli/verify.py",
+        "who only wants to look at a path has it repaired",
+        "path=_absolute(what), repair=repair)",
+        "path=_absolute(what))",
+        _PATH,
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/refill.py",
+        "who replaces a file brings all that some manifest of it lacks",
+        "for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]",
+        "for manifest in index.named_by(content)]",
+        f"{_NODE}::test_who_replaces_a_file_brings_nothing_else_of_a_manifest_that_was_never_filled",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/refill.py",
+        "a manifest may be evicted between being chosen and being filled, and all of it comes again",
+        "        index.leases.take(manifest, _HOLDER)",
+        "        pass",
+        f"{_NODE}::test_a_manifest_stays_while_one_file_of_it_is_replaced",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/verifications.py",
+        "a link to itself ends a verification",
+        "    except OSError:  #",
+        "    except FileNotFoundError:  #",
+        f"{_NODE}::test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is_looked_at",
+    ),
+    Breakage(
+        "corruption",
+        "node_agent/scrub/staged_files.py",
+        "a view that has two names is looked at twice",
+        "            found.setdefault(file.path, file)",
+        "            found[Path(str(len(found)))] = file",
+        _PATH,
+    ),
+    Breakage(
+        "corruption",
         "node_agent/scrub/staged_files.py",
         "a link in a view leads to files of others",
-        "if path.parent.resolve().is_relative_to(root):",
+        "if _real(path.parent).is_relative_to(root):",
         "if path.parent.exists():",
         f"{_NODE}::test_nothing_is_written_through_a_link_that_somebody_put_into_a_view",
     ),

@@ -16,6 +16,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from tests.doubles.hub import Hub
 from tests.support.cluster import Cluster
 from tests.support.commands import Shell
+from tests.support.promises import Tally
+from tests.support.rot import flip
 from tests.support.trees import tree
 
 MODEL = {
@@ -190,6 +192,32 @@ def test_a_dry_run_says_what_would_move(node: Shell, hub: Hub) -> None:
     assert (planned.document["files"], planned.document["bytes_to_transfer"]) == (len(MODEL), SIZE)
     assert node.run("bdn-admin", "ls").out == "nothing is held\n"
     assert hub.log.bytes_served(origin="cdn") == 0
+
+
+@pytest.mark.promise("corruption")
+def test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node(node: Shell, tally: Tally) -> None:
+    stage = node.run("bdn", "stage", mirrored(node), "--job", "train", "--json").document
+    view = Path(stage["mounts"][0]["path"])
+    path = view / "deep/model.safetensors"
+    held = next(file for file in (node.data / "cache/files").glob("??/*") if file.samefile(path))
+    flip(held, CHUNK_SIZE + 7)
+    wrong = path.read_bytes()
+
+    looked = node.run("bdn-admin", "verify", str(path), "--no-repair", "--json")
+    assert (looked.code, [item["outcome"] for item in looked.document["items"]]) == (1, ["damaged"]), looked.err
+    assert path.read_bytes() == wrong != MODEL["deep/model.safetensors"]
+
+    mended = node.run("bdn-admin", "verify", str(path), "--json")
+    assert (mended.code, [item["outcome"] for item in mended.document["items"]]) == (0, ["repaired"]), mended.err
+    assert mended.document["items"][0]["sources"] == ["hf://org/model"]
+    assert tree(view) == MODEL
+
+    whole = node.run("bdn-admin", "verify", str(view))
+    assert (whole.code, "0 repaired, 0 damaged" in whole.out) == (0, True), whole.out
+    for nothing in (node.data / "nothing", path / "below", path.with_name("other")):
+        assert node.run("bdn-admin", "verify", str(nothing)).code == 4
+    assert node.run("bdn-admin", "verify", str(path), "--all").code == 2
+    tally.add(scenarios=3, faults=1, repaired=1, refused=4)
 
 
 def test_programs_that_get_in_each_others_way_are_told_so(cluster: Cluster, hub: Hub, tmp_path: Path) -> None:

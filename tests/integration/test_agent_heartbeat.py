@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from bdn.core.errors import GrantInvalidError
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
+from bdn.wire.event_schema import NodeEvent
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.mirror_schema import Holding
@@ -20,6 +22,7 @@ from node_agent import heartbeat
 from node_agent.disk.owner import boot_id
 from node_agent.evictions import Evictions
 from node_agent.holdings import Holdings
+from node_agent.journal.journal import Journal
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import MIB, Rig, noise, staged
 
@@ -63,6 +66,21 @@ async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(tmp_p
             assert first.advertise == f"http://127.0.0.1:{agent.data_port}"
             assert first.holdings == []
             assert first.tiers["node"].budget == MIB
+
+
+async def test_what_was_recorded_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[threading.Thread] = []
+    untold = Journal.untold
+
+    def watched(journal: Journal) -> list[NodeEvent]:
+        readers.append(threading.current_thread())
+        return untold(journal)
+
+    monkeypatch.setattr(Journal, "untold", watched)
+    async with listening() as mirror, Rig(mirror, tmp_path).agent() as agent:
+        await agent.heartbeats.beat()
+        assert readers
+        assert threading.current_thread() not in readers  # its lock is held while a busy disk is waited for
 
 
 async def test_new_holdings_are_told_at_once_and_not_told_again(tmp_path: Path) -> None:

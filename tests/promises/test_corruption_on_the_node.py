@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,14 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
+from bdn.core.manifest import Manifest
+from bdn.wire.errors import ReportedError
+from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
+from node_agent.agent import Agent
+from node_agent.cache.catalogue import Catalogue
+from node_agent.cache.records import Held
 from node_agent.crew import in_thread
 from node_agent.disk.past_cache import PastCacheFile
 from node_agent.disk.places import Places
@@ -196,6 +203,74 @@ async def test_a_file_that_vanished_or_grew_is_whole_again(rig: Rig, mirror: Age
         tally.add(scenarios=2, faults=2, repaired=2)
 
 
+async def half_filled(agent: Agent, mirror: AgentMirror, part: Manifest) -> Manifest:
+    """A manifest that its job left before its largest file was there; what ``part`` names is whole."""
+    whole = mirror.publish(FILES)
+    for manifest in (part, whole):
+        mirror.every = missing if manifest is whole else None
+        with suppress(NotFoundError, ReportedError):
+            await staged(agent, mirror, manifest, job=str(manifest.digest))
+    mirror.every = None
+    for stage in agent.stages.book.all():
+        await agent.stages.release(stage.record.id)
+    mirror.forget()
+    return whole
+
+
+async def test_who_replaces_a_file_brings_nothing_else_of_a_manifest_that_was_never_filled(
+    rig: Rig, mirror: AgentMirror, tally: Tally
+) -> None:
+    part, clock = mirror.publish({path: FILES[path] for path in FILES if path != "weights"}), now()
+    async with rig.agent(clock) as agent:
+        whole = await half_filled(agent, mirror, part)
+        cached(agent, part, "one.bin").unlink()
+        await a_week_later(agent, clock)
+
+        assert mirror.chunk_requests == dict.fromkeys(
+            mirror.chunks(part, "one.bin"), 1
+        )  # for the one that lacks only this
+        assert agent.cache.index.is_complete(part.digest)
+        assert not agent.cache.index.is_complete(whole.digest)
+
+        await agent.evictions.evict(EvictCommand(id="e", manifests=[str(part.digest)]))
+        mirror.forget()
+        cached(agent, whole, "one.bin").unlink()
+        await a_week_later(agent, clock)
+
+        assert mirror.requests == 0
+        assert repaired(await figures(agent), outcome="lost") == 1
+        assert cached(agent, whole, "small/1").exists()
+        assert agent.cache.index.leases.leased() == ()
+        clock.now = now().now  # or the grant of the next stage would have expired
+        assert tree(Path((await staged(agent, mirror, whole, job="next")).mounts[0].path)) == FILES
+        tally.add(scenarios=2, faults=2, repaired=1, refused=1)
+
+
+async def test_a_manifest_stays_while_one_file_of_it_is_replaced(
+    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, clock = mirror.publish(FILES), now()
+    obtain, refused = Catalogue.obtain, list[bool]()
+    async with rig.agent(clock) as agent:
+        stage = await staged(agent, mirror, manifest)
+        await agent.stages.release(stage.id)
+        mirror.forget()
+        cached(agent, manifest, "one.bin").unlink()
+
+        async def obtain_late(self: Catalogue, digest: Digest, grant: str, *, is_complete: bool) -> Held:
+            report = await agent.evictions.evict(EvictCommand(id="e", manifests=[str(digest)]))
+            refused.extend(item.refused for item in report)
+            return await obtain(self, digest, grant, is_complete=is_complete)
+
+        monkeypatch.setattr(Catalogue, "obtain", obtain_late)
+        await a_week_later(agent, clock)
+
+        assert refused == [True]
+        assert mirror.chunk_requests == dict.fromkeys(mirror.chunks(manifest, "one.bin"), 1)
+        assert agent.cache.index.leases.leased() == ()
+        tally.add(scenarios=1, faults=1, repaired=1, refused=1)
+
+
 async def test_what_the_disk_cannot_read_is_written_again(
     rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +437,31 @@ async def test_a_linked_file_that_somebody_edited_is_itself_again(rig: Rig, mirr
             with pytest.raises(NotFoundError, match="READY stage"):
                 await agent.scrub.verifications.look_at(PathVerificationRequest(path=elsewhere))
         tally.add(scenarios=1, faults=1, repaired=1)
+
+
+async def test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is_looked_at(
+    rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent() as agent:
+        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
+        for elsewhere in (tmp_path / "loop", tmp_path / "loop/below", view / ("long" * 100)):
+            with pytest.raises(NotFoundError):
+                await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(elsewhere)))
+        for name in ("one.bin", "small"):
+            (view / name).rename(tmp_path / name)
+            (view / name).symlink_to(view / name)
+        flip(view / "weights", 5)
+        report = await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(view)))
+
+        found = {(str(item.path).removeprefix(f"{view}/"), item.outcome) for item in report.items}
+        assert found == {
+            ("weights", "repaired"),
+            *((path, "damaged") for path in FILES if path == "one.bin" or path.startswith("small/")),
+        }
+        assert (view / "weights").read_bytes() == FILES["weights"]
+        tally.add(scenarios=1, faults=3, repaired=1, refused=3)
 
 
 async def test_nothing_is_written_through_a_link_that_somebody_put_into_a_view(

@@ -65,7 +65,7 @@ _INDEX: list[tuple[str, str, str]] = [
     ("an eviction stops after one", "        for victim in plan.victims:\n", "        for victim in plan.victims[:1]:\n"),
     ("lost content stays counted", "        size = self.ledger.release(content)\n        for", "        size = self.ledger.size_of(content) or 0\n        for"),
     ("leased bytes count shared content twice", "if len(leased) > 1:", "if False:"),
-    ("a manifest is complete with one content less", "self._totals[manifest].whole == len(contents)", "self._totals[manifest].whole >= len(contents) - 1"),
+    ("a manifest is complete with one content less", "is not None and self._totals[manifest].whole == len(contents)", "is not None and self._totals[manifest].whole >= len(contents) - 1"),
     ("a commit makes no manifest whole", "            self._totals[manifest].whole += 1\n", "            pass\n"),
     ("a second commit counts again", "        if self.ledger.is_committed(content):\n            return\n", ""),
     ("lost content still makes a manifest whole", "            self._totals[manifest].whole -= whole\n", ""),

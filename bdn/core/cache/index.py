@@ -145,6 +145,12 @@ class CacheIndex:
         contents = self._contents.get(manifest)
         return contents is not None and self._totals[manifest].whole == len(contents)
 
+    def is_complete_but_for(self, manifest: Digest, content: Digest) -> bool:
+        """Whether this content is all that a manifest which names it lacks; False for a manifest that is not held."""
+        contents = self._contents.get(manifest, {})
+        is_lacking = content in contents and not self.ledger.is_committed(content)
+        return is_lacking and self._totals[manifest].whole == len(contents) - 1
+
     # --- taking out ---
 
     def plan(self, manifests: Iterable[Digest], *, force: bool = False) -> EvictionPlan:

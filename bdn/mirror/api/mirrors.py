@@ -13,6 +13,7 @@ from bdn.mirror.api.callers import Controller
 from bdn.mirror.requests import MirrorRequests
 from bdn.wire.event_stream import EVENTS, EventStream
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorPage, MirrorStatus, Plan
+from bdn.wire.paths import LONGEST_SOURCE
 from bdn.wire.weights_schema import MirrorRequestBody
 
 MirrorId = Annotated[str, Path(pattern=r"^mir_[0-9a-f]{24}$")]
@@ -39,7 +40,7 @@ def build_mirrors_router(requests: MirrorRequests) -> APIRouter:
     async def page(
         caller: Controller,
         status: MirrorStatus | None = None,
-        source: str | None = None,
+        source: Annotated[str | None, Query(max_length=LONGEST_SOURCE)] = None,
         cursor: str | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> MirrorPage:

@@ -51,6 +51,21 @@ def test_content_that_is_committed_twice_counts_once() -> None:
         index.commit(C)
 
 
+def test_a_manifest_may_be_complete_but_for_one_content() -> None:
+    index = CacheIndex()
+    index.admit(M, sizes(a=3, b=4), stage("s"), now=1, budget=7)
+    assert not index.is_complete_but_for(M, A)
+    index.commit(B)
+    assert index.is_complete_but_for(M, A)
+    assert not index.is_complete_but_for(M, B)  # it is there
+    assert not index.is_complete_but_for(M, C)  # it is not one of its contents
+    index.commit(A)
+    assert not index.is_complete_but_for(M, A)
+    index.lose(B)
+    assert index.is_complete_but_for(M, B)
+    assert not index.is_complete_but_for(N, A)
+
+
 def test_a_manifest_that_is_not_held_is_not_complete() -> None:
     assert not CacheIndex().is_complete(M)
 
