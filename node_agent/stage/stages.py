@@ -68,7 +68,8 @@ class Stages:
     async def start(self, job_id: str, token: str, ttl_seconds: float | None = None, *, warm: bool = False) -> Stage:
         """Stage a grant's files for a job; asking again is asking once. A failed or released stage begins anew.
 
-        So does one that could be released half-way only. With ``warm`` the files are read into memory once the stage is READY; one that is READY already begins with it.
+        So does one that could be released half-way only. With ``warm`` the files are read into memory once the stage is READY;
+        one that is READY already begins with it.
 
         Raises:
             GrantInvalidError, GrantExpiredError, DiskFailedError: nothing was begun.

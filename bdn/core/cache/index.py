@@ -149,7 +149,7 @@ class CacheIndex:
         """Whether this content is all that a manifest which names it lacks; False for a manifest that is not held."""
         contents = self._contents.get(manifest, {})
         is_lacking = content in contents and not self.ledger.is_committed(content)
-        return is_lacking and self._totals[manifest].whole == len(contents) - 1
+        return is_lacking and self._totals[manifest].whole + 1 == len(contents)
 
     # --- taking out ---
 
