@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -260,16 +261,22 @@ async def test_hosts_that_nobody_uses_are_forgotten_when_there_are_too_many(monk
         assert {"busy", "closed"} <= {budget.host for budget in budgets.now()}
 
 
-async def test_a_free_slot_and_a_request_cost_next_to_nothing() -> None:
-    """The promise is 10 microseconds for a slot with a request; on a busy machine the best of several rounds tells."""
+def test_a_free_slot_and_a_request_cost_next_to_nothing() -> None:
+    """Fifty calls, of Python and of C, are ten microseconds; nobody gives the loop away."""
     budget = UpstreamBudgets(16).of(HUB)
+    calls: Counter[str] = Counter()
 
-    async def cost() -> float:
-        started = time.perf_counter()
-        for _ in range(1000):
-            async with budget.slot() as slot:
-                with slot.asking() as asked:
-                    asked.size = 32 * 1024
-        return (time.perf_counter() - started) / 1000
+    async def ask() -> None:
+        async with budget.slot() as slot:
+            with slot.asking() as asked:
+                asked.size = 32 * 1024
 
-    assert min([await cost() for _ in range(10)]) < 10e-6 * 2
+    waits = [next(ask().__await__(), None) for _ in range(100)]  # whatever the first requests make is there
+    asking = ask().__await__()
+    sys.setprofile(lambda _, event, __: calls.update([event]))
+    try:
+        waits.append(next(asking, None))
+    finally:
+        sys.setprofile(None)
+    assert waits == [None] * 101
+    assert calls["call"] + calls["c_call"] <= 50, calls
