@@ -121,6 +121,14 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
+        "bdn/wire/collection_schema.py",
+        "who asks for a source without end is told to come again later",
+        "    source: Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)] | None = None\n",
+        "    source: StrictStr | None = None\n",
+        f"{_SERVICES}::test_the_mirror_answers_whatever_its_own_description_makes_up[off]",
+    ),
+    Breakage(
+        "hostile-input",
         "bdn/wire/verification_schema.py",
         "a path to verify may hold a NUL",
         ', pattern=r"^[^\\x00]*$")',
