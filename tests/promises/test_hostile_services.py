@@ -61,6 +61,7 @@ class Fuzzed:
                     one.method, one.path, content=one.body, headers={"Content-Type": "application/json"}
                 )
                 shown = f"{one.method} {one.path:.200} {one.what}: {response.status_code} {response.text[:300]}"
+                assert response.status_code < 500, shown  # nothing is away, so that nobody shall come again later
                 self._judge(response, shown, has_body=one.method != "head")
 
     def _operation(self, cases: Any, examples: int) -> None:
@@ -136,6 +137,9 @@ async def test_the_mirror_answers_whatever_its_own_description_makes_up(
     headers = {"Authorization": f"Bearer {TOKEN}"} if auth == "token" else {}
     async with await ServingProcess.start(outside, **environ, **given_token) as mirror:
         fuzzed = Fuzzed(mirror.url, headers, tally)
+        # What is looked for is compared with it.
+        begun = {"weights": [{"source": "hf://org/model", "mount_location": "/m"}]}
+        assert (await mirror.http.post("/mirror", json=begun, headers=headers)).status_code == 202
         await asyncio.to_thread(fuzzed.spoil)
         await asyncio.to_thread(fuzzed.run, scale.of(3, 25))
         assert (await mirror.http.get("/healthz")).status_code == 200
