@@ -130,16 +130,6 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-<<<<<<< HEAD
-=======
-        "bdn/wire/prefetch_schema.py",
-        "an agent may report more bytes than a database can count",
-        "Field(ge=0, lt=2**63)",
-        "Field(ge=0)",
-        f"{_SERVICES}::test_the_mirror_answers_whatever_its_own_description_makes_up[off]",
-    ),
-    Breakage(
-        "hostile-input",
         "bdn/wire/collection_schema.py",
         "who asks for a source without end is told to come again later",
         "    source: Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)] | None = None\n",
@@ -148,7 +138,6 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
->>>>>>> h5
         "bdn/wire/verification_schema.py",
         "a path to verify may hold a NUL",
         ', pattern=r"^[^\\x00]*$")',
