@@ -15,7 +15,7 @@ import pytest
 from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import BdnError
 from bdn.transfer.dialing import Dialer
-from bdn.wire import client
+from bdn.wire import service_client
 from bdn.wire.client import MirrorClient
 from bdn.wire.host_lookups import NameSilentError
 from bdn.wire.service_loop import run_program
@@ -75,7 +75,7 @@ class Story:
                 await agent.heartbeats.beat()
             assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
         stage = await staged(agent, self.mirror, self.held, job="again")
-        self.monkeypatch.setattr(client, "_CONNECT_SECONDS", LONGEST_SECONDS)
+        self.monkeypatch.setattr(service_client, "_CONNECT_SECONDS", LONGEST_SECONDS)
         async with MirrorClient(self.mirror.url.replace("127.0.0.1", OTHER)) as elsewhere:
             await elsewhere.manifest(self.held.digest, self.mirror.grant(self.held))
         return stage
@@ -101,7 +101,7 @@ def test_an_agent_goes_on_while_the_name_of_its_mirror_hangs(
 
     async def run() -> None:
         await story.hold()
-        monkeypatch.setattr(client, "_CONNECT_SECONDS", 0.02)
+        monkeypatch.setattr(service_client, "_CONNECT_SECONDS", 0.02)
         with names.resolving():
             asyncio.get_running_loop().call_later(
                 LONGEST_SECONDS, names.speak
