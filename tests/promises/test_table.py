@@ -35,18 +35,23 @@ def test_a_test_that_saw_a_wrong_byte_fails_and_the_table_says_so(pytester: pyte
         @pytest.mark.promise("access")
         def test_nothing(tally):
             pass
+
+        @pytest.mark.promise("access")
+        @pytest.mark.skip
+        def test_elsewhere(tally):
+            pass
         """
     )
     result = pytester.runpytest_subprocess()
-    result.assert_outcomes(passed=3, errors=2)
+    result.assert_outcomes(passed=3, errors=2, skipped=1)
     rows = {
         line.split()[0]: line.split()[1:]
         for line in result.outlines
         if line.split()[:1] and line.split()[0] in PROMISES
     }
-    assert rows["space"] == ["2", "1", "4", "2", "0", "0", "1", "0", "0", "0"]
-    assert rows["leases"] == ["1", "0", "3", "2", "0", "0", "0", "0", "0", "0"]
-    assert rows["access"] == ["1", "1", "0", "0", "0", "0", "0", "0", "0", "0"]
+    assert rows["space"] == ["2", "1", "0", "4", "2", "0", "0", "1", "0", "0", "0"]
+    assert rows["leases"] == ["1", "0", "0", "3", "2", "0", "0", "0", "0", "0", "0"]
+    assert rows["access"] == ["1", "1", "1", "0", "0", "0", "0", "0", "0", "0", "0"]
 
 
 def test_the_readme_names_every_promise_with_the_tests_that_show_it() -> None:
