@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any, Final, Literal
@@ -11,15 +10,12 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
     NoDecode,
-    PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from bdn.core.cache.tier_budgets import KEEP_PERCENT
-from bdn.wire.settings import Port, Rate, SettingsError, Size, default_data_dir, read_config
+from bdn.wire.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
 _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
@@ -37,7 +33,7 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
-class AgentSettings(BaseSettings):
+class AgentSettings(FileSettings):
     """What an operator can set. Prefix ``BDN_AGENT_``, except for what all of BDN's programs share."""
 
     model_config = SettingsConfigDict(env_prefix="BDN_AGENT_", extra="ignore", populate_by_name=True)
@@ -71,16 +67,15 @@ class AgentSettings(BaseSettings):
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What the caller gives, then the environment, then the TOML file."""
-        return (init_settings, env_settings, InitSettingsSource(settings_cls, _from_file()))
+    def chosen(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Shared settings from the top of the file, the agent's own from its table ``[agent]``. Raises ``SettingsError``."""
+        own = content.get("agent", {})
+        if not isinstance(own, dict):
+            raise SettingsError("BDN_CONFIG: in its file, agent is not a table")
+        if unknown := own.keys() - cls.model_fields.keys():
+            raise SettingsError(f"BDN_CONFIG: its file sets unknown names in [agent]: {', '.join(sorted(unknown))}")
+        shared = {field: content[field] for field in _SHARED if field in content}
+        return {_SHARED.get(field, field): value for field, value in (shared | own).items()}
 
     @property
     def effective_cache_dir(self) -> Path:
@@ -140,18 +135,3 @@ def _variable(name: str) -> str:
 
 def _reason(problem: Any) -> str:  # noqa: ANN401 - pydantic's own shape
     return f"{problem['msg'].removeprefix('Value error, ')} (it is {problem['input']!r})"
-
-
-def _from_file() -> dict[str, Any]:
-    """Shared settings from the top of the file, the agent's own from its table ``[agent]``."""
-    name = os.environ.get("BDN_CONFIG")
-    if not name:
-        return {}
-    content = read_config(Path(name))
-    own = content.get("agent", {})
-    if not isinstance(own, dict):
-        raise SettingsError(f"BDN_CONFIG: in {name}, agent is not a table")
-    if unknown := own.keys() - AgentSettings.model_fields.keys():
-        raise SettingsError(f"BDN_CONFIG: {name} sets unknown names in [agent]: {', '.join(sorted(unknown))}")
-    shared = {field: content[field] for field in _SHARED if field in content}
-    return {_SHARED.get(field, field): value for field, value in (shared | own).items()}

@@ -40,23 +40,24 @@ class FileSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What the caller gives, then the environment, then the file.
+        """What the caller gives, then the environment, then the file. Raises ``SettingsError``."""
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, cls.chosen(_from_file())))
 
-        Raises:
-            SettingsError: the file that is named is not there, cannot be read, or is no TOML.
-        """
-        name = os.environ.get("BDN_CONFIG")
-        if not name:
-            return (init_settings, env_settings)
-        return (init_settings, env_settings, InitSettingsSource(settings_cls, read_config(Path(name))))
+    @classmethod
+    def chosen(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """What of the file these settings are made from."""
+        return content
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """What a file of settings says. Raises ``SettingsError``."""
+def _from_file() -> dict[str, Any]:
+    """Nothing when no file is named. Raises ``SettingsError`` for one that is not there, cannot be read, or is no TOML."""
+    name = os.environ.get("BDN_CONFIG")
+    if not name:
+        return {}
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"BDN_CONFIG: {file} cannot be read: {error}") from None
+        raise SettingsError(f"BDN_CONFIG: {name} cannot be read: {error}") from None
 
 
 def default_data_dir() -> Path:

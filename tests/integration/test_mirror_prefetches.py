@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bdn.mirror.database import Database
 from tests.doubles.hub import Hub
 from tests.support.fake_agent import FakeAgent
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
@@ -19,19 +18,13 @@ pytest_plugins = ("tests.support.mirror_fixtures",)
 MODEL = source("hf://org/model")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 async def either(
-    request: pytest.FixtureRequest, hub: Hub, upstreams: None, postgres_url: str, tmp_path: Path
+    hub: Hub, upstreams: None, database_options: dict[str, Any], tmp_path: Path
 ) -> AsyncIterator[MirrorUnderTest]:
     """A mirror that holds a model, on either database."""
     hub.repo("org/model").commit({"a.txt": b"12345"})
-    options: dict[str, Any] = {}
-    if request.param == "postgres":
-        options["database_url"] = postgres_url
-        database = Database(postgres_url)
-        await database.migrate()
-        await database.close()
-    async with mirror_under_test(tmp_path / "mirror", **options) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", **database_options) as mirror:
         await mirror.ready(MODEL)
         yield mirror
 

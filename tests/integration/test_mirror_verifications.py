@@ -12,7 +12,6 @@ import pytest
 
 from bdn.core.digest import digest_of
 from bdn.mirror.cluster.liveness import ALIVE_SECONDS
-from bdn.mirror.database import Database
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.hub import Hub
 from tests.support.agent_rig import Clock
@@ -28,19 +27,13 @@ CONTENT = b"12345"
 DAMAGED = {"tier": "node", "chunk": f"b3:{'1' * 64}", "outcome": "lost", "reason": "its bytes are others"}
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 async def either(
-    request: pytest.FixtureRequest, hub: Hub, upstreams: None, postgres_url: str, tmp_path: Path
+    hub: Hub, upstreams: None, database_options: dict[str, Any], tmp_path: Path
 ) -> AsyncIterator[MirrorUnderTest]:
     """A mirror that holds a model, on either database."""
     hub.repo("org/model").commit({"a.txt": CONTENT})
-    options: dict[str, Any] = {}
-    if request.param == "postgres":
-        options["database_url"] = postgres_url
-        database = Database(postgres_url)
-        await database.migrate()
-        await database.close()
-    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0, **options) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0, **database_options) as mirror:
         await mirror.ready(MODEL)
         yield mirror
 

@@ -35,19 +35,13 @@ DAY: Final = 86400.0
 Place = tuple[str | int, ...]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 async def either(
-    request: pytest.FixtureRequest, hub: Hub, upstreams: None, postgres_url: str, tmp_path: Path
+    hub: Hub, upstreams: None, database_options: dict[str, Any], tmp_path: Path
 ) -> AsyncIterator[MirrorUnderTest]:
     """A mirror that holds a model, on either database."""
     hub.repo("org/model").commit({"a.txt": b"12345"})
-    options: dict[str, Any] = {}
-    if request.param == "postgres":
-        options["database_url"] = postgres_url
-        database = Database(postgres_url)
-        await database.migrate()
-        await database.close()
-    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0, **options) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0, **database_options) as mirror:
         await mirror.ready(source("hf://org/model"))
         yield mirror
 

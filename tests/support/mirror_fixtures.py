@@ -6,10 +6,12 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import close_session
 
+from bdn.mirror.database import Database
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.support.egress import ALLOW_LOOPBACK
@@ -89,6 +91,17 @@ async def idle(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest
 def postgres_server() -> Iterator[str]:
     with postgres() as url:
         yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def database_options(request: pytest.FixtureRequest, postgres_url: str) -> dict[str, Any]:
+    """What a mirror is told of its database, once for each kind of them: nothing, or where one is that has its tables."""
+    if request.param == "sqlite":
+        return {}
+    database = Database(postgres_url)
+    await database.migrate()
+    await database.close()
+    return {"database_url": postgres_url}
 
 
 @pytest.fixture
