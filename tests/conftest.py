@@ -2,10 +2,11 @@
 
 import gc
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.support.bytes_authority import new_authority
 from tests.support.promises import (  # noqa: F401 - hooks and fixtures
     pytest_collection_modifyitems,
     pytest_configure,
@@ -28,3 +29,15 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clients trust one authority, which signed nothing: loading the system's hundreds is most of what a client costs."""
+    folder = tmp_path_factory.mktemp("authority")
+    certificates = str(new_authority(folder, "localhost").certificates)
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+            environment.setenv(name, certificates)
+        environment.setenv("SSL_CERT_DIR", str(folder / "none"))
+        yield

@@ -75,7 +75,8 @@ def test_members_that_lie_leave_or_join_cost_nobody_else_the_stage(
             stage = late.stage(built.grant, "job")
             _check(content, [other], stages[1:])
             content.check(stage)
-            assert built.host.sent_bytes - before < 1.25 * SIZE  # only the liar had it: once more for all others
+            # Only the liar had it: once more for all others, and of the half that one read who left, what it had not passed on.
+            assert built.host.sent_bytes - before < 1.5 * SIZE
             spent = other.agent.finished(stages[1])["transfer"]
             assert spent["bytes_hedged"] <= SIZE // 20
             assert services.metric(other.agent.http, "bdn_agent_verification_failures_total") >= 1

@@ -173,7 +173,7 @@ async def test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane(
 ) -> None:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{world.data_port}", trust_env=False) as plane:
         for position, bearer in enumerate(READS):
-            for verb, ranged in VERBS[: 3 if position % scale.of(6, 1) == 0 else 1]:
+            for verb, ranged in VERBS[: 3 if position % scale.of(9, 1) == 0 else 1]:
                 for on_plane in (False, True):
                     nothing: tuple[object, ...] = ()
                     for name in sorted(world.chunks, key=lambda one: one != "unknown"):

@@ -114,7 +114,7 @@ async def test_the_scrub_finds_every_damage_within_its_period_and_only_the_damag
     store: Store, tally: Tally, scale: Scale
 ) -> None:
     await until(lambda: store.mirror.rows("scrubs")["scrubs"])  # the round that a new store begins with
-    sample = Random(20261122).sample(SCENARIOS, scale.of(6, len(SCENARIOS)))
+    sample = Random(20261122).sample(SCENARIOS, scale.of(4, len(SCENARIOS)))
     for repaired, (how, place) in enumerate(sample, start=1):
         name = store.rot(how, place)
         assert not store.mirror.count("damaged_chunks")
@@ -143,7 +143,7 @@ async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
     store: Store, tally: Tally, scale: Scale
 ) -> None:
     kept = 0
-    for how, place in Random(20261123).sample(SCENARIOS, scale.of(6, len(SCENARIOS))):
+    for how, place in Random(20261123).sample(SCENARIOS, scale.of(4, len(SCENARIOS))):
         name = store.rot(how, place)
         found = await store.verify(source="hf://org/model")
         (item,) = found["items"]

@@ -70,7 +70,7 @@ async def test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_re
     tmp_path: Path, scale: Scale, tally: Tally
 ) -> None:
     random = Random(20261122)
-    steps = [random.randint(-_START_STEPS + 10, -1), *random.sample(range(1, 480), scale.of(2, 30))]
+    steps = [random.randint(-_START_STEPS + 10, -1), *random.sample(range(1, 480), scale.of(1, 30))]
 
     async def one(number: int) -> None:
         (tmp_path / str(number)).mkdir()
