@@ -9,10 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import (
-    NoDecode,
-    SettingsConfigDict,
-)
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bdn.core.cache.tier_budgets import KEEP_PERCENT
 from bdn.wire.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
