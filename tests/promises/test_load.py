@@ -247,9 +247,9 @@ def _counted_looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return looks
 
 
-async def _listening(stack: AsyncExitStack, mirror: MirrorUnderTest, app: Any = None) -> int:
+async def _listening(stack: AsyncExitStack, mirror: MirrorUnderTest) -> int:
     listener = bind_tcp("127.0.0.1", 0)
-    await stack.enter_async_context(serving(app or mirror.service.api, listener))
+    await stack.enter_async_context(serving(mirror.service.api, listener))
     return int(listener.getsockname()[1])
 
 
