@@ -157,7 +157,12 @@ def starting_agent(
     root: Path, mirror_url: str, host: Host | None = None, command: Sequence[str] = AGENT, /, **environment: str
 ) -> Iterator[Agent]:
     """The same before it answers, for whoever starts many at once."""
-    own = {"BDN_URL": mirror_url, "BDN_AGENT_EXPOSURE": "none", "BDN_AGENT_NODE": root.name}
+    own = {
+        "BDN_URL": mirror_url,
+        "BDN_AGENT_EXPOSURE": "none",
+        "BDN_AGENT_HEADROOM_BYTES": "0",
+        "BDN_AGENT_NODE": root.name,
+    }
     place = _place(host, "BDN_AGENT_HOST") if host else {"BDN_AGENT_DATA_PORT": "0"}
     shell = Shell(root, {**own, **place, **environment}, host.prefix if host else ())
     root.mkdir(exist_ok=True)
