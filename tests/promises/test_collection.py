@@ -202,7 +202,7 @@ def test_whatever_happens_in_whatever_order_nothing_that_is_named_goes_and_nothi
     run_state_machine_as_test(
         CollectionMachine,
         settings=settings(
-            max_examples=scale.of(5, 60),
+            max_examples=scale.of(5, 40),
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
@@ -254,7 +254,7 @@ async def test_at_each_step_of_a_collection_others_may_do_anything_and_it_may_be
         shutil.rmtree(here)
     assert set(names) >= {"a chunk", "a chunk that lies aside", "a look at rows", "rows went", "a look at chunks"}
     every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
-    for step, deed, number in every[:: scale.of(max(1, len(every) // 15), 3)]:
+    for step, deed, number in every[:: scale.of(max(1, len(every) // 15), 4)]:
         here = folder()
         try:
             async with database_under_test(here) as database:

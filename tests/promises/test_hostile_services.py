@@ -141,7 +141,7 @@ async def test_the_mirror_answers_whatever_its_own_description_makes_up(
         begun = {"weights": [{"source": "hf://org/model", "mount_location": "/m"}]}
         assert (await mirror.http.post("/mirror", json=begun, headers=headers)).status_code == 202
         await asyncio.to_thread(fuzzed.spoil)
-        await asyncio.to_thread(fuzzed.run, scale.of(3 if auth == "off" else 1, 25))
+        await asyncio.to_thread(fuzzed.run, scale.of(3 if auth == "off" else 1, 15))
         assert (await mirror.http.get("/healthz")).status_code == 200
     assert "Traceback" not in mirror.log
 
@@ -155,6 +155,6 @@ async def test_the_agent_answers_whatever_its_own_description_makes_up(
         fuzzed = Fuzzed(f"http://127.0.0.1:{port}", {}, tally)
         (outside / "loop").symlink_to(outside / "loop")
         await asyncio.to_thread(fuzzed.spoil, str(outside / "loop"))
-        await asyncio.to_thread(fuzzed.run, scale.of(3, 25))
+        await asyncio.to_thread(fuzzed.run, scale.of(3, 15))
         assert await daemon.client.ready()
     assert "Traceback" not in (outside / "daemon.log").read_text()

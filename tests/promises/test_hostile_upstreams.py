@@ -196,27 +196,29 @@ async def test_a_listing_that_never_ends_is_left_at_the_limit(
 ) -> None:
     """Ten million paths, or as many as somebody likes: a listing is read up to the limit and no further."""
     limit = scale.of(20_000, 1_000_000)
-    asked = 0
+    asked, turn = 0, "turn-----"
+    names = [f"data/{turn}/{number:04}" for number in range(1000)]
+    content_type = {"Content-Type": "application/json"}
+    if uri.startswith("hf"):
+        entries = [{"type": "file", "path": name, "size": 3, "oid": "d" * 40} for name in names]
+        link = f'<{upstream.url}/api/models/o/m/tree/{SHA}?recursive=true&cursor={turn}>; rel="next"'
+        headers, page = {**content_type, "Link": link}, json.dumps(entries).encode()
+    elif uri.startswith("gs"):
+        items = [{**page_of_gcs()["items"][0], "name": name} for name in names]
+        headers, page = content_type, json.dumps({"items": items, "nextPageToken": turn}).encode()
+    else:
+        contents = [{**page_of_s3()["Contents"][0], "Key": name} for name in names]
+        headers, page = {}, xml({"IsTruncated": "true", "NextContinuationToken": turn, "Contents": contents})
 
-    def endless(request: Request) -> Answer:
+    def endless(_: Request) -> Answer:
         nonlocal asked
         asked += 1
-        names = [f"data/{asked:08}/{number:04}" for number in range(1000)]
-        if uri.startswith("hf"):
-            entries = [{"type": "file", "path": name, "size": 3, "oid": "d" * 40} for name in names]
-            link = f'<{upstream.url}/api/models/o/m/tree/{SHA}?recursive=true&cursor={asked}>; rel="next"'
-            return Answer(200, {"Link": link, "Content-Type": "application/json"}, json.dumps(entries).encode())
-        if uri.startswith("gs"):
-            item = page_of_gcs()["items"][0]
-            page = {"items": [{**item, "name": name} for name in names], "nextPageToken": f"t{asked}"}
-            return Answer(200, {"Content-Type": "application/json"}, json.dumps(page).encode())
-        entry = page_of_s3()["Contents"][0]
-        document = {
-            "IsTruncated": "true",
-            "NextContinuationToken": f"t{asked}",
-            "Contents": [{**entry, "Key": n} for n in names],
-        }
-        return Answer(200, {}, xml(document))
+        now = f"{asked:09}"
+        return Answer(
+            200,
+            {key: each.replace(turn, now) for key, each in headers.items()},
+            page.replace(turn.encode(), now.encode()),
+        )
 
     upstream.listing = endless
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -70,7 +70,7 @@ async def test_a_mirror_killed_at_any_step_goes_on_and_keeps_what_it_said(
     tmp_path: Path, hub: Hub, scale: Scale, tally: Tally
 ) -> None:
     fill(hub)
-    steps = even_sample(MIRROR_STEPS, scale.of(2, 30))
+    steps = even_sample(MIRROR_STEPS, scale.of(2, 26))
     for step in steps:
         root, case = tmp_path / str(step), f"step {step}"
         root.mkdir()

@@ -113,7 +113,7 @@ async def test_a_mirror_that_lost_power_at_any_step_keeps_every_mirror_that_was_
 ) -> None:
     fill(hub)
     random = Random(20261123)
-    steps = [random.randint(1, 240), *random.sample(range(240, 840), scale.of(1, 14))]
+    steps = [random.randint(1, 240), *random.sample(range(240, 840), scale.of(1, 12))]
     for number, step in enumerate(steps):
         (tmp_path / str(number)).mkdir()
         await survive_as_mirror(tmp_path / str(number), hub, step, WAYS[number % len(WAYS)], tally)

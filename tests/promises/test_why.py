@@ -331,7 +331,7 @@ class Machine:
 async def test_whatever_happens_the_last_event_about_a_manifest_explains_where_it_is(
     rig: Rig, mirror: AgentMirror, scale: Scale, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, seed = scale.of(150, 1200), 20261122
+    steps, seed = scale.of(150, 800), 20261122
     machine = Machine(rig, published(mirror, 6), random.Random(seed))
     await machine.run(steps, monkeypatch)
 
