@@ -25,6 +25,8 @@ def shortage_told() -> Iterator[None]:
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal told_at
         error = context.get("exception")
+        if isinstance(error, ValueError) and "._start_serving(" in context["message"]:
+            return  # a second after a shortage asyncio listens again, once for each place; the socket has been closed since
         if "socket" in context and isinstance(error, OSError) and error.errno in _SHORTAGES:
             if (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:
                 told_at = now

@@ -23,7 +23,7 @@ from node_agent.agent import Agent
 from tests.support.agent_mirror import AgentMirror, failing, flipped, held_by
 from tests.support.agent_process import Program
 from tests.support.agent_rig import MIB, Clock, Rig, metrics, noise, staged
-from tests.support.cluster import free_port
+from tests.support.ports import free_port
 
 pytest_plugins = ("tests.support.agent_fixtures",)
 

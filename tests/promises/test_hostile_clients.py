@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pytest
 from tests.support.agent_process import COMMAND, Program
 from tests.support.mirror_process import SERVE, ServingProcess
 from tests.support.mirror_service import until
+from tests.support.ports import free_port
 from tests.support.promises import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
@@ -110,12 +110,6 @@ async def talk(port: int, request: bytes) -> bytes:
                 return b""
     finally:
         writer.close()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @dataclass

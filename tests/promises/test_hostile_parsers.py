@@ -90,7 +90,7 @@ def test_what_was_found_once_is_borne_now(finding: Path, tally: Tally) -> None:
 @pytest.mark.skipif(os.environ.get("BDN_FAULT") != "full", reason="make fault searches; make test replays")
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_a_search_guided_by_coverage_finds_nothing(name: str, tally: Tally) -> None:
-    command = [sys.executable, "-m", "tests.fuzz", name, "--seconds", "4"]
+    command = [sys.executable, "-m", "tests.fuzz", name, "--seconds", "3"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     executed = re.search(r"stat::number_of_executed_units:\s*(\d+)", result.stderr)

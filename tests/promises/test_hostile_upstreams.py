@@ -170,7 +170,7 @@ async def test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_w
     upstream.listing = lambda _: Answer(200, {"Content-Type": "application/json"}, form(page()))
     assert len(await upstream.listed(uri)) == 2
     wrong: list[str] = []
-    count = scale.of(20, 300) if uri.startswith("s3") else scale.of(150, 3000)  # a client of S3 takes long to open
+    count = scale.of(20, 200) if uri.startswith("s3") else scale.of(150, 2000)  # a client of S3 takes long to open
     for number in range(count):
         body = form(altered(page(), number))
         upstream.listing = lambda _, body=body: Answer(200, {"Content-Type": "application/json"}, body)  # type: ignore[misc]
@@ -195,7 +195,7 @@ async def test_a_listing_that_never_ends_is_left_at_the_limit(
     uri: str, upstream: HostileUpstream, tally: Tally, scale: Scale
 ) -> None:
     """Ten million paths, or as many as somebody likes: a listing is read up to the limit and no further."""
-    limit = scale.of(20_000, 1_000_000)
+    limit = scale.of(20_000, 300_000)
     asked, turn = 0, "turn-----"
     names = [f"data/{turn}/{number:04}" for number in range(1000)]
     content_type = {"Content-Type": "application/json"}

@@ -14,8 +14,8 @@ from node_agent.agent import Agent
 from node_agent.ring.patience import Waits
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_ring import Ring
-from tests.support.cluster import free_port
 from tests.support.fault_proxy import FaultProxy
+from tests.support.ports import free_port
 
 # A hundredth of the patience in production, so that silence costs a test little.
 HASTY: Final = Waits(

@@ -18,12 +18,12 @@ from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import Stage, StageRequest
 from tests.doubles.hub import Hub
 from tests.support.agent_process import COMMAND, Daemon, Program
-from tests.support.cluster import free_port
 from tests.support.egress import ALLOW_LOOPBACK
 from tests.support.forgetful_mirror import repositories
 from tests.support.killing_steps import Fuse
 from tests.support.mirror_process import SERVE, ServingProcess
 from tests.support.mirror_service import Json, source
+from tests.support.ports import free_port
 from tests.support.trees import tree
 
 NODES: Final = ("node-0", "node-1")

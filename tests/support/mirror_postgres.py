@@ -10,7 +10,6 @@ import asyncio
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import asyncpg
+
+from tests.support.ports import free_port
 
 _NOBODY = 65534
 _NUMBERS = count()
@@ -54,9 +55,7 @@ def postgres() -> Iterator[str]:
         # The data directory is the server's own: whether it is there tells whether this has worked.
         options = ("-A", "trust", "-U", "bdn", "-E", "UTF8", "--locale=C", "--no-sync")
         assert start("initdb", "-D", str(folder / "data"), *options).wait() == 0
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         listen = ("-k", str(folder), "-p", str(port), "-c", "listen_addresses=127.0.0.1")
         server = start("postgres", "-D", str(folder / "data"), *listen, *_FAST)
         try:

@@ -55,6 +55,7 @@ class ServingProcess:
                 process.kill()
             raise
         assert said, (await reading).decode()
+        assert "url" in said, said
         url = said["url"]
         http = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60)
         return cls(process, url, http, data_dir, said["data_port"], _reading=reading)
@@ -93,8 +94,8 @@ class ServingProcess:
 
 
 async def _document(out: asyncio.StreamReader) -> bytes:
-    document = b""
-    while not document.endswith(b"}\n"):
+    document = line = b""
+    while line != b"}\n":
         line = await out.readline()
         if not line:
             return b"null"

@@ -31,6 +31,8 @@ PROMISES: Final = {
 COLUMNS: Final = ("scenarios", "faults", "kills", "restarts", "wrong", "lost", "repaired", "refused")
 FULL: Final = os.environ.get("BDN_FAULT") == "full"
 _PROPERTY: Final = "promise tally"
+_ALL: Final = "all"
+_ROWS: Final = (*PROMISES, _ALL)
 
 
 @dataclass
@@ -88,14 +90,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table: one row a promise. A test of two promises counts for both."""
+    """The table: one row a promise, where a test of two counts for both, and one of all tests, where it counts once."""
     tests: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
-    counts: dict[str, Counter[str]] = {name: Counter() for name in PROMISES}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in _ROWS}
     for report in (one for several in terminalreporter.stats.values() for one in several if hasattr(one, "when")):
         given = list(getattr(report, "user_properties", ()))
         names = {value for key, value in given if key == "promise"}
+        names |= {_ALL} if names else set()
         if report.when == "call":
             tests.update(names)
         if report.failed:
@@ -113,6 +116,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     width = max(map(len, PROMISES))
     heads = ("tests", "failed", "skipped", *COLUMNS)
     terminalreporter.write_line("  ".join([f"{'promise':<{width}}", *(f"{head:>9}" for head in heads)]))
-    for name in filter((tests | skipped).__contains__, PROMISES):
+    for name in filter((tests | skipped).__contains__, _ROWS):
         figures = [tests[name], failed[name], skipped[name], *(counts[name][column] for column in COLUMNS)]
         terminalreporter.write_line("  ".join([f"{name:<{width}}", *(f"{figure:>9,}" for figure in figures)]))

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from tests.support.cluster import free_port
 from tests.support.commands import Shell, wait_until
 from tests.support.network import Host
+from tests.support.ports import free_port
 from tests.support.processes import cpu_seconds, peak_megabytes
 
 AGENT = ("bdn-node-agent",)
