@@ -25,8 +25,9 @@ def test_a_test_that_saw_a_wrong_byte_fails_and_the_table_says_so(pytester: pyte
         import pytest
 
         @pytest.mark.promise("space", "leases")
-        def test_one(tally):
-            tally.add(scenarios=3, faults=2)
+        def test_one(tally, subtests):
+            with subtests.test("a part of it"):
+                tally.add(scenarios=3, faults=2)
 
         @pytest.mark.promise("space")
         def test_two(tally):

@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         given = list(getattr(report, "user_properties", ()))
         names = {value for key, value in given if key == "promise"}
         names |= {_ALL} if names else set()
-        if report.when == "call":
+        if report.when == "call" and not isinstance(report, pytest.SubtestReport):
             tests.update(names)
         if report.failed:
             failed.update(names)
