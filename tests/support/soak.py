@@ -52,8 +52,7 @@ def figures_of(name: str, pid: int, folders: Mapping[str, tuple[Path, float]]) -
     """Descriptors, threads and memory of a process, and what its folders hold, each with what it may rise by."""
     process = Path(f"/proc/{pid}")
     return [
-        # In one minute, who happens to be connected alone is a rise of up to 7.
-        Figure(f"{name} descriptors", lambda: len(list((process / "fd").iterdir())), allowed=12),
+        Figure(f"{name} descriptors", lambda: len(list((process / "fd").iterdir())), allowed=6),
         Figure(f"{name} threads", lambda: len(list((process / "task").iterdir())), allowed=3),
         Figure(f"{name} MB resident", lambda: _resident(process), allowed=12),
         *(
