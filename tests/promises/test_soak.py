@@ -20,10 +20,11 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import StageRequest
 from tests.doubles.hub import Hub
-from tests.support.agent_process import Daemon, Program
+from tests.support.agent_process import COMMAND, Daemon, Program
 from tests.support.agent_rig import MIB, noise
 from tests.support.egress import ALLOW_LOOPBACK
-from tests.support.mirror_process import ServingProcess
+from tests.support.forked import executed
+from tests.support.mirror_process import SERVE, ServingProcess
 from tests.support.mirror_service import source, until
 from tests.support.promises import Scale, Tally
 from tests.support.soak import Figure, figures_of, slope
@@ -65,7 +66,8 @@ async def test_nothing_grows_under_a_mixed_load(
     async with AsyncExitStack() as stack:
         # As deploy/Dockerfile has it: without it sixteen arenas take minutes to fill, and what they hold looks like a leak.
         environment = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": hub.url, "MALLOC_ARENA_MAX": "2"}
-        mirror = await stack.enter_async_context(await ServingProcess.start(tmp_path / "mirror", **environment))
+        starting = ServingProcess.start(tmp_path / "mirror", command=executed(SERVE), **environment)
+        mirror = await stack.enter_async_context(await starting)
         daemons = []
         for name in ("node-1", "node-2"):
             given = {
@@ -73,7 +75,8 @@ async def test_nothing_grows_under_a_mixed_load(
                 "BDN_AGENT_NODE": name,
                 "BDN_AGENT_CLUSTER_CACHE_BYTES": "4MB",
             }
-            daemons.append(await stack.enter_async_context(Program(tmp_path / name, mirror.url, given).daemon()))
+            program = Program(tmp_path / name, mirror.url, given, executed(COMMAND))
+            daemons.append(await stack.enter_async_context(program.daemon()))
         figures = _figures(tmp_path, mirror, daemons)
         load = _Load(mirror, daemons, tally)
         async with asyncio.TaskGroup() as group:

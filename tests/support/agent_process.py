@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bdn.wire.client import AgentClient
+from tests.support.forked import Process, start
 
 COMMAND = (sys.executable, "-m", "node_agent")
 LONGEST_SECONDS = 240  # on a machine with a hundred other things to do
@@ -22,7 +23,7 @@ LONGEST_SECONDS = 240  # on a machine with a hundred other things to do
 class Daemon:
     """A running daemon: its process and a client of its socket."""
 
-    process: asyncio.subprocess.Process
+    process: Process
     client: AgentClient
 
     async def kill(self) -> None:
@@ -74,9 +75,7 @@ class Program:
         """A daemon that answers; killed at the end if it is still there. Its log is ``daemon.log``."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / "daemon.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self.command, env=self.environment | environment, stdout=log, stderr=log
-            )
+            process = await start(self.command, self.environment | environment, log.fileno(), log.fileno())
         try:
             async with AgentClient(f"unix:{self.root / 'agent.sock'}") as client:
                 await self._answers(process, client)
@@ -86,7 +85,7 @@ class Program:
                 process.kill()
                 await process.wait()
 
-    async def _answers(self, process: asyncio.subprocess.Process, client: AgentClient) -> None:
+    async def _answers(self, process: Process, client: AgentClient) -> None:
         async with asyncio.timeout(LONGEST_SECONDS):
             while not await client.ready():
                 assert process.returncode is None, (self.root / "daemon.log").read_text()

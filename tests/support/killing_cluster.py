@@ -20,6 +20,7 @@ from tests.doubles.hub import Hub
 from tests.support.agent_process import COMMAND, Daemon, Program
 from tests.support.egress import ALLOW_LOOPBACK
 from tests.support.forgetful_mirror import repositories
+from tests.support.forked import Process
 from tests.support.killing_steps import Fuse
 from tests.support.mirror_process import SERVE, ServingProcess
 from tests.support.mirror_service import Json, source
@@ -91,7 +92,7 @@ class Cluster:
                 fuse.light(self.random.randint(_FROM, _TO), after=bool(self.random.getrandbits(1)))
                 await self._until_dead(daemon.process, lambda daemon=daemon: self._ask_for_stages(daemon))  # type: ignore[misc]
 
-    async def _until_dead(self, process: asyncio.subprocess.Process, ask: Callable[[], Awaitable[None]]) -> None:
+    async def _until_dead(self, process: Process, ask: Callable[[], Awaitable[None]]) -> None:
         async def asking() -> None:
             while True:
                 with suppress(BdnError, httpx2.HTTPError, ValueError, KeyError):

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 import httpx2
 
+from tests.support.forked import Process, start
 from tests.support.mirror_service import Json
 
 _LONGEST_START_SECONDS = 240  # on a machine with a hundred other things to do
@@ -24,32 +25,32 @@ SERVE: Final = (sys.executable, "-c", "from bdn.cli.main import main; main()", "
 
 async def serve(data_dir: Path, *options: str, **environ: str) -> tuple[int | None, Json, str]:
     """A mirror that is expected to end by itself: exit status, its document and what it logged."""
-    process = await _start(SERVE, data_dir, options, environ)
-    out, log = await asyncio.wait_for(process.communicate(), 30)
-    return process.returncode, json.loads(out), log.decode()
+    process, *outputs = await _start(SERVE, data_dir, options, environ)
+    async with asyncio.timeout(30):
+        out, log = await asyncio.gather(*(output.read() for output in outputs))
+        return await process.wait(), json.loads(out), log.decode()
 
 
 @dataclass
 class ServingProcess:
     """A mirror that serves. ``log`` is there once it has ended."""
 
-    process: asyncio.subprocess.Process
+    process: Process
     url: str
     http: httpx2.AsyncClient
     data_dir: Path
     data_port: int
     log: str = ""
-    _reading: asyncio.Task[bytes] | None = field(default=None, repr=False)
+    _out: asyncio.StreamReader = field(kw_only=True, repr=False)
+    _reading: asyncio.Task[bytes] = field(kw_only=True, repr=False)
 
     @classmethod
     async def start(cls, data_dir: Path, *, command: Sequence[str] = SERVE, **environ: str) -> Self:
         options = () if "--port" in command else ("--port", "0", "--data-port", "0")
-        process = await _start(command, data_dir, options, environ)
-        assert process.stdout
-        assert process.stderr
-        reading = asyncio.create_task(process.stderr.read())
+        process, out, err = await _start(command, data_dir, options, environ)
+        reading = asyncio.create_task(err.read())
         try:
-            said = json.loads(await asyncio.wait_for(_document(process.stdout), _LONGEST_START_SECONDS))
+            said = json.loads(await asyncio.wait_for(_document(out), _LONGEST_START_SECONDS))
         except BaseException:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -58,7 +59,7 @@ class ServingProcess:
         assert "url" in said, said
         url = said["url"]
         http = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60)
-        return cls(process, url, http, data_dir, said["data_port"], _reading=reading)
+        return cls(process, url, http, data_dir, said["data_port"], _out=out, _reading=reading)
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,9 +73,8 @@ class ServingProcess:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
         status = await asyncio.wait_for(self.process.wait(), 30)
-        if self._reading and self.process.stdout:
-            self.log = (await self._reading).decode()
-            await self.process.stdout.read()  # to its end, so that the loop has closed both pipes
+        self.log = (await self._reading).decode()
+        await self._out.read()  # to its end, so that the loop has closed both pipes
         await self.http.aclose()
         return status
 
@@ -105,9 +105,19 @@ async def _document(out: asyncio.StreamReader) -> bytes:
 
 async def _start(
     command: Sequence[str], data_dir: Path, options: tuple[str, ...], environ: dict[str, str]
-) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
+) -> tuple[Process, asyncio.StreamReader, asyncio.StreamReader]:
     environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
-    return await asyncio.create_subprocess_exec(
-        *command, *options, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
-    )
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    try:
+        process = await start((*command, *options), environment, out_end, err_end)
+    finally:
+        os.close(out_end)
+        os.close(err_end)
+    return process, await _reader(out), await _reader(err)
+
+
+async def _reader(descriptor: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(descriptor, "rb", 0))
+    return reader

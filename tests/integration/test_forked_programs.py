@@ -1,0 +1,89 @@
+"""What the tests' forked programs promise to those that kill them: they are processes like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.forked import PRELOADED, ForkedProcess, executed, start
+
+_TELLING = """
+import json, os, sys
+print(json.dumps({
+    "pid": os.getpid(), "argv": sys.argv, "given": os.environ.get("GIVEN"), "home": os.environ.get("HOME"),
+    "imported": sorted(sys.modules), "input": sys.stdin.read(), "name": __name__,
+}), flush=True)
+print("an error", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+async def _run(tmp_path: Path, *command: str, **environment: str) -> tuple[int, str, str, bool]:
+    with (tmp_path / "out").open("w+") as out, (tmp_path / "err").open("w+") as err:
+        process = await start(command, environment, out.fileno(), err.fileno())
+        code = await process.wait()
+        out.seek(0)
+        err.seek(0)
+        return code, out.read(), err.read(), isinstance(process, ForkedProcess)
+
+
+async def test_a_forked_program_has_its_own_arguments_environment_outputs_and_exit_code(tmp_path: Path) -> None:
+    code, out, err, is_forked = await _run(tmp_path, sys.executable, "-c", _TELLING, "one", "two", GIVEN="this")
+    told = json.loads(out)
+
+    assert is_forked
+    assert (code, err) == (7, "an error\n")
+    assert told["argv"] == ["-c", "one", "two"]
+    assert (told["given"], told["home"], told["input"], told["name"]) == ("this", None, "", "__main__")
+    assert told["pid"] != os.getpid()
+
+
+async def test_everything_that_is_preloaded_was_there_before_the_program_began(tmp_path: Path) -> None:
+    _, out, _, _ = await _run(tmp_path, sys.executable, "-c", _TELLING)
+
+    assert set(PRELOADED) <= set(json.loads(out)["imported"])
+
+
+async def test_a_module_is_run_as_python_does_it(tmp_path: Path) -> None:
+    code, out, _, is_forked = await _run(tmp_path, sys.executable, "-m", "node_agent", "--version")
+
+    assert is_forked
+    assert (code, "version" in out) == (0, True)
+
+
+async def test_what_has_anything_before_it_is_executed(tmp_path: Path) -> None:
+    command = executed([sys.executable, "-c", _TELLING])
+    code, out, _, is_forked = await _run(tmp_path, *command, PATH=os.environ["PATH"])
+
+    assert not is_forked
+    assert code == 7
+    assert "node_agent.server" not in json.loads(out)["imported"]
+
+
+async def test_a_kill_is_seen_as_one_and_a_dead_process_is_not_sent_another(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        process = await start((sys.executable, "-c", "import time; time.sleep(600)"), {}, out.fileno(), out.fileno())
+    before = process.returncode
+    process.kill()
+    first, second = await asyncio.gather(process.wait(), process.wait())
+
+    assert before is None
+    assert first == second == process.returncode == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        process.kill()
+
+
+async def test_one_that_waits_and_is_cancelled_leaves_the_process_to_others(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        process = await start((sys.executable, "-c", "import time; time.sleep(600)"), {}, out.fileno(), out.fileno())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(process.wait(), 0.01)
+    process.send_signal(signal.SIGTERM)
+
+    assert await process.wait() == -signal.SIGTERM
