@@ -79,6 +79,7 @@ async def test_nothing_grows_under_a_mixed_load(
             daemons.append(await stack.enter_async_context(program.daemon()))
         figures = _figures(tmp_path, mirror, daemons)
         load = _Load(mirror, daemons, tally)
+        await _fill_pool(mirror)
         async with asyncio.TaskGroup() as group:
             working = [group.create_task(load.work(worker)) for worker in range(4)]
             await until(lambda: load.rounds >= WARM_ROUNDS, "every model mirrored, staged and evicted", seconds=300)
@@ -98,6 +99,16 @@ def _figures(root: Path, mirror: ServingProcess, daemons: Sequence[Daemon]) -> l
         cache = {"cache": (root / f"node-{number}/cache", one_model)}
         figures += figures_of(f"node-{number}", daemon.process.pid, cache)
     return figures
+
+
+async def _fill_pool(mirror: ServingProcess) -> None:
+    """So many questions at once that the mirror opens all connections to its database that it will ever keep.
+
+    Four workers would open them one by one, some only after minutes, and what is full late looks like a leak.
+    """
+    async with httpx2.AsyncClient(base_url=mirror.url, trust_env=False, timeout=60) as http:
+        answers = await asyncio.gather(*(http.get("/manifests") for _ in range(100)))
+    assert {answer.status_code for answer in answers} == {200}
 
 
 async def _sample(figures: Sequence[Figure], seconds: float) -> None:
