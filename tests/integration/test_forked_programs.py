@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,17 @@ async def test_a_kill_is_seen_as_one_and_a_dead_process_is_not_sent_another(tmp_
     assert first == second == process.returncode == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         process.kill()
+
+
+async def test_one_that_has_ended_and_is_not_known_to_is_sent_nothing(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        process = await start((sys.executable, "-c", "pass"), {}, out.fileno(), out.fileno())
+    while Path(f"/proc/{process.pid}").exists():  # noqa: ASYNC240 - so that this loop hears of nothing
+        time.sleep(0.01)  # noqa: ASYNC251
+    process.kill()
+
+    assert process.returncode is None
+    assert await process.wait() == 0
 
 
 async def test_one_that_waits_and_is_cancelled_leaves_the_process_to_others(tmp_path: Path) -> None:

@@ -48,13 +48,15 @@ class ForkedProcess:
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """
+        """Nothing is sent to one that has ended just now: its id may be another's.
+
         Raises:
-            ProcessLookupError: it has ended, and its id may be another's.
+            ProcessLookupError: it is known to have ended.
         """
-        if self._ended.done() or wait([self._process.sentinel], 0):
+        if self._ended.done():
             raise ProcessLookupError(self.pid)
-        os.kill(self.pid, number)
+        if not wait([self._process.sentinel], 0):
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
