@@ -202,7 +202,7 @@ def test_whatever_happens_in_whatever_order_nothing_that_is_named_goes_and_nothi
     run_state_machine_as_test(
         CollectionMachine,
         settings=settings(
-            max_examples=scale.of(5, 40),
+            max_examples=scale.of(5, 60),
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
@@ -254,7 +254,7 @@ async def test_at_each_step_of_a_collection_others_may_do_anything_and_it_may_be
         shutil.rmtree(here)
     assert set(names) >= {"a chunk", "a chunk that lies aside", "a look at rows", "rows went", "a look at chunks"}
     every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
-    for step, deed, number in every[:: scale.of(max(1, len(every) // 15), 6)]:
+    for step, deed, number in every[:: scale.of(max(1, len(every) // 15), 3)]:
         here = folder()
         try:
             async with database_under_test(here) as database:
@@ -344,7 +344,7 @@ async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_
 
 async def test_who_goes_on_with_a_failed_copy_while_it_is_collected_loses_nothing(tally: Tally, scale: Scale) -> None:
     """At each step of the collection he does it all at once: what he finds there is just about to go."""
-    for step in range(0, 40, scale.of(5, 2)):
+    for step in range(0, 40, scale.of(5, 1)):
         here = folder()
         try:
             async with database_under_test(here) as database:

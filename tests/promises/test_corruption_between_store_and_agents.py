@@ -78,7 +78,7 @@ def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_look_and_another_agent_s
 async def test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it(
     upstreams: None, model: Hub, tmp_path: Path, tally: Tally, scale: Scale
 ) -> None:
-    store, random, kills = tmp_path / "store/chunks", Random(20261122), scale.of(1, 6)
+    store, random, kills = tmp_path / "store/chunks", Random(20261122), scale.of(1, 12)
     async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
         assert (await mirror.ended(await mirror.begin(MODEL)))["status"] == "READY"
     asked: list[str] = []

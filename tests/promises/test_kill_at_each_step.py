@@ -55,7 +55,7 @@ async def survive(root: Path, step: int, tally: Tally) -> None:
 async def test_an_agent_killed_at_any_step_goes_on_and_readers_see_whole_files_alone(
     tmp_path: Path, scale: Scale, tally: Tally
 ) -> None:
-    steps = even_sample(AGENT_STEPS, scale.of(3, 40))
+    steps = even_sample(AGENT_STEPS, scale.of(3, 60))
 
     async def one(number: int) -> None:
         (tmp_path / str(number)).mkdir()
@@ -70,7 +70,7 @@ async def test_a_mirror_killed_at_any_step_goes_on_and_keeps_what_it_said(
     tmp_path: Path, hub: Hub, scale: Scale, tally: Tally
 ) -> None:
     fill(hub)
-    steps = even_sample(MIRROR_STEPS, scale.of(2, 20))
+    steps = even_sample(MIRROR_STEPS, scale.of(2, 40))
     for step in steps:
         root, case = tmp_path / str(step), f"step {step}"
         root.mkdir()

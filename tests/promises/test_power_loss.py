@@ -70,7 +70,7 @@ async def test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_re
     tmp_path: Path, scale: Scale, tally: Tally
 ) -> None:
     random = Random(20261122)
-    steps = [random.randint(-_START_STEPS + 10, -1), *random.sample(range(1, 480), scale.of(1, 16))]
+    steps = [random.randint(-_START_STEPS + 10, -1), *random.sample(range(1, 480), scale.of(1, 30))]
 
     async def one(number: int) -> None:
         (tmp_path / str(number)).mkdir()
@@ -113,7 +113,7 @@ async def test_a_mirror_that_lost_power_at_any_step_keeps_every_mirror_that_was_
 ) -> None:
     fill(hub)
     random = Random(20261123)
-    steps = [random.randint(1, 240), *random.sample(range(240, 840), scale.of(1, 10))]
+    steps = [random.randint(1, 240), *random.sample(range(240, 840), scale.of(1, 20))]
     for number, step in enumerate(steps):
         (tmp_path / str(number)).mkdir()
         await survive_as_mirror(tmp_path / str(number), hub, step, WAYS[number % len(WAYS)], tally)

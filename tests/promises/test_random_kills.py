@@ -23,7 +23,7 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     tmp_path: Path, hub: Hub, scale: Scale, tally: Tally, seed: int
 ) -> None:
     fill(hub)
-    kills = Kills(scale.of(4, 32))
+    kills = Kills(scale.of(4, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
     async with reading_all(roots, list(repositories().values())) as seen:
