@@ -70,11 +70,13 @@ async def test_a_mirror_asked_for_through_a_fault_and_again_is_one_mirror_and_on
     service, proxy = mirror
     hub.repo("org/model").commit(FILES)
     hub.fail(stall(), "w.bin", times=None)  # what is READY is not joined
-    ids, refused = set(), 0
+    ids: set[str] = set()
+    asked = refused = 0
     async with asyncio.timeout(LONGEST_SECONDS):
         async with MirrorClient(proxy.url, timeout_seconds=PATIENCE_SECONDS) as client:
-            for script in ([fault], []):
-                proxy.play(*script)
+            proxy.play(fault)
+            while asked < 2 or not ids:  # a busy machine may make the client lose patience once more
+                asked += 1
                 try:
                     ids.add((await client.request(wanted("org/model"))).id)
                 except ServiceUnreachableError as error:
