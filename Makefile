@@ -1,6 +1,8 @@
 # Every target installs what it needs. PYTHON may name another interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV := .venv/bin
+# Half of a start is compiling what is imported: it is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test debian-tests fault check lint peers bench clean
 

@@ -18,6 +18,7 @@ from bdn.store.directory import DirectoryStore
 from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub
 from tests.support import services
+from tests.support.agent_rig import noise
 from tests.support.commands import wait_until
 from tests.support.mirror_process import ServingProcess
 from tests.support.mirror_service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
@@ -27,8 +28,8 @@ from tests.support.trees import tree
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
-LARGE: Final = Random(5).randbytes(2 * CHUNK_SIZE + 12345)
-ONE: Final = Random(6).randbytes(3_000_000)
+LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
+ONE: Final = noise(3_000_000, 6)
 SMALL: Final = {f"small/{number}.txt": f"small file {number}".encode() * 9 for number in range(12)}
 TREE: Final = {"model.safetensors": LARGE, "one.bin": ONE, **SMALL}
 MODEL: Final = source("hf://org/model")

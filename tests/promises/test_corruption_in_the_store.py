@@ -24,7 +24,7 @@ from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
-from tests.support.agent_rig import Clock
+from tests.support.agent_rig import Clock, noise
 from tests.support.mirror_service import (
     LONGEST_SECONDS,
     Json,
@@ -41,8 +41,8 @@ from tests.support.rotting import HOW, rot
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
 PERIOD: Final = 7 * 24 * 3600.0
-LARGE: Final = Random(5).randbytes(2 * CHUNK_SIZE + 12345)
-ONE: Final = Random(6).randbytes(3_000_000)
+LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
+ONE: Final = noise(3_000_000, 6)
 SMALL: Final = {f"small/{number}.txt": f"small file {number}".encode() * 9 for number in range(12)}
 TREE: Final = {"model.safetensors": LARGE, "one.bin": ONE, **SMALL}
 MODEL: Final = source("hf://org/model")
@@ -308,7 +308,7 @@ async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_an
     (item,) = found["items"]
     assert (found["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "lost", str(digest_of(MIDDLE)))
     assert "it cannot be read (Not a directory)" in item["reason"]
-    other = {"other.bin": Random(7).randbytes(2_000_000)}
+    other = {"other.bin": noise(2_000_000, 7)}
     store.hub.repo("org/other").commit(other)
     document = await store.mirror.ready(source("hf://org/other"))
     tally.add(scenarios=2, faults=2, refused=1, wrong=await store.mirror.tree(manifest_of(document)) != other)
@@ -331,7 +331,7 @@ async def test_a_damaged_chunk_that_cannot_be_looked_at_again_keeps_no_other_mir
             raise StoreUnavailableError("Stale file handle")
         return fault(self, digest)
 
-    other = {"other.bin": Random(7).randbytes(2_000_000)}
+    other = {"other.bin": noise(2_000_000, 7)}
     store.hub.repo("org/other").commit(other)
     with monkeypatch.context() as patched:
         patched.setattr(DirectoryStore, "fault", stale)

@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import pytest
@@ -22,7 +21,7 @@ from bdn.mirror.verifying.repair import AGAIN_SECONDS
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.support import services
-from tests.support.agent_rig import Clock
+from tests.support.agent_rig import Clock, noise
 from tests.support.commands import wait_until
 from tests.support.mirror_service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
 from tests.support.promises import Tally
@@ -31,8 +30,8 @@ pytestmark = pytest.mark.promise("corruption")
 pytest_plugins = ("tests.support.mirror_fixtures",)
 
 PERIOD: Final = 7 * 24 * 3600.0
-LARGE: Final = Random(7).randbytes(CHUNK_SIZE + 12345)
-ONE: Final = Random(8).randbytes(3_000_000)
+LARGE: Final = noise(CHUNK_SIZE + 12345, 7)
+ONE: Final = noise(3_000_000, 8)
 TREE: Final = {"model.safetensors": LARGE, "one.bin": ONE, "small.txt": b"small"}
 MODEL: Final = source("hf://org/model")
 PARTS: Final = (LARGE[:CHUNK_SIZE], LARGE[CHUNK_SIZE:])
