@@ -242,16 +242,18 @@ async def test_a_slab_that_another_stage_brought_meanwhile_is_not_fetched_again(
     mirror.slab_size = 3000
     names = list(SMALL)[:20]
     both = mirror.publish({name: SMALL[name] for name in names})
-    second = mirror.publish({name: SMALL[name] for name in names[10:]})
-    (first_slab,), (second_slab,) = mirror.chunks(both, names[0]), mirror.chunks(second, names[10])
-    assert mirror.chunks(both, names[10]) == [second_slab]
+    halves = [mirror.publish({name: SMALL[name] for name in half}) for half in (names[:10], names[10:])]
+    slabs = {slab: half for half in halves for slab in mirror.chunks(half, half.files[0].path)}
+    assert {slab for name in names for slab in mirror.chunks(both, name)} == set(slabs)
     gate = threading.Event()
-    mirror.faults[first_slab] = [held_by(gate)]
+    mirror.faults.update({slab: [held_by(gate)] for slab in slabs})
     async with Rig(mirror, tmp_path).agent() as agent:
         slow = await agent.stages.start("slow", mirror.grant(both))
-        await until(lambda: mirror.chunk_requests[first_slab])
-        await staged(agent, mirror, second, job="quick")
+        await until(lambda: mirror.requests)
+        (other,) = slabs.keys() - mirror.chunk_requests.keys()
+        mirror.faults[other] = []
+        await staged(agent, mirror, slabs[other], job="quick")
         gate.set()
         done = await agent.stages.finish(slow.record.id)
-    assert mirror.chunk_requests[second_slab] == 1
+    assert mirror.chunk_requests[other] == 1
     assert (done.mounts[0].bytes_from.mirror, done.mounts[0].bytes_from.node) == (3000, 3000)
