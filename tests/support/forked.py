@@ -13,6 +13,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -56,7 +57,8 @@ class ForkedProcess:
         if self._ended.done():
             raise ProcessLookupError(self.pid)
         if not wait([self._process.sentinel], 0):
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ends at this moment: we shall hear of it
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
