@@ -149,19 +149,17 @@ async def test_agents_that_ask_all_at_once_cost_the_upstream_one_read(
     for number, files in enumerate(contents):
         hub.repo(f"org/model-{number}").commit(files)
     statuses = counted_answers(monkeypatch)
-    async with await ServingProcess.start(tmp_path / "mirror") as mirror:
+    async with await ServingProcess.start(tmp_path / "mirror") as mirror, AsyncExitStack() as stack:
         begun = [await mirror.begin(source(f"hf://org/model-{number}")) for number in range(manifests_count)]
         ready = [await mirror.ended(mirror_id) for mirror_id in begun]
-        everybody = asyncio.Barrier(agents_count)
-
-        async def life(number: int) -> dict[str, bytes]:
-            async with _agent(tmp_path / f"node-{number}", mirror.url) as agent:
-                await everybody.wait()
-                return tree(await _staged(agent, ready[number % manifests_count]["grant"]))
-
-        async with asyncio.timeout(240), asyncio.TaskGroup() as group:
-            lives = [group.create_task(life(number)) for number in range(agents_count)]
-        trees = [one.result() for one in lives]
+        agents = [
+            await stack.enter_async_context(_agent(tmp_path / f"node-{number}", mirror.url))
+            for number in range(agents_count)
+        ]
+        async with asyncio.timeout(240):
+            asking = [_staged(agent, ready[number % manifests_count]["grant"]) for number, agent in enumerate(agents)]
+            paths = await asyncio.gather(*asking)
+        trees = [tree(path) for path in paths]
 
         wrong = [number for number, found in enumerate(trees) if found != contents[number % manifests_count]]
         tally.add(scenarios=agents_count, wrong=len(wrong))
