@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import PRELOADED, ForkedProcess, executed, start
+from tests.support.forked import PRELOADED, ForkedProcess, Process, executed, start
 
 _TELLING = """
 import json, os, sys
@@ -32,6 +32,11 @@ async def _run(tmp_path: Path, *command: str, **environment: str) -> tuple[int, 
         out.seek(0)
         err.seek(0)
         return code, out.read(), err.read(), isinstance(process, ForkedProcess)
+
+
+async def _started(tmp_path: Path, code: str) -> Process:
+    with (tmp_path / "out").open("w") as out:
+        return await start((sys.executable, "-c", code), {}, out.fileno(), out.fileno())
 
 
 async def test_a_forked_program_has_its_own_arguments_environment_outputs_and_exit_code(tmp_path: Path) -> None:
@@ -68,8 +73,7 @@ async def test_what_has_anything_before_it_is_executed(tmp_path: Path) -> None:
 
 
 async def test_a_kill_is_seen_as_one_and_a_dead_process_is_not_sent_another(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w") as out:
-        process = await start((sys.executable, "-c", "import time; time.sleep(600)"), {}, out.fileno(), out.fileno())
+    process = await _started(tmp_path, "import time; time.sleep(600)")
     before = process.returncode
     process.kill()
     first, second = await asyncio.gather(process.wait(), process.wait())
@@ -81,8 +85,7 @@ async def test_a_kill_is_seen_as_one_and_a_dead_process_is_not_sent_another(tmp_
 
 
 async def test_one_that_has_ended_and_is_not_known_to_is_sent_nothing(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w") as out:
-        process = await start((sys.executable, "-c", "pass"), {}, out.fileno(), out.fileno())
+    process = await _started(tmp_path, "pass")
     while Path(f"/proc/{process.pid}").exists():  # noqa: ASYNC240 - so that this loop hears of nothing
         time.sleep(0.01)  # noqa: ASYNC251
     process.kill()
@@ -92,8 +95,7 @@ async def test_one_that_has_ended_and_is_not_known_to_is_sent_nothing(tmp_path: 
 
 
 async def test_one_that_waits_and_is_cancelled_leaves_the_process_to_others(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w") as out:
-        process = await start((sys.executable, "-c", "import time; time.sleep(600)"), {}, out.fileno(), out.fileno())
+    process = await _started(tmp_path, "import time; time.sleep(600)")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(process.wait(), 0.01)
     process.send_signal(signal.SIGTERM)

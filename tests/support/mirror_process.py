@@ -108,12 +108,12 @@ async def _start(
 ) -> tuple[Process, asyncio.StreamReader, asyncio.StreamReader]:
     environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    readers = await _reader(out), await _reader(err)
     try:
-        process = await start((*command, *options), environment, out_end, err_end)
+        return await start((*command, *options), environment, out_end, err_end), *readers
     finally:
         os.close(out_end)
         os.close(err_end)
-    return process, await _reader(out), await _reader(err)
 
 
 async def _reader(descriptor: int) -> asyncio.StreamReader:
