@@ -6,8 +6,6 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 logger = logging.getLogger(__name__)
@@ -15,29 +13,32 @@ _AGAIN_SECONDS: Final = 60.0
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-@contextmanager
-def shortage_told() -> Iterator[None]:
-    """For the loop that runs: asyncio reports a shortage with a traceback for each place of the backlog, each second."""
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    told_at = -_AGAIN_SECONDS
+class _Handler:
+    """What a loop does with errors of callbacks; those that are no shortage go where they went before."""
 
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal told_at
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._before = loop.get_exception_handler()
+        self._told_at = -_AGAIN_SECONDS
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, ValueError) and "._start_serving(" in context["message"]:
             return  # a second after a shortage asyncio listens again, once for each place; the socket has been closed since
         if "socket" in context and isinstance(error, OSError) and error.errno in _SHORTAGES:
-            if (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:
-                told_at = now
+            if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:
+                self._told_at = now
                 logger.warning("connections have to wait: %s; see ulimit -n", error.strerror)
-        elif before is None:
+        elif self._before is None:
             loop.default_exception_handler(context)
         else:
-            before(loop, context)
+            self._before(loop, context)
 
-    loop.set_exception_handler(handle)
-    try:
-        yield
-    finally:
-        loop.set_exception_handler(before)
+
+def tell_shortages() -> None:
+    """For the rest of the running loop's life: asyncio reports a shortage with a traceback for each place of the backlog.
+
+    It does so each second, and once more a second later, when the server may have ended.
+    """
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop.get_exception_handler(), _Handler):
+        loop.set_exception_handler(_Handler(loop))

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.groups import single_error
-from bdn.wire.descriptor_shortage import shortage_told
+from bdn.wire.descriptor_shortage import tell_shortages
 from bdn.wire.impatience import ImpatientProtocol
 
 _GRACE_SECONDS = 5  # for answers that are under way when the service stops
@@ -82,7 +82,8 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     server = _Server(config)
-    with single_error(), contextlib.closing(listener), shortage_told():
+    tell_shortages()
+    with single_error(), contextlib.closing(listener):
         async with asyncio.TaskGroup() as group:
             task = group.create_task(server.serve(sockets=[listener]))
             try:

@@ -20,7 +20,7 @@ BREAKAGES: Final = [
         "hostile-input",
         "bdn/wire/descriptor_shortage.py",
         "each place of the backlog is told of",
-        "if (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:",
+        "if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:",
         "if now := time.monotonic():",
         "tests/promises/test_hostile_clients.py::test_more_clients_than_descriptors_wait_and_the_log_stays_small[mirror]",
     ),

@@ -8,8 +8,10 @@ import logging
 import socket
 
 import pytest
+from fastapi import FastAPI
 
-from bdn.wire.descriptor_shortage import shortage_told
+from bdn.wire.descriptor_shortage import tell_shortages
+from bdn.wire.http_server import serving
 from tests.support.mirror_service import until
 
 
@@ -26,12 +28,10 @@ async def test_a_server_that_ends_in_a_shortage_is_silent_about_it(
     monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.1)
     listener = _Short()
     listener.bind(("127.0.0.1", 0))
-    with shortage_told():
-        server = await asyncio.start_server(lambda *_: None, sock=listener)
+    async with serving(FastAPI(), listener):
         with socket.create_connection(listener.getsockname()):
             await until(lambda: caplog.records)
-        server.close()
-        await asyncio.sleep(0.2)  # until each place of the backlog has tried again
+    await asyncio.sleep(0.2)  # until each place of the backlog has tried again
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "connections have to wait: Too many open files; see ulimit -n"
     ]
@@ -41,10 +41,11 @@ async def test_other_errors_of_callbacks_are_told_as_ever(caplog: pytest.LogCapt
     def wrong() -> None:
         raise ValueError("of somebody else")
 
-    with shortage_told():
-        asyncio.get_running_loop().call_soon(wrong)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+    tell_shortages()
+    tell_shortages()  # another server in this loop
+    asyncio.get_running_loop().call_soon(wrong)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     (record,) = caplog.records
     assert record.exc_info
     assert str(record.exc_info[1]) == "of somebody else"
