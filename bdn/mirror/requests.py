@@ -28,6 +28,10 @@ from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource
 from bdn.wire.weights_schema import body_from
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
+# What a look may be old for who has heard of nothing new: less than the time between two of his.
+_OLD_SECONDS: Final = 0.4
+
+_Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class MirrorRequests:
     surveyor: Surveyor
     views: MirrorViews
     watch: Watch
-    watched: SharedLooks = field(default_factory=SharedLooks)
-    asked: SharedLooks = field(default_factory=SharedLooks)
+    watched: SharedLooks[_Question, Mirror] = field(default_factory=partial(SharedLooks, _OLD_SECONDS))
+    asked: SharedLooks[_Question, Mirror] = field(default_factory=partial(SharedLooks, _OLD_SECONDS))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
         """A new mirror, or the one that is running for the same request."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from math import inf
 from typing import Generic, TypeVar
 
 _Seen = TypeVar("_Seen")
@@ -24,6 +23,7 @@ class SharedLook(Generic[_Seen]):
         self._seconds = seconds
         self._clock = clock
         self._kept: tuple[float, _Seen] | None = None
+        self._failed: tuple[float, Exception] | None = None
         self._forgotten = 0
         self._lock = asyncio.Lock()
 
@@ -33,17 +33,26 @@ class SharedLook(Generic[_Seen]):
         self._kept = None
 
     async def get(self, *, anew: bool = False) -> _Seen:
-        """One looks, the others wait for it. What ``look`` raises is raised to the one who looked.
+        """One looks, the others wait for it, and for what ``look`` raises.
 
         ``anew`` is for who has heard that something changed: a look that began before this call is not good enough. Of many
-        who heard it at once, the first one looks, and the second for all others.
+        who heard it at once, the first one looks, and the second for all others. However long that takes: what was seen
+        since somebody asked is not too old for him.
         """
-        asked = self._clock() if anew else -inf
+        asked = self._clock()
         async with self._lock:
-            if self._kept is not None and self._clock() - self._kept[0] < self._seconds and self._kept[0] >= asked:
+            oldest = asked if anew else min(asked, self._clock() - self._seconds)
+            if self._kept is not None and self._kept[0] >= oldest:
                 return self._kept[1]
+            if self._failed is not None and self._failed[0] >= asked:
+                raise self._failed[1].with_traceback(None)
             began, forgotten = self._clock(), self._forgotten
-            seen = await self._look()
+            self._failed = None
+            try:
+                seen = await self._look()
+            except Exception as error:
+                self._failed = (began, error)
+                raise
             if forgotten == self._forgotten:
                 self._kept = (began, seen)
             return seen

@@ -1,37 +1,35 @@
-"""Hundreds may ask the same at once: the database is asked once for all of them."""
+"""Hundreds may ask the same at once: one looks for all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Generic, TypeVar
 
 from bdn.mirror.shared_look import SharedLook
-from bdn.wire.mirror_schema import Mirror
 
-# What a look that nothing new was heard of may be; less than the time between two of one watcher.
-_OLD_SECONDS: Final = 0.4
-
-Key = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
+_Seen = TypeVar("_Seen")
+_Key = TypeVar("_Key")
 
 
 @dataclass
-class _Wanted:
-    look: SharedLook[Mirror]
+class _Wanted(Generic[_Seen]):
+    look: SharedLook[_Seen]
     askers: int = 0
 
 
 @dataclass(frozen=True)
-class SharedLooks:
-    """One shared look at a mirror for each question, for as long as somebody asks it."""
+class SharedLooks(Generic[_Key, _Seen]):
+    """One shared look for each question, for as long as somebody asks it. ``seconds`` as of ``SharedLook``."""
 
-    _wanted: dict[Key, _Wanted] = field(default_factory=dict)
+    seconds: float
+    _wanted: dict[_Key, _Wanted[_Seen]] = field(default_factory=dict)
 
     @contextmanager
-    def of(self, key: Key, look: Callable[[], Awaitable[Mirror]]) -> Iterator[SharedLook[Mirror]]:
+    def of(self, key: _Key, look: Callable[[], Awaitable[_Seen]]) -> Iterator[SharedLook[_Seen]]:
         """The look that all who ask the same share, until the block ends. Equal keys have looks that do the same."""
-        wanted = self._wanted.setdefault(key, _Wanted(SharedLook(look, _OLD_SECONDS)))
+        wanted = self._wanted.setdefault(key, _Wanted(SharedLook(look, self.seconds)))
         wanted.askers += 1
         try:
             yield wanted.look

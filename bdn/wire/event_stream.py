@@ -6,6 +6,7 @@ writes to it, and uvicorn logs the traceback of what is no failure of ours.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
@@ -13,7 +14,9 @@ from typing import Any, Final, TypeVar
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
+
+from bdn.core.groups import single_error
 
 _Document = TypeVar("_Document", bound=BaseModel)
 _MEDIA_TYPE: Final = "text/event-stream"
@@ -47,6 +50,19 @@ class EventStream(StreamingResponse):
         self._events = _written(documents, is_last)
         # A proxy such as nginx shall neither keep them nor collect them.
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send them until the client leaves.
+
+        What is under way then is canceled once, and may end in order. Starlette's own way cancels it again at each await: a
+        look at the database could not give its connection back.
+        """
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self.stream_response(send))
+                leaving = group.create_task(self.listen_for_disconnect(receive))
+                sending.add_done_callback(lambda _: leaving.cancel())
+                leaving.add_done_callback(lambda _: sending.cancel())
 
     async def stream_response(self, send: Send) -> None:
         """Send them all. Whoever is canceled in here has closed them."""

@@ -98,6 +98,22 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
+        "bdn/mirror/verifying/damages.py",
+        "each of those who suspect a chunk has it read for himself",
+        "return await look.get(anew=True)",
+        "return await self._examine(digest)",
+        f"{_SUSPICIONS}::test_many_who_suspect_at_once_are_answered_as_one_is",
+    ),
+    Breakage(
+        "hostile-input",
+        "bdn/mirror/verifying/damages.py",
+        "who suspects what nobody needs stands in the way of those who write",
+        "if not await damaged.is_needed(session, digest):",
+        "if False:",
+        f"{_SUSPICIONS}::test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer",
+    ),
+    Breakage(
+        "hostile-input",
         "bdn/mirror/api/contents.py",
         "readers who suspect hold the threads that they wait for",
         "await service.shelf.opened(asked)",

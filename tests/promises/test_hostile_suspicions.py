@@ -9,7 +9,7 @@ from typing import Final
 import httpx2
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.digest import Digest, digest_of
 from bdn.mirror import shelf
 from bdn.mirror.verifying.damages import Damages
 from bdn.wire.paths import SUSPECT_HEADER
@@ -32,7 +32,23 @@ def model(upstreams: None, hub: Hub) -> None:
     hub.repo("org/model").commit(FILES)
 
 
-async def test_many_who_suspect_at_once_are_answered_as_one_is(tmp_path: Path, tally: Tally, scale: Scale) -> None:
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
+    """What was read in the store because somebody suspected it."""
+    digests: list[Digest] = []
+    examine = Damages._examine
+
+    async def noting(self: Damages, digest: Digest) -> str | None:
+        digests.append(digest)
+        return await examine(self, digest)
+
+    monkeypatch.setattr(Damages, "_examine", noting)
+    return digests
+
+
+async def test_many_who_suspect_at_once_are_answered_as_one_is(
+    tmp_path: Path, tally: Tally, scale: Scale, examined: list[Digest]
+) -> None:
     """More than the loop has threads: what each of them waits for needs such a thread, too."""
     count = scale.of(40, 200)
     names = [digest_of(content) for content in (WHOLE, b"{}", b"nobody has this")]
@@ -47,9 +63,21 @@ async def test_many_who_suspect_at_once_are_answered_as_one_is(tmp_path: Path, t
             tally.add(wrong=sum((one.status_code, one.headers) != expected for one in answers))
             assert alone.status_code == (404 if name is names[-1] else 200)
             assert beside.status_code == 200
+            assert examined.count(name) < count / 4  # once for the one, and twice for all who come together
         suspected = await mirror.http.get(f"/chunks/{names[0]}", headers=SUSPECT)
         assert suspected.content == WHOLE
         assert await mirror.tree(document["sources"][0]["manifest"]) == FILES
+
+
+async def test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer(tmp_path: Path, tally: Tally) -> None:
+    async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
+        await mirror.ready(source("hf://org/model"))
+        async with mirror.service.requests.database.write():
+            in_a_slab = await mirror.http.get(f"/chunks/{digest_of(b'{}')}", headers=SUSPECT)
+            nowhere = await mirror.http.get(f"/chunks/{digest_of(b'nobody has this')}", headers=SUSPECT)
+    assert in_a_slab.content == b"{}"
+    assert nowhere.status_code == 404
+    tally.add(scenarios=2, refused=1)
 
 
 async def test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now(

@@ -36,22 +36,34 @@ from bdn.mirror.tables import (
 _TOLD: Final = 100  # manifests: a chunk may be one of a thousand revisions
 
 
+async def is_needed(session: ReadSession, digest: Digest) -> bool:
+    """Whether there is a content in the store with such a chunk, or such a slab."""
+    return bool(await _with_chunk(session, digest)) or await _is_slab(session, digest)
+
+
 async def register(session: WriteSession, digest: Digest, now: float, reason: str) -> bool:
     """The store does not hold this as its name says. False when nothing needs it, and then nothing is written.
 
     The caller has seen to it that no claim is written for meanwhile (``mirrors.hold_claims``): whoever records a content from
     now on sees the row, and what was recorded before is found here.
     """
-    found = await session.execute(select(ContentRow.digest, ContentRow.chunks).where(_contains(session, digest)))
-    raw = digest.to_bytes()
-    contents = [content for content, chunks in found.all() if raw in split_digests(chunks)]
-    is_slab = await session.get(SlabRow, digest.hex) is not None
-    if not contents and not is_slab:
+    contents = await _with_chunk(session, digest)
+    if not contents and not await _is_slab(session, digest):
         return False
     await insert_new(session, DamagedChunkRow, [{"digest": digest.hex, "found_at": now, "reason": reason}])
     await insert_new(session, DamagedContentRow, [{"content": content, "chunk": digest.hex} for content in contents])
     await session.execute(delete(CopiedChunkRow).where(CopiedChunkRow.digest == digest.hex))
     return True
+
+
+async def _with_chunk(session: ReadSession, digest: Digest) -> list[str]:
+    found = await session.execute(select(ContentRow.digest, ContentRow.chunks).where(_contains(session, digest)))
+    raw = digest.to_bytes()
+    return [content for content, chunks in found.all() if raw in split_digests(chunks)]
+
+
+async def _is_slab(session: ReadSession, digest: Digest) -> bool:
+    return await session.get(SlabRow, digest.hex) is not None
 
 
 def _contains(session: ReadSession, digest: Digest) -> ColumnElement[bool]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
@@ -17,6 +18,7 @@ from bdn.core.events import caches
 from bdn.core.ports import InspectedStore
 from bdn.mirror.database import Database, WriteSession
 from bdn.mirror.repository import damaged, events, mirrors
+from bdn.mirror.shared_looks import SharedLooks
 from bdn.mirror.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -45,13 +47,20 @@ class Damages:
     watch: Watch
     clock: Callable[[], float]
     on_repaired: Callable[[], None]
+    _examinations: SharedLooks[Digest, str | None] = field(default_factory=partial(SharedLooks, 0.0))
 
     async def examine(self, digest: Digest) -> str | None:
         """What is wrong with this object of the store, from now on registered; None when it is right, or nobody needs it.
 
+        Of many who ask at once the first has it read, and the second for all others.
+
         Raises:
             StoreUnavailableError: it could not be found out, and nothing was concluded.
         """
+        with self._examinations.of(digest, partial(self._examine, digest)) as look:
+            return await look.get(anew=True)
+
+    async def _examine(self, digest: Digest) -> str | None:
         fault = await asyncio.to_thread(self.store.fault, digest)
         if fault is None:
             await self._forgive(digest)
@@ -69,6 +78,9 @@ class Damages:
         return known or fault
 
     async def _register(self, digest: Digest, fault: str) -> bool:
+        async with self.database.read() as session:
+            if not await damaged.is_needed(session, digest):  # nobody who writes shall wait for a search in vain
+                return False
         async with self.database.write() as session:
             await mirrors.hold_claims(session)
             is_known = await damaged.get(session, digest.hex) is not None  # another process has read it, too

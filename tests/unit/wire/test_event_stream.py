@@ -100,6 +100,26 @@ async def test_a_listener_that_leaves_while_it_is_held_up_ends_the_stream_and_is
 
 
 @pytest.mark.promise("hostile-input")
+async def test_what_is_under_way_for_a_listener_that_leaves_ends_in_order() -> None:
+    is_in_order = asyncio.Event()
+
+    async def looking() -> AsyncGenerator[Order]:
+        try:
+            yield Order(what="tea", count=1)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)  # as a connection to the database is given back
+            is_in_order.set()
+
+    app: Any = new_app()
+    app.get("/events", response_class=EventStream)(lambda: EventStream(looking(), lambda _: False))
+    async with listening(app) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client, asyncio.timeout(10):
+        async with client.stream("GET", "/events") as answer:
+            await anext(answer.aiter_lines())
+        await is_in_order.wait()
+
+
+@pytest.mark.promise("hostile-input")
 async def test_a_service_that_stops_lets_go_of_who_is_held_up_without_a_traceback(
     deaf: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
