@@ -150,11 +150,14 @@ class NodeShelf:
 
         Two organisations may have the very same tree, and each has packed it with other files of its own.
         """
-        chunk = self.open(request.digest)
-        if self._verify is not None and is_closed_to(self.reader_of(request.bearer), _tail_of(chunk)):
-            chunk.file.close()
-            raise NotFoundError(f"chunk {request.digest}")
-        return chunk
+        return self._given_to(request, self.open(request.digest))
+
+    def holds_for(self, request: ChunkRequest) -> bool:
+        """Whether ``open_for`` opens the chunk now. ``NotFoundError`` when it is here, and never will."""
+        found = self._open_held(request.digest)
+        if found is not None:
+            self._given_to(request, found[0]).file.close()
+        return found is not None
 
     def reader_of(self, bearer: str | None) -> str:
         """The organisation whose grant this is; where grants are not checked, nobody's."""
@@ -206,6 +209,12 @@ class NodeShelf:
         return ledger.is_committed(digest) or any(ledger.is_committed(one.file) for one in self._places_of(digest))
 
     # --- inside ---
+
+    def _given_to(self, request: ChunkRequest, chunk: OpenChunk) -> OpenChunk:
+        if self._verify is not None and is_closed_to(self.reader_of(request.bearer), _tail_of(chunk)):
+            chunk.file.close()
+            raise NotFoundError(f"chunk {request.digest}")
+        return chunk
 
     def _open_held(self, digest: Digest) -> tuple[OpenChunk, Tier, Digest | None] | None:
         """The chunk, its tier, and the whole file that it lies in, if any."""

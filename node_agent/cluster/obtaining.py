@@ -96,7 +96,7 @@ class Obtaining:
         size = chunks.sizes.get(request.digest)
         if size is None:
             raise NotFoundError(f"chunk {request.digest}")
-        while not self.shelf.holds(request.digest):
+        while not self.shelf.holds_for(request):  # it may have come and have been evicted
             if (landing := self.reads.landing(request.digest)) is not None:
                 await others(landing)
             else:
@@ -105,7 +105,6 @@ class Obtaining:
                 async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.take(()):
                     # Canceled it is when the agent ends, and then no thread shall go through its retries.
                     await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
-        self.shelf.open_for(request).file.close()  # else it would be looked for here again, for ever
 
     def _read(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
         """In a byte thread: read the chunk, unless somebody does already or has just done so."""

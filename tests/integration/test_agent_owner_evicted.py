@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import threading
@@ -15,9 +16,12 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import InvalidRequestError
+from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from bdn.wire.paths import MANIFEST_HEADER, chunk_path
 from node_agent.agent import Agent
+from node_agent.cache.accounts import over_budget
+from node_agent.cache.shelf import NodeShelf
 from tests.support.agent_mirror import AgentMirror, held_by
 from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent_rig import MIB, Rig, noise, staged
@@ -114,6 +118,25 @@ async def test_a_peer_that_waits_for_a_chunk_gets_it_although_its_manifest_is_ev
         assert mirror.chunk_requests[digest] == 2  # what came first had no name any more
         await check_counts(agent)
         assert (await agent.holdings.tiers())["cluster"].committed == CHUNK_SIZE
+
+
+async def test_a_chunk_that_is_evicted_as_soon_as_it_has_come_is_obtained_again(
+    rig: Rig, mirror: AgentMirror, peers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, looks, open_for = mirror.publish(FILES), itertools.count(), NodeShelf.open_for
+
+    def open_after_an_eviction(self: NodeShelf, request: ChunkRequest) -> OpenChunk:
+        if not next(looks):
+            held = self._tier.index.ledger.used_bytes
+            self._tier.evict(lambda index: index.plan_lru(held), "lru", over_budget("cluster", held, 0, 0))
+        return open_for(self, request)
+
+    monkeypatch.setattr(NodeShelf, "open_for", open_after_an_eviction)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        assert await asked_by(peers, agent, PIECES[0], str(manifest.digest), mirror.grant(manifest)) == PIECES[0]
+        assert mirror.chunk_requests[digest_of(PIECES[0])] == 2
+        await check_counts(agent)
 
 
 async def test_peers_a_stage_and_evictions_that_do_not_wait_for_one_another(
