@@ -204,3 +204,27 @@ async def test_a_slab_with_another_organisations_files_is_read_by_nobody_else(
                 assert (await ask(name, digest, {})).content == packed
                 assert (await ask("ab".replace(name, ""), digest, {})).status_code == 404
                 tally.add(scenarios=3, refused=1)
+
+
+async def test_a_layout_that_names_another_organisations_slab_opens_it_to_nobody(
+    server: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    """A mirror that errs: the owner brings what it is told to bring, looks at it, and does not look for it for ever."""
+    mirror, tree = server.renewed(is_packed=True), {"t1": b"the same", "t2": b"in both"}
+    manifest = mirror.publish(tree)
+    slab, packed = mirror.pack_for("a", manifest, [*tree.values(), b"only a"])
+    mirror.layouts_of["b", manifest.digest] = mirror.layouts_of["a", manifest.digest]
+    async with Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 40 * MIB}).agent() as agent:
+        await agent.heartbeats.beat()
+        plane = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{agent.data_port}", trust_env=False, timeout=10)
+
+        async def ask(organisation: str) -> httpx2.Response:
+            bearer = mirror.grant(manifest, organisation=organisation)
+            headers = {"Authorization": f"Bearer {bearer}", "BDN-Manifest": str(manifest.digest)}
+            return await plane.get(f"/chunks/{slab}", headers=headers)
+
+        async with plane:
+            answers = [await ask(organisation) for organisation in "bab"]
+    assert [answer.status_code for answer in answers] == [404, 200, 404]
+    assert answers[1].content == packed
+    tally.add(scenarios=3, refused=2)
