@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from tests.support.promises import PROMISES
 
 ROOT: Final = Path(__file__).parents[2]
+_MARK: Final = "pytest.mark.promise"
 TITLE: Final = "## What we promise\n"
 HEAD: Final = """
 Each line is held by the tests beside it, which `make test` runs small and `make fault` large: with 10,000 restarts of the
@@ -29,14 +31,15 @@ hour's soak.
 """
 
 
+@cache
 def marked(path: Path) -> set[str]:
     """The promises that tests of a file are marked with."""
-    return _promises(ast.parse(path.read_text()))
+    return _promises(_parsed(path))
 
 
 def marked_tests(path: Path) -> set[str]:
     """Its tests that are about a promise, by their names."""
-    module = ast.parse(path.read_text())
+    module = _parsed(path)
     is_every = any(isinstance(node, ast.Assign) and _promises(node) for node in module.body)
     return {
         node.name
@@ -46,11 +49,17 @@ def marked_tests(path: Path) -> set[str]:
     }
 
 
+def _parsed(path: Path) -> ast.Module:
+    """The file, empty if it has nothing about a promise: most have nothing."""
+    text = path.read_text()
+    return ast.parse(text if _MARK in text else "")
+
+
 def _promises(tree: ast.AST) -> set[str]:
     return {
         str(argument.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.promise"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == _MARK
         for argument in node.args
         if isinstance(argument, ast.Constant)
     }

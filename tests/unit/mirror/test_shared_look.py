@@ -9,8 +9,6 @@ import pytest
 from bdn.mirror.shared_look import SharedLook
 from bdn.mirror.shared_looks import SharedLooks
 
-pytestmark = pytest.mark.promise("load")
-
 
 class Sight:
     """Numbers its looks. Each takes ``seconds`` of a clock that nothing else moves, and fails when it is told so."""
@@ -62,6 +60,7 @@ async def test_who_heard_of_a_change_is_given_no_look_that_began_before() -> Non
     assert await look.get(anew=True) == 2
 
 
+@pytest.mark.promise("load")
 @pytest.mark.parametrize("anew", [False, True], ids=["lately", "anew"])
 @pytest.mark.parametrize("seconds", [0.0, 10.0], ids=["at once", "slowly"])
 async def test_a_hundred_who_ask_at_once_cost_two_looks_however_long_one_takes(seconds: float, anew: bool) -> None:
@@ -73,6 +72,7 @@ async def test_a_hundred_who_ask_at_once_cost_two_looks_however_long_one_takes(s
     assert sight.looks == second
 
 
+@pytest.mark.promise("load")
 async def test_a_hundred_who_ask_at_once_are_told_the_error_of_two_looks() -> None:
     sight = Sight()
     sight.error = LookupError("away")
