@@ -1,4 +1,4 @@
-"""One look at the database for everybody who wants to know the same at about the same time."""
+"""One look for everybody who wants to know the same at about the same time."""
 
 from __future__ import annotations
 
