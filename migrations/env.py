@@ -6,8 +6,8 @@ from alembic import context
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from bdn.mirror.db.tables import Base
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.tables import Base
 
 
 def run(connection: Connection) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from node_agent.cache.node_cache import NodeCache
 from node_agent.disk.fitness import check_fitness
 from node_agent.disk.places import Places
-from node_agent.evictions import Evictions
-from node_agent.heartbeat import Heartbeats
-from node_agent.holdings import Holdings
 from node_agent.journal.journal import Journal
 from node_agent.metrics import Metrics
+from node_agent.mirror_link.evictions import Evictions
+from node_agent.mirror_link.heartbeats import Heartbeats
+from node_agent.mirror_link.holdings import Holdings
 from node_agent.scrubbing import Scrub
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping

@@ -8,15 +8,15 @@ from fastapi import APIRouter, FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.wire.client import LONGEST_WAIT_SECONDS
+from bdn.net.api_server.service import new_service
+from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import NodeEvents
 from bdn.wire.event_stream import EVENTS, EventStream
-from bdn.wire.service import new_service
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageRequest, Stages
 from bdn.wire.stage_schema import Stage as StageDocument
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
 from node_agent.agent import Agent
-from node_agent.crew import in_thread
+from node_agent.background_tasks import in_thread
 from node_agent.story import Story
 
 _TEXT: Final = r"^[^\x00]*$"

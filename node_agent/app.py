@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.client import MirrorClient
+from bdn.net.client.mirror_client import MirrorClient
 from node_agent.agent import Agent
+from node_agent.background_tasks import Crew
 from node_agent.cache.node_cache import Clock
-from node_agent.crew import Crew
 from node_agent.delivery import Delivery, open_delivery
 from node_agent.duties import Duties, duties_of
+from node_agent.fetch.deadlines import Waits
 from node_agent.ground import open_ground
 from node_agent.jobs import Jobs, open_jobs, stages_of
 from node_agent.metrics import Metrics
-from node_agent.ring.patience import Waits
 from node_agent.scrubbing import Scrub, open_scrub
 from node_agent.settings import AgentSettings
-from node_agent.stage.book import StageBook
+from node_agent.stage.registry import StageBook
 
 
 @asynccontextmanager

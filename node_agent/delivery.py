@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.pace.retry import RetryPolicy
+from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.pacing import pacer
-from bdn.wire.chunk_server.server import ChunkServer
-from bdn.wire.client import MirrorClient
-from node_agent.bandwidth import Bandwidth
+from node_agent.background_tasks import Crew, in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.documents import HeldDocuments
-from node_agent.cluster.chunk_lists import ChunkLists, LayoutSource
-from node_agent.cluster.obtaining import Obtaining, OwnersShelf
-from node_agent.cluster.origin_reads import OriginReads
-from node_agent.crew import Crew, in_thread
 from node_agent.disk.group_sync import GroupSync
+from node_agent.fetch.bandwidth import Bandwidth
+from node_agent.fetch.chain import Supplier
+from node_agent.fetch.deadlines import Waits
+from node_agent.fetch.documents import PeerDocuments
+from node_agent.fetch.origin_reads import OriginReads
+from node_agent.fetch.peers import Peers
 from node_agent.fill.filler import Filler
 from node_agent.fill.flights import Flights
 from node_agent.fill.lanes import Pools
+from node_agent.fill.provision import Provision
 from node_agent.fill.turns import Turns
 from node_agent.ground import Ground
-from node_agent.ring.documents import PeerDocuments
-from node_agent.ring.patience import Waits
-from node_agent.ring.peers import Peers
-from node_agent.ring.supplier import Supplier
+from node_agent.serve.chunk_lists import ChunkLists, LayoutSource
+from node_agent.serve.owner import Obtaining, OwnersShelf
 from node_agent.settings import AgentSettings
-from node_agent.stage.provision import Provision
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
 _PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; how long an answer may take is for the ring to judge

@@ -6,16 +6,16 @@ import logging
 from dataclasses import dataclass
 
 from bdn import __version__
-from bdn.wire.client import MirrorClient
-from node_agent.crew import Crew
+from bdn.net.client.mirror_client import MirrorClient
+from node_agent.background_tasks import Crew
 from node_agent.delivery import Delivery
 from node_agent.disk.owner import boot_id
-from node_agent.evictions import Evictions
 from node_agent.ground import Ground
-from node_agent.heartbeat import Heartbeats, Identity
-from node_agent.holdings import Holdings
 from node_agent.jobs import Jobs
-from node_agent.prefetches import Prefetches
+from node_agent.mirror_link.evictions import Evictions
+from node_agent.mirror_link.heartbeats import Heartbeats, Identity
+from node_agent.mirror_link.holdings import Holdings
+from node_agent.mirror_link.prefetches import Prefetches
 from node_agent.scrubbing import Scrub
 from node_agent.settings import AgentSettings
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bdn.wire.http_server import serving
+from bdn.net.api_server.http_server import serving
 from bdn.wire.stage_schema import BytesFrom, Stage
 from node_agent.agent import Agent
 from node_agent.api import build_app
 from node_agent.app import open_agent
-from node_agent.crew import in_thread
+from node_agent.background_tasks import in_thread
 from node_agent.settings import load_settings
 from node_agent.sockets import unix_socket
-from node_agent.view.destination import Destination
+from node_agent.stage.view.destination import Destination
 
 
 @dataclass(frozen=True)

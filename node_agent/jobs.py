@@ -6,20 +6,20 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from node_agent.background_tasks import Crew, in_thread
 from node_agent.cache.node_cache import Clock
-from node_agent.crew import Crew, in_thread
+from node_agent.fill.provision import Provision
 from node_agent.ground import Ground
-from node_agent.stage.book import StageBook
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.provision import Provision
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
+from node_agent.stage.registry import StageBook
 from node_agent.stage.stages import Stages
 from node_agent.stage.staging import Staging
+from node_agent.stage.view.exposure import choose, exposures
+from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
-from node_agent.view.exposure import choose, exposures
-from node_agent.view.views import Views
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.transfer.buffers import BufferPool
+from node_agent.background_tasks import in_thread
 from node_agent.cache.quarantine import Quarantine
-from node_agent.crew import in_thread
 from node_agent.delivery import Delivery
 from node_agent.ground import Ground
 from node_agent.jobs import Jobs
+from node_agent.mirror_link.verifications import Verifications
 from node_agent.scrub.demotion import Demotion
 from node_agent.scrub.examination import Examination
 from node_agent.scrub.findings import Telling
@@ -26,7 +27,6 @@ from node_agent.scrub.rights import Rights
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
-from node_agent.scrub.verifications import Verifications
 
 _BUFFERS: Final = 4  # of 8 MiB: one reads, one repairs and reads back, one is for whoever asks meanwhile
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 from bdn.cli.exit_codes import DONE, INTERRUPTED
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.net.api_server.http_server import bind_tcp, serving
 from node_agent.api import build_app
 from node_agent.app import open_agent
 from node_agent.settings import AgentSettings

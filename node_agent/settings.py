@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bdn.core.cache.tier_budgets import KEEP_PERCENT
-from bdn.wire.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
+from bdn.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
 _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from node_agent.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors
 
 _LONGEST_PATH: Final = 107  # bytes; unix(7)
 

@@ -12,9 +12,9 @@ import jwt
 
 from bdn.core.errors import GrantExpiredError, InternalError
 from bdn.core.grant import Grant
+from bdn.disk.durable import disk_errors, write_durably
 from bdn.wire.grants import GrantVerifier
 from bdn.wire.moments import moment
-from node_agent.disk.durable import disk_errors, write_durably
 
 _REMEMBERED: Final = 1024
 

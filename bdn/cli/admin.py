@@ -19,8 +19,8 @@ from bdn.cli.waiting import waiting_for
 from bdn.cli.why import why
 from bdn.core.errors import InvalidRequestError
 from bdn.core.sizes import format_size, parse_size
+from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.agent_schema import Agent
-from bdn.wire.client import LONGEST_WAIT_SECONDS
 from bdn.wire.eviction_schema import EvictedItem, Eviction, EvictionRequest, Tier
 from bdn.wire.mirror_schema import HeldManifest
 

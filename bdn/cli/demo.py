@@ -23,7 +23,7 @@ from bdn.cli.stage import grant_of, stage_bytes
 from bdn.core.errors import InternalError
 from bdn.core.sizes import format_size
 from bdn.mirror.settings import MirrorSettings
-from bdn.wire.client import AgentClient, MirrorClient
+from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.wire.errors import ReportedError
 from bdn.wire.eviction_schema import Eviction, EvictionRequest
 from bdn.wire.mirror_schema import Mirror

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import quote
 
 from bdn.core.errors import UpstreamUnavailableError
-from bdn.wire.http_server import bind_tcp
+from bdn.net.api_server.http_server import bind_tcp
 
 BUCKET: Final = "demo"
 KEY_ID: Final = "demo"

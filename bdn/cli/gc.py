@@ -14,7 +14,7 @@ from bdn.cli.waiting import waiting_for
 from bdn.core.durations import parse_duration
 from bdn.core.sizes import format_size
 from bdn.core.store.collection import Kind
-from bdn.wire.client import LONGEST_WAIT_SECONDS
+from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.collection_schema import Collection, CollectionRequest, RestorationRequest
 
 _WORDS: Final[dict[Kind, str]] = {

@@ -9,7 +9,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class FieldsFormatter(logging.Formatter):
-    """``2026-11-20T18:00:00 INFO bdn.mirror.mirroring.worker mirroring mirror=mir_… sources=1``."""
+    """``2026-11-20T18:00:00 INFO bdn.mirror.ingest.worker mirroring mirror=mir_… sources=1``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, with the record's extra fields behind the phrase."""

@@ -10,7 +10,7 @@ from bdn.cli.output import Output, command_line
 from bdn.cli.running import running_mirror, stop_signal
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
-from bdn.mirror.database import HEAD, Database
+from bdn.mirror.db.database import HEAD, Database
 from bdn.mirror.settings import MirrorSettings
 
 

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from bdn.cli.exit_codes import INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.net.api_server.service_loop import run_program
+from bdn.settings import SettingsError
 from bdn.wire.errors import document_of
-from bdn.wire.service_loop import run_program
-from bdn.wire.settings import SettingsError
 
 Document = BaseModel | dict[str, Any]
 

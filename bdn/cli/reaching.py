@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from bdn.cli.output import Output
 from bdn.cli.services import ClientSettings, mirror_client
-from bdn.wire.admin_client import AdminClient
+from bdn.net.client.admin_client import AdminClient
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.settings import MirrorSettings
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.net.api_server.http_server import bind_tcp, serving
 
 
 @dataclass(frozen=True)

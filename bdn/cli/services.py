@@ -9,9 +9,9 @@ from pydantic import Field
 
 from bdn.core.caller import ORGANISATION_PATTERN
 from bdn.core.source.uri import HuggingFaceUri, parse_source
-from bdn.wire.admin_client import AdminClient
-from bdn.wire.client import AgentClient
-from bdn.wire.settings import FileSettings, default_data_dir
+from bdn.net.client.admin_client import AdminClient
+from bdn.net.client.mirror_client import AgentClient
+from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 
 

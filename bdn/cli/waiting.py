@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bdn.cli.output import Output
 from bdn.core.errors import BdnError
-from bdn.wire.persistence import PATIENCE_SECONDS, Persistence
+from bdn.net.client.persistence import PATIENCE_SECONDS, Persistence
 
 
 def waiting_for(output: Output, what: str) -> Persistence:

@@ -16,11 +16,11 @@ from bdn.core.errors import NotFoundError
 from bdn.core.events.decision import Recorded, when
 from bdn.core.events.story import explanation
 from bdn.core.sizes import format_size
-from bdn.wire.admin_client import AdminClient
+from bdn.net.client.admin_client import AdminClient
+from bdn.net.client.service_client import Params
 from bdn.wire.errors import ReportedError
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Event, Named, NodeEvents, StagedPath
 from bdn.wire.mirror_schema import HeldManifest
-from bdn.wire.service_client import Params
 
 _READ: Final = 1000  # of the newest events, from which the places are explained
 _MIRROR: Final = "the mirror"

@@ -13,13 +13,13 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.streaming import StallPolicy
-from bdn.mirror.api.views import MirrorViews
 from bdn.mirror.delivery import build_api, open_delivery
 from bdn.mirror.ground import open_ground
-from bdn.mirror.politeness.patience import Pause
-from bdn.mirror.requests import MirrorRequests
+from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.ingest.views import MirrorViews
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upkeep import upkeep_of
+from bdn.mirror.upstream.retries import Pause
 from bdn.mirror.upstreams import open_upstreams
 from bdn.mirror.watch import Watch
 from bdn.mirror.work import open_work

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from bdn.mirror.access import Access
+from bdn.mirror.access.access import Access
+from bdn.mirror.access.tokens import TokenTable
+from bdn.mirror.agents.heartbeats import Membership
+from bdn.mirror.agents.holdings import Holdings
+from bdn.mirror.agents.members import Roll
 from bdn.mirror.api.collections import build_collections_router
 from bdn.mirror.api.contents import ContentsService, build_contents_router
 from bdn.mirror.api.control import Probes, build_control_router
@@ -18,26 +22,22 @@ from bdn.mirror.api.mirrors import build_mirrors_router
 from bdn.mirror.api.secrets import build_secrets_router
 from bdn.mirror.api.tokens import build_tokens_router
 from bdn.mirror.api.verifications import build_verifications_router
-from bdn.mirror.cluster.holdings import Holdings
-from bdn.mirror.cluster.membership import Membership
-from bdn.mirror.cluster.roll import Roll
-from bdn.mirror.eviction.evictions import Evictions
-from bdn.mirror.eviction.restorations import Restorations
-from bdn.mirror.eviction.store_eviction import StoreEviction
 from bdn.mirror.ground import Ground
-from bdn.mirror.names import Names
-from bdn.mirror.prefetching.prefetches import Prefetches
-from bdn.mirror.requests import MirrorRequests
-from bdn.mirror.shelf import StoreShelf
-from bdn.mirror.sign_in.tokens import TokenTable
+from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.names import Names
+from bdn.mirror.operations.prefetches import Prefetches
+from bdn.mirror.operations.verifications import Verifications
+from bdn.mirror.retention.restorations import Restorations
+from bdn.mirror.retention.store_eviction import StoreEviction
+from bdn.mirror.scrub.repair_grants import Lending
+from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.upkeep import Upkeep
 from bdn.mirror.upstreams import Upstreams
-from bdn.mirror.verifying.lending import Lending
-from bdn.mirror.verifying.verifications import Verifications
+from bdn.net.api_server.service import new_service
+from bdn.net.chunk_server.server import ChunkServer
 from bdn.transfer.pacing import pacer
-from bdn.wire.chunk_server.server import ChunkServer
 from bdn.wire.grants import GrantVerifier
-from bdn.wire.service import new_service
 
 
 @dataclass(frozen=True)

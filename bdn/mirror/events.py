@@ -12,9 +12,9 @@ from typing import Final
 from bdn.core.errors import BdnError
 from bdn.core.events.decision import Recorded
 from bdn.core.groups import single_error
-from bdn.mirror.database import Database
-from bdn.mirror.repository import events
-from bdn.mirror.repository.events import Wanted
+from bdn.mirror.db import events
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.events import Wanted
 from bdn.wire.event_schema import Event, NodeEvent
 
 logger = logging.getLogger(__name__)

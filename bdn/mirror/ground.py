@@ -12,17 +12,17 @@ from pathlib import Path
 
 from bdn.core.errors import InUseError
 from bdn.core.ports import MirrorStore
-from bdn.mirror.database import Database
-from bdn.mirror.keys import load_signer
+from bdn.disk.make_folder import make_folder
+from bdn.mirror.access.keys import load_signer
+from bdn.mirror.damages import Damages
+from bdn.mirror.db import mirrors
+from bdn.mirror.db.database import Database
 from bdn.mirror.metrics import Metrics
-from bdn.mirror.repository import mirrors
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.sign_in.sealing import Keyring
 from bdn.mirror.store_opener import open_store
-from bdn.mirror.verifying.damages import Damages
-from bdn.mirror.verifying.suspects import Suspects
+from bdn.mirror.suspects import Suspects
+from bdn.mirror.upstream.sealing import Keyring
 from bdn.mirror.watch import Watch
-from bdn.store.durable import make_folder
 from bdn.wire.grants import GrantSigner
 
 

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
 from bdn.core.ports import Inspection
-from bdn.mirror.cluster.liveness import is_alive
-from bdn.mirror.database import Database
-from bdn.mirror.repository import agents, contents, damaged, mirrors, quarantine, scrub, tombstones
+from bdn.mirror.agents.liveness import is_alive
+from bdn.mirror.db import agents, contents, damaged, mirrors, quarantine, scrub, tombstones
+from bdn.mirror.db.database import Database
 
 
 class Metrics:

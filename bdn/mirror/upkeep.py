@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bdn.mirror.collecting.collections import Collections
-from bdn.mirror.collecting.collector import Collector
 from bdn.mirror.events import Events
 from bdn.mirror.ground import Ground
+from bdn.mirror.operations.collections import Collections
+from bdn.mirror.retention.collector import Collector
 
 
 @dataclass(frozen=True)

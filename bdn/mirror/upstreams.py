@@ -7,14 +7,14 @@ import os
 from dataclasses import dataclass, replace
 
 from bdn.mirror.ground import Ground
-from bdn.mirror.mirroring.survey import Surveyor
-from bdn.mirror.politeness.budgets import UpstreamBudgets
-from bdn.mirror.politeness.metrics import UpstreamMetrics
-from bdn.mirror.politeness.patience import Patience, Pause
-from bdn.mirror.sign_in.issuer import IdentityIssuer, load_issuer
-from bdn.mirror.sign_in.secret_table import SecretTable
-from bdn.mirror.sign_in.secrets import Secrets
-from bdn.mirror.sign_in.sign_ins import SignIns
+from bdn.mirror.ingest.survey import Surveyor
+from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.issuer import IdentityIssuer, load_issuer
+from bdn.mirror.upstream.metrics import UpstreamMetrics
+from bdn.mirror.upstream.retries import Patience, Pause
+from bdn.mirror.upstream.secret_table import SecretTable
+from bdn.mirror.upstream.secrets import Secrets
+from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.settings import UpstreamSettings
 
 

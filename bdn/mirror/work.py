@@ -8,23 +8,23 @@ from typing import Final
 from bdn.core.pace.streaming import StallPolicy
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.ground import Ground
-from bdn.mirror.mirroring.copier import Copier
-from bdn.mirror.mirroring.flights import Flights
-from bdn.mirror.mirroring.ingest import Ingest
-from bdn.mirror.mirroring.packer import Packer
-from bdn.mirror.mirroring.worker import Worker
+from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.ingest.flights import Flights
+from bdn.mirror.ingest.ingest import Ingest
+from bdn.mirror.ingest.packer import Packer
+from bdn.mirror.ingest.worker import Worker
+from bdn.mirror.scrub.from_agents import AgentSource
+from bdn.mirror.scrub.from_upstream import UpstreamSource
+from bdn.mirror.scrub.reading import StoreReading
+from bdn.mirror.scrub.record_mending import RecordMending
+from bdn.mirror.scrub.record_sources import AgentRecords, UpstreamRecords
+from bdn.mirror.scrub.repair import Repair
+from bdn.mirror.scrub.rounds import Keeper
+from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.mirror.upkeep import Upkeep
 from bdn.mirror.upstreams import Upstreams
-from bdn.mirror.verifying.agent_source import AgentSource
-from bdn.mirror.verifying.keeping import Keeper
-from bdn.mirror.verifying.reading import StoreReading
-from bdn.mirror.verifying.record_mending import RecordMending
-from bdn.mirror.verifying.record_sources import AgentRecords, UpstreamRecords
-from bdn.mirror.verifying.repair import Repair
-from bdn.mirror.verifying.store_verification import StoreVerification
-from bdn.mirror.verifying.upstream_source import UpstreamSource
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.pacing import Pacer
 from bdn.transfer.ranged import RangedReader
 

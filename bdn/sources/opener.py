@@ -64,7 +64,7 @@ async def open_source(
             async with open_s3(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
                 yield source
         case BucketUri(scheme="gs"):
-            from bdn.sources.google.opening import open_gcs  # noqa: PLC0415 - see prepare
+            from bdn.sources.open_gcs import open_gcs  # noqa: PLC0415 - see prepare
 
             async with open_gcs(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
                 yield source
@@ -104,4 +104,4 @@ def prepare(scheme: Scheme) -> None:
         case "r2":
             from bdn.sources import r2  # noqa: F401, PLC0415
         case "gs":
-            from bdn.sources.google import opening as gcs_opening  # noqa: F401, PLC0415
+            pass

@@ -14,8 +14,8 @@ from bdn.core.ports import Asker
 from bdn.core.source.uri import BucketUri
 from bdn.sources.aws.bucket import connect
 from bdn.sources.aws.client import S3Endpoint
-from bdn.sources.aws.r2_address import r2_address
 from bdn.sources.credentials import S3Credentials, S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
+from bdn.sources.r2_address import r2_address
 from bdn.sources.s3 import S3Source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SignIn

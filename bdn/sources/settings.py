@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
-from bdn.sources.aws.r2_address import CLOUDFLARE_R2
 from bdn.sources.credentials import DEFAULT_REGION, S3Credentials
+from bdn.sources.r2_address import CLOUDFLARE_R2
 
 HUGGING_FACE: Final = "https://huggingface.co"
 GOOGLE_STS: Final = "https://sts.googleapis.com/v1/token"

@@ -29,7 +29,7 @@ from typing import BinaryIO, Final
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import Buffer, StoredChunk
-from bdn.store.durable import make_folder, sync_folder
+from bdn.disk.make_folder import make_folder, sync_folder
 from bdn.store.evidence import Evidence, is_wrong
 from bdn.store.soundness import fault_of, unreadable
 

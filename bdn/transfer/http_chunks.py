@@ -12,10 +12,10 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import OnBytes
-from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.transfer.http1 import Answer, StalledError
-from bdn.transfer.http_request import split_address
-from bdn.transfer.patience import TICK_SECONDS, Patience
+from bdn.net.http1.deadlines import TICK_SECONDS, Patience
+from bdn.net.http1.exchange import Answer, StalledError
+from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
+from bdn.net.http1.request import split_address
 from bdn.wire.errors import error_from
 from bdn.wire.paths import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path
 from bdn.wire.ranges import format_range, parse_content_range

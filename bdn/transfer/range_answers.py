@@ -13,7 +13,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Headers, Location
-from bdn.transfer.http1 import Answer
+from bdn.net.http1.exchange import Answer
 from bdn.wire.ranges import parse_content_range
 from bdn.wire.retry_after import parse_retry_after
 

@@ -13,11 +13,11 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.events.decision import Decision
+from node_agent.background_tasks import in_thread
 from node_agent.cache import accounts
 from node_agent.cache.departures import Departures
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.space import Space
-from node_agent.crew import in_thread
 
 
 class StageAdmission:

@@ -12,11 +12,11 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.client import MirrorClient
+from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.layout_form import Layout
 from bdn.wire.service_failures import ServiceUnreachableError
+from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held, ManifestRecords
-from node_agent.crew import in_thread
 
 _Result = TypeVar("_Result")
 

@@ -10,12 +10,12 @@ from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Victi
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.events.decision import Decision
+from node_agent.background_tasks import in_thread
 from node_agent.cache import accounts
 from node_agent.cache.accounts import Account
 from node_agent.cache.cache_events import CacheEvents
+from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.removal import Removal
-from node_agent.cache.shelf import NodeShelf
-from node_agent.crew import in_thread
 
 
 @dataclass(frozen=True)

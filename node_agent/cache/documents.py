@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
-from bdn.wire.chunk_server.shelf import DocumentRequest, OpenChunk
-from node_agent.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors
+from bdn.net.chunk_server.served_chunks import DocumentRequest, OpenChunk
 from node_agent.disk.places import Places
 
 

@@ -11,17 +11,17 @@ from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason
 from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
+from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache import accounts
 from node_agent.cache.accounts import Account
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.departures import Departures
+from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.removal import Removal
 from node_agent.cache.resting import Resting
-from node_agent.cache.shelf import NodeShelf
 from node_agent.cache.space import Space
-from node_agent.crew import in_thread, to_the_end
 
 Clock = Callable[[], float]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import BdnError
-from node_agent.disk.durable import disk_errors, remove_tree, write_at_once
+from bdn.disk.durable import disk_errors, remove_tree, write_at_once
 
 logger = logging.getLogger(__name__)
 KEPT: Final = 64  # items: of a disk that fails, the last ones tell as much as all of them

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bdn.core.cache.index import CacheIndex, Victim
 from bdn.core.digest import Digest
+from bdn.disk.durable import disk_errors
 from node_agent.cache.records import ManifestRecords
-from node_agent.disk.durable import disk_errors
 from node_agent.disk.places import Places
 
 

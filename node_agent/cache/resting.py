@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import Digest
+from node_agent.background_tasks import in_thread
 from node_agent.cache.removal import Removal
-from node_agent.crew import in_thread
 
 
 @dataclass(frozen=True)

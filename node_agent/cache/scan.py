@@ -11,11 +11,11 @@ from bdn.core.digest import Digest
 from bdn.core.events import caches
 from bdn.core.events.decision import Decision
 from bdn.core.manifest import MalformedDocumentError, Manifest
+from bdn.disk.durable import disk_errors
+from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.removal import Found
-from node_agent.cache.shelf import NodeShelf
-from node_agent.disk.durable import disk_errors
 from node_agent.disk.places import Places
 
 logger = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from node_agent.crew import in_thread
+from bdn.disk.direct import DirectWrites
+from bdn.disk.durable import disk_errors
+from node_agent.background_tasks import in_thread
 from node_agent.disk.aside import Aside
-from node_agent.disk.direct import DirectWrites
-from node_agent.disk.durable import disk_errors
 from node_agent.disk.format import check_format, keep_format
 from node_agent.disk.owner import owned
 from node_agent.disk.places import Places

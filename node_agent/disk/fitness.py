@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from bdn.core.errors import DiskFailedError
-from node_agent.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors
 
 
 def check_fitness(folder: Path) -> None:

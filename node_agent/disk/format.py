@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bdn.core.errors import InvalidRequestError
-from node_agent.disk.durable import disk_errors, write_durably
+from bdn.disk.durable import disk_errors, write_durably
 from node_agent.disk.places import Places
 
 FORMAT: Final = b"1\n"  # whatever was written before there was this file is of this format, too

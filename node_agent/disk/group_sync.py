@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from bdn.core.errors import DiskFailedError
-from node_agent.crew import in_thread
-from node_agent.disk.durable import disk_errors
-from node_agent.disk.syscalls import file_system_magic, sync_file_system
+from bdn.disk.durable import disk_errors
+from bdn.disk.syscalls import file_system_magic, sync_file_system
+from node_agent.background_tasks import in_thread
 
 FEW: Final = 8  # files that are synced one by one: others' dirty pages on the same disk are not ours to wait for
 

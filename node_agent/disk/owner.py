@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bdn.core.errors import InUseError
-from node_agent.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors
 
 
 def boot_id() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.digest import Digest
-from node_agent.disk.durable import make_folder, sync_folder
+from bdn.disk.durable import make_folder, sync_folder
 
 _PRIVATE: Final = 0o700
 _PASSABLE: Final = 0o711  # who knows a stage's id may pass; nobody may list

@@ -10,17 +10,17 @@ from typing import Protocol, TypeVar
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.store.layout import PlacedChunk, Slice
-from node_agent.bandwidth import Bandwidth
-from node_agent.crew import in_thread, to_the_end
+from bdn.disk.direct import DirectWrites
+from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.disk.aside import Aside
-from node_agent.disk.direct import DirectWrites
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
+from node_agent.fetch.bandwidth import Bandwidth
+from node_agent.fetch.supply import Came
 from node_agent.fill.lanes import Lane, Place
 from node_agent.fill.order import Order
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
-from node_agent.fill.supply import Came
 from node_agent.fill.turns import Position
 
 _Result = TypeVar("_Result")

@@ -11,7 +11,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
-from node_agent.crew import Crew, to_the_end
+from node_agent.background_tasks import Crew, to_the_end
 from node_agent.fill.order import FileReport
 
 Start = Callable[["Trip"], Coroutine[object, object, None]]

@@ -10,8 +10,8 @@ from bdn.core.digest import Digest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout
 from bdn.wire.eviction_schema import Tier
+from node_agent.fetch.supply import Supply
 from node_agent.fill.lanes import PlaceOf
-from node_agent.fill.supply import Supply
 
 Report = Callable[[Tier, int], None]  # bytes that are here now, and the tier that they came from
 FileReport = Callable[[Digest, Tier, int], None]  # and of which file they are

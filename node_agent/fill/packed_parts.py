@@ -15,9 +15,9 @@ from blake3 import blake3
 
 from bdn.core.errors import InternalError
 from bdn.core.store.layout import FileLayout
-from node_agent.crew import in_thread
+from bdn.disk.durable import disk_errors, open_folder, write_all
+from node_agent.background_tasks import in_thread
 from node_agent.disk.aside import Aside
-from node_agent.disk.durable import disk_errors, open_folder, write_all
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside, name_in_files
 

@@ -15,10 +15,10 @@ from typing import Final
 
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import FileLayout, PlacedChunk
-from node_agent.disk.direct import DirectWrites, PlacedFile
-from node_agent.disk.durable import disk_errors, sync_folder, write_all
+from bdn.disk.direct import DirectWrites, PlacedFile
+from bdn.disk.durable import disk_errors, sync_folder, write_all
+from bdn.disk.syscalls import allocate
 from node_agent.disk.places import Places
-from node_agent.disk.syscalls import allocate
 from node_agent.fill.bitmap import Bitmap
 
 SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight

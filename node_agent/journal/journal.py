@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from bdn.core.events.caches import Left
 from bdn.core.events.decision import Decision, Recorded
+from bdn.disk.durable import make_folder, write_at_once
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
-from node_agent.disk.durable import make_folder, write_at_once
 from node_agent.journal.pages import PAGE_SIZE, Pages
 
 logger = logging.getLogger(__name__)

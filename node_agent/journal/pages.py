@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from node_agent.disk.durable import make_folder
+from bdn.disk.durable import make_folder
 
 PAGE_SIZE: Final = 8 * 1024 * 1024  # two of these are 40,000 lines and more
 _PRIVATE: Final = 0o700

@@ -8,8 +8,8 @@ from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.store.layout import FileLayout
+from bdn.disk.durable import disk_errors, sync_folder, write_durably
 from node_agent.cache.quarantine import Quarantine
-from node_agent.disk.durable import disk_errors, sync_folder, write_durably
 from node_agent.disk.places import Places
 from node_agent.fill.bitmap import Bitmap
 

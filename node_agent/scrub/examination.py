@@ -10,9 +10,9 @@ from pathlib import Path
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.digest import Digest, digest_of
 from bdn.core.store.layout import FileLayout, PlacedChunk
+from bdn.disk.past_cache import PastCacheFile
 from bdn.transfer.buffers import BufferPool
 from node_agent.cache.quarantine import Evidence, Quarantine
-from node_agent.disk.past_cache import PastCacheFile
 from node_agent.scrub.subject import Subject, Wrong
 
 

@@ -14,7 +14,7 @@ from bdn.wire.eviction_schema import Tier
 from bdn.wire.verification_schema import DamagedItem, Outcome, VerifyReport, listed
 from node_agent.scrub.layouts import KnownLayouts
 from node_agent.scrub.subject import Subject, Wrong
-from node_agent.stage.book import StageBook
+from node_agent.stage.registry import StageBook
 
 Pace = Callable[[int], Awaitable[object]]
 

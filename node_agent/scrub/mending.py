@@ -13,9 +13,9 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.store.layout import PlacedChunk
+from bdn.disk.durable import disk_errors, write_all
+from bdn.disk.past_cache import PastCacheFile
 from bdn.transfer.buffers import BufferPool
-from node_agent.disk.durable import disk_errors, write_all
-from node_agent.disk.past_cache import PastCacheFile
 
 _READ_ONLY: Final = 0o444
 _OURS: Final = 0o644

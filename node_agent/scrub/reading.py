@@ -10,7 +10,7 @@ from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.digest import Digest, file_digest
 from bdn.core.store.layout import FileLayout
 from bdn.wire.eviction_schema import Tier
-from node_agent.crew import in_thread
+from node_agent.background_tasks import in_thread
 from node_agent.scrub.examination import Examination
 from node_agent.scrub.findings import Findings, ScrubEvents
 from node_agent.scrub.subject import Subject, Wrong

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from bdn.core.cache.scrub_round import Position, ScrubbedTier, ScrubRound
 from bdn.core.digest import Digest
+from bdn.disk.durable import disk_errors, write_at_once
 from node_agent.cache.suspects import Suspects
-from node_agent.disk.durable import disk_errors, write_at_once
 
 
 class _Body(BaseModel):

@@ -10,9 +10,9 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
-from node_agent.crew import to_the_end
+from node_agent.background_tasks import to_the_end
+from node_agent.fill.provision import Errand, Provision
 from node_agent.scrub.rights import Rights
-from node_agent.stage.provision import Errand, Provision
 
 _HOLDER: Final = Holder("scrub", "scrub")
 

@@ -11,14 +11,14 @@ from bdn.core.errors import InternalError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.transfer.buffers import BufferPool
-from node_agent.cache.shelf import NodeShelf
-from node_agent.crew import in_thread
-from node_agent.fill.supply import Supply, chunk_base
-from node_agent.ring.effort import Effort
-from node_agent.ring.routing import Routing
-from node_agent.ring.supply import Bearings
+from node_agent.background_tasks import in_thread
+from node_agent.cache.held_chunks import NodeShelf
+from node_agent.fetch.retry_budget import Effort
+from node_agent.fetch.ring_reader import Bearings
+from node_agent.fetch.routing import Routing
+from node_agent.fetch.supply import Supply, chunk_base
+from node_agent.fill.provision import Provision
 from node_agent.scrub.rights import Rights
-from node_agent.stage.provision import Provision
 
 Put = Callable[[memoryview], None]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, GrantInvalidError
-from node_agent.stage.book import StageBook
+from node_agent.stage.registry import StageBook
 from node_agent.trust import Trust
 
 

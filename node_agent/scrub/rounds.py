@@ -13,12 +13,12 @@ from bdn.core.cache.scrub_round import Position, ScrubRound
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.pace.token_bucket import TokenBucket
+from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock
-from node_agent.crew import in_thread
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.stage.book import StageBook
+from node_agent.stage.registry import StageBook
 
 logger = logging.getLogger(__name__)
 BURST: Final = 16 * 1024 * 1024

@@ -14,9 +14,9 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.store.layout import FileLayout
 from bdn.wire.verification_schema import Outcome
+from node_agent.background_tasks import in_thread
+from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
-from node_agent.cluster.tier import ClusterTier
-from node_agent.crew import in_thread
 from node_agent.disk.places import Places
 from node_agent.scrub.demotion import Demotion
 from node_agent.scrub.findings import Findings, Telling, decision_about

@@ -11,10 +11,10 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.manifest import FileEntry
 from node_agent.cache.records import ManifestRecords
-from node_agent.stage.book import StageBook
 from node_agent.stage.record import MountRecord, StageRecord
+from node_agent.stage.registry import StageBook
 from node_agent.stage.stage import Stage
-from node_agent.view.views import Views
+from node_agent.stage.view.views import Views
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from bdn.core.errors import BdnError, InternalError
 from bdn.core.events.stages import Ending
 from bdn.wire.errors import body_of
 from bdn.wire.stage_schema import StageState
+from node_agent.background_tasks import Crew, in_thread, to_the_end
 from node_agent.cache.cache_events import Decided
 from node_agent.cache.node_cache import Clock, NodeCache
-from node_agent.crew import Crew, in_thread, to_the_end
 from node_agent.stage import accounts
 from node_agent.stage.accounts import Account
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecord, StageRecords
 from node_agent.stage.stage import Stage
 from node_agent.stage.staging import Staging
+from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
-from node_agent.view.views import Views
 
 logger = logging.getLogger(__name__)
 _DRIFT_SECONDS: Final = 1.0  # between two clocks, without either having been set

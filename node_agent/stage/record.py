@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
+from bdn.disk.durable import disk_errors, write_at_once, write_durably
 from bdn.wire.errors import ErrorBody
 from bdn.wire.stage_schema import BytesFrom, ExposureKind, StageState, Transfer, ViewKind
-from node_agent.disk.durable import disk_errors, write_at_once, write_durably
 from node_agent.disk.places import Places
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from bdn.wire import stage_schema
 from bdn.wire.moments import moment
 from bdn.wire.stage_schema import TERMINAL, StageMount
-from node_agent.ring.effort import Effort
+from node_agent.fetch.retry_budget import Effort
 from node_agent.stage.progress import Rate, StageProgress, bytes_done
 from node_agent.stage.record import MountRecord, StageRecord
+from node_agent.stage.view.destination import Earlier
 from node_agent.stage.warming import Warming
-from node_agent.view.destination import Earlier
 
 
 class Stage:

@@ -11,16 +11,16 @@ from bdn.core.grant import Grant, stage_id_of
 from bdn.wire import stage_schema
 from bdn.wire.errors import ReportedError
 from bdn.wire.grants import UnknownKeyError
+from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock
-from node_agent.crew import in_thread
-from node_agent.stage.book import StageBook
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import MountRecord, StageRecord, StageRecords
+from node_agent.stage.registry import StageBook
 from node_agent.stage.stage import Stage
+from node_agent.stage.view.destination import Earlier, resolved
+from node_agent.stage.view.views import Views
 from node_agent.trust import Trust
-from node_agent.view.destination import Earlier, resolved
-from node_agent.view.views import Views
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from bdn.core.digest import Digest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
+from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
-from node_agent.crew import in_thread
 from node_agent.disk.places import Places
-from node_agent.ring.effort import Effort
+from node_agent.fetch.retry_budget import Effort
+from node_agent.fill.provision import Errand, Provision
 from node_agent.stage.progress import StageProgress
-from node_agent.stage.provision import Errand, Provision
 from node_agent.stage.stage import Stage
-from node_agent.view.build import Built
-from node_agent.view.destination import Destination
-from node_agent.view.views import Views
+from node_agent.stage.view.build import Built
+from node_agent.stage.view.destination import Destination
+from node_agent.stage.view.views import Views
 
 
 @dataclass(frozen=True)

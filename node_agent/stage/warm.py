@@ -13,12 +13,12 @@ from typing import Final
 
 from bdn.core.pace.token_bucket import TokenBucket
 from bdn.core.sizes import format_size
-from node_agent.crew import Crew, in_thread
+from node_agent.background_tasks import Crew, in_thread
 from node_agent.disk.memory import memory_left
-from node_agent.stage.book import StageBook
+from node_agent.stage.registry import StageBook
 from node_agent.stage.stage import Stage
+from node_agent.stage.view.views import Views
 from node_agent.stage.warming import Warming
-from node_agent.view.views import Views
 
 logger = logging.getLogger(__name__)
 STEP: Final = 16 * 1024 * 1024  # bytes between two looks at the memory, at other stages and at the clock

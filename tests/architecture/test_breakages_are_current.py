@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mirror_breakages import BREAKAGES as OF_THE_MIRROR
-from tests.support.mutants import MUTANTS as OF_CORE
 from tests.support.promise_breakages import all_breakages
-from tests.support.wire_breakages import BREAKAGES as OF_WIRE
 
 _ROOT = Path(__file__).parents[2]
-_BDN = _ROOT / "bdn"
 _ROWS = [
-    *((_BDN / "core" / file, breakage, old, new) for file, breakage, old, new in OF_CORE),
-    *((_BDN / file, breakage, old, new) for file, breakage, old, new in OF_WIRE),
-    *((_BDN / "mirror" / row.file, row.breakage, row.old, row.new) for row in OF_THE_MIRROR),
     *((_ROOT / row.file, f"{row.promise}, {row.what}", row.old, row.new) for row in all_breakages()),
 ]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+from bdn.disk.direct import PlacedFile
 from node_agent.__main__ import main
-from node_agent.disk.direct import PlacedFile
-from node_agent.ring import gathering
+from node_agent.fetch import partial_chunk as gathering
 
 
 class _Deaf:

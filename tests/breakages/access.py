@@ -16,8 +16,8 @@ _OTHERS: Final = "tests/promises/test_access_control.py::test_what_another_organ
 _LISTS: Final = "tests/promises/test_access_control.py::test_lists_hold_one_s_own_and_the_metrics_name_nobody"
 _AGENTS: Final = "tests/promises/test_access_agents.py"
 _SLAB: Final = f"{_AGENTS}::test_a_slab_with_another_organisations_files_is_read_by_nobody_else"
-_ACCESS: Final = "bdn/mirror/access.py"
-_TABLE: Final = "bdn/mirror/sign_in/tokens.py"
+_ACCESS: Final = "bdn/mirror/access/access.py"
+_TABLE: Final = "bdn/mirror/access/tokens.py"
 
 
 def _broken(file: str, what: str, old: str, new: str, test: str, *also: str) -> Breakage:
@@ -25,12 +25,12 @@ def _broken(file: str, what: str, old: str, new: str, test: str, *also: str) -> 
 
 
 BREAKAGES: Final = [
-    _broken("node_agent/cache/shelf.py", "an agent gives each slab to whoever may read one of its files",
+    _broken("node_agent/cache/held_chunks.py", "an agent gives each slab to whoever may read one of its files",
             "if self._verify is not None and is_closed_to(", "if False and is_closed_to(", _SLAB),
-    _broken("node_agent/cache/shelf.py", "what an owner has brought and may not give is looked for again and again",
+    _broken("node_agent/cache/held_chunks.py", "what an owner has brought and may not give is looked for again and again",
             "self._given_to(request, found[0]).file.close()", "found[0].file.close()",
             f"{_AGENTS}::test_a_layout_that_names_another_organisations_slab_opens_it_to_nobody"),
-    _broken("node_agent/cluster/chunk_lists.py", "what one organisation's layout names is every organisation's",
+    _broken("node_agent/serve/chunk_lists.py", "what one organisation's layout names is every organisation's",
             'f"{manifest}{organisation}"', 'f"{manifest}"', _SLAB),
     _broken(_ACCESS, "a grant reads each manifest of its organisation", "if not reader.allows(manifest):", "if False:", _MANIFESTS,
             "tests/integration/test_mirror_access.py::test_a_grant_reads_exactly_what_it_names_on_the_api_and_on_the_data_plane"),
@@ -40,10 +40,10 @@ BREAKAGES: Final = [
     _broken(_ACCESS, "a digest is enough", "and await self._opens(manifest, owner, chunk):", "or True:", _CHUNKS),
     _broken(_ACCESS, "a grant outlives its manifest", "stands = await mirrors.may_read(session, organisation, manifest.hex)",
             "stands = True", _CHUNKS),
-    _broken("bdn/mirror/repository/layouts.py", "what exists is looked at more closely",
+    _broken("bdn/mirror/db/layouts.py", "what exists is looked at more closely",
             "if (await session.execute(content)).first() is not None:",
             "if await session.get(ContentRow, digest) and (await session.execute(content)).first() is not None:", _COSTS),
-    _broken("bdn/mirror/repository/layouts.py", "a packed file opens all slabs that hold it",
+    _broken("bdn/mirror/db/layouts.py", "a packed file opens all slabs that hold it",
             ".where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest, is_of(scope_of(organisation)))",
             ".where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest)", _CHUNKS),
     _broken("bdn/core/caller.py", "agents read like controllers", "if self.role is not needed:", "if False:", _MANIFESTS),
@@ -61,29 +61,29 @@ BREAKAGES: Final = [
     _broken("bdn/wire/grants.py", "tokens for clouds are grants", "audience=AUDIENCE,\n                issuer=ISSUER,",
             'audience=[AUDIENCE, "sts.amazonaws.com"],\n                issuer=ISSUER,', _MANIFESTS),
     _broken("bdn/wire/grants.py", "grants of whatever issuer", "issuer=ISSUER,\n", "\n", _MANIFESTS),
-    _broken("bdn/mirror/eviction/confinement.py", "a controller empties the nodes", 'if request.tier != "mirror" or request.force:',
+    _broken("bdn/mirror/access/confinement.py", "a controller empties the nodes", 'if request.tier != "mirror" or request.force:',
             "if request.force:", f"{_TOKENS}::test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else[sqlite]"),
-    _broken("bdn/mirror/cluster/asking.py", "evictions and verifications are everybody's",
+    _broken("bdn/mirror/operations/commands.py", "evictions and verifications are everybody's",
             "if row is None or row.organisation != organisation:", "if row is None:", _OTHERS,
             f"{_TOKENS}::test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else[sqlite]"),
     _broken("bdn/wire/mirror_schema.py", "everybody sees others' jobs", 'update={"held_by": []}', "update={}",
             f"{_TOKENS}::test_jobs_that_hold_the_same_content_are_shown_to_operators_alone[sqlite]"),
-    _broken("bdn/mirror/repository/mirrors.py", "mirrors are everybody's", "MirrorRow.id == mirror_id, MirrorRow.organisation == organisation)",
+    _broken("bdn/mirror/db/mirrors.py", "mirrors are everybody's", "MirrorRow.id == mirror_id, MirrorRow.organisation == organisation)",
             "MirrorRow.id == mirror_id)", _OTHERS),
-    _broken("bdn/mirror/prefetching/prefetches.py", "prefetches are everybody's", "if row is None or row.organisation != organisation:",
+    _broken("bdn/mirror/operations/prefetches.py", "prefetches are everybody's", "if row is None or row.organisation != organisation:",
             "if row is None:", _OTHERS),
-    _broken("bdn/mirror/repository/secrets.py", "secrets are everybody's", "SecretRow.organisation == organisation, SecretRow.name == name)",
+    _broken("bdn/mirror/db/secrets.py", "secrets are everybody's", "SecretRow.organisation == organisation, SecretRow.name == name)",
             "SecretRow.name == name)", _OTHERS, f"{_TOKENS}::test_a_secret_of_one_organisation_opens_nothing_for_another"),
-    _broken("bdn/mirror/repository/mirrors.py", "a list holds others' mirrors",
+    _broken("bdn/mirror/db/mirrors.py", "a list holds others' mirrors",
             "query = select(MirrorRow).where(MirrorRow.organisation == organisation)\n    if status:",
             "query = select(MirrorRow)\n    if status:", _LISTS),
     _broken("bdn/mirror/api/callers.py", "controllers make tokens", ".acting(Role.OPERATOR, organisation)",
             ".acting(Role.CONTROLLER, organisation)", _ROLES,
             f"{_TOKENS}::test_an_operator_s_token_makes_others_and_a_controller_s_does_not[sqlite]"),
     _broken("bdn/mirror/api/callers.py", "controllers beat", ".acting(Role.AGENT, None)", "", _ROLES),
-    _broken("node_agent/cache/shelf.py", "a peer gives to each grant", "if not any(grant.allows(manifest) for manifest in manifests):",
+    _broken("node_agent/cache/held_chunks.py", "a peer gives to each grant", "if not any(grant.allows(manifest) for manifest in manifests):",
             "if False:", f"{_AGENTS}::test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
-    _broken("node_agent/cache/shelf.py", "a manifest in the header opens each chunk",
+    _broken("node_agent/cache/held_chunks.py", "a manifest in the header opens each chunk",
             "if request.manifest is not None and request.manifest not in self.names(request.digest):", "if False:",
             f"{_AGENTS}::test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
     _broken("node_agent/cache/documents.py", "a peer tells each grant what is in a manifest",
@@ -94,6 +94,6 @@ BREAKAGES: Final = [
     _broken("bdn/wire/errors.py", "what the mirror has not got is a peer's own failure",
             "_KINDS.get(error.code, BdnError) if isinstance(error, ReportedError) else type(error)", "type(error)",
             f"{_AGENTS}::test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
-    _broken("bdn/mirror/repository/names.py", "what others have is looked at more closely",
+    _broken("bdn/mirror/db/names.py", "what others have is looked at more closely",
             "ManifestContentRow.content == content, is_mirrored_for(organisation))", "ManifestContentRow.content == content)", _OTHERS),
 ]  # fmt: skip

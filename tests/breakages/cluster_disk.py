@@ -14,7 +14,7 @@ _READ_ONLY = (
 BREAKAGES: Final = [
     Breakage(
         "space",
-        "node_agent/cluster/tier.py",
+        "node_agent/cache/cluster_tier.py",
         "a chunk for which nothing could be deleted is on its way for ever",
         "                self.index.lose(chunk)\n                raise\n",
         "                raise\n",
@@ -22,7 +22,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/cluster/tier.py",
+        "node_agent/cache/cluster_tier.py",
         "chunks that the disk did not delete are forgotten",
         "            self._count_again(left, last_used)\n",
         "",
@@ -31,7 +31,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/cluster/tier.py",
+        "node_agent/cache/cluster_tier.py",
         "what the disk did not delete is younger than it was",
         "last_used=last_used[manifest])",
         "last_used=found.last_used)",
@@ -39,7 +39,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/cluster/obtaining.py",
+        "node_agent/serve/owner.py",
         "a chunk that somebody else is about to hold is asked for in a loop",
         "        elif not self.shelf.holds(digest):",
         "        elif False:",

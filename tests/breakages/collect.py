@@ -38,14 +38,14 @@ _STANDS_IN: Final = (
 )
 _PACKED: Final = "tests/integration/test_mirror_packing.py::"
 _RESTORING: Final = "tests/promises/test_restoring.py::"
-_COLLECTOR: Final = "bdn/mirror/collecting/collector.py"
-_TOMBSTONES: Final = "bdn/mirror/repository/tombstones.py"
+_COLLECTOR: Final = "bdn/mirror/retention/collector.py"
+_TOMBSTONES: Final = "bdn/mirror/db/tombstones.py"
 _STORE: Final = "bdn/store/directory.py"
 
 BREAKAGES: Final = [
     Breakage(
         _PROMISE,
-        "bdn/mirror/eviction/store_eviction.py",
+        "bdn/mirror/retention/store_eviction.py",
         "mirrors publish while an eviction looks at what they have published",
         "                    await mirrors.hold_claims(session)",
         "                    pass",
@@ -78,7 +78,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/mirroring/held.py",
+        "bdn/mirror/ingest/held.py",
         "chunks of an earlier attempt are not kept",
         "for index, digest in recorded.items() if self.store.keep(digest)}",
         "for index, digest in recorded.items()}",
@@ -86,7 +86,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/mirroring/held.py",
+        "bdn/mirror/ingest/held.py",
         "a complete file is counted on without being kept",
         "        return found if found is not None and await self.keep(found) else None",
         "        return found",
@@ -127,7 +127,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/database.py",
+        "bdn/mirror/db/database.py",
         "a rehearsal is not taken back",
         "                await session.rollback()",
         "                pass",
@@ -167,7 +167,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/repository/contents.py",
+        "bdn/mirror/db/contents.py",
         "mirroring it again does not bring it back",
         "    await tombstones.lift(session, organisation, manifest.digest.hex)",
         "    await session.flush()",
@@ -175,7 +175,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/repository/removal.py",
+        "bdn/mirror/db/removal.py",
         "contents that other manifests name go with the first",
         "~exists().where(other.content == ManifestContentRow.content, other.manifest != manifest),",
         '~exists().where(other.content == ManifestContentRow.content, other.manifest == ""),',
@@ -188,7 +188,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/collecting/collections.py",
+        "bdn/mirror/operations/collections.py",
         "what a killed worker had begun is forgotten",
         "                    asked = await collections.open_ones(session)",
         "                    asked = (await collections.open_ones(session))[1:]",
@@ -205,7 +205,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/repository/collections.py",
+        "bdn/mirror/db/collections.py",
         "a dry run counts as the collection that was due",
         ".where(is_real, ",
         ".where(",
@@ -213,7 +213,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/repository/removal.py",
+        "bdn/mirror/db/removal.py",
         "a collection believes a damaged record, and takes the chunks that it should name",
         "        if fault := content_fault(Digest(digest), size, chunks):\n",
         "        if fault := None:\n",
@@ -222,7 +222,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/collecting/collector.py",
+        "bdn/mirror/retention/collector.py",
         "a damaged record that a collection comes upon is not repaired",
         "                self.suspects.add(error.record, error.fault)\n",
         "",
@@ -231,7 +231,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/repository/collections.py",
+        "bdn/mirror/db/collections.py",
         "collections from before the clock was set back count as the newest",
         ", CollectionRow.created_at <= now",
         "",
@@ -239,7 +239,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/collecting/collections.py",
+        "bdn/mirror/operations/collections.py",
         "a clock that was set back puts the next collection off",
         "is_round_due(since, self.period_seconds, now)",
         "bool(self.period_seconds) and now - since >= self.period_seconds",
@@ -247,7 +247,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/collecting/collections.py",
+        "bdn/mirror/operations/collections.py",
         "a bug in a collection ends the mirror, now and at each start",
         "        except Exception as error:\n",
         "        except MemoryError as error:\n",
@@ -267,7 +267,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/repository/removal.py",
+        "bdn/mirror/db/removal.py",
         "a collection does not hear which slabs are damaged",
         "            needs.add_damaged(slab)\n",
         "            pass\n",
@@ -276,7 +276,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/repository/removal.py",
+        "bdn/mirror/db/removal.py",
         "a slab goes whose contents have damaged chunks of their own",
         'ContentRow.chunks != b"", chunks_are_sound())\n',
         'ContentRow.chunks != b"")\n',

@@ -26,7 +26,7 @@ _UPGRADES: Final = "tests/promises/test_upgrades.py"
 BREAKAGES: Final = [
     Breakage(
         "power-loss",
-        "bdn/mirror/keys.py",
+        "bdn/mirror/access/keys.py",
         "the key that signs grants is not synced",
         "            os.fsync(file.fileno())\n",
         "",
@@ -34,7 +34,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "power-loss",
-        "bdn/mirror/database.py",
+        "bdn/mirror/db/database.py",
         "commits are not synced",
         '"synchronous=FULL"',
         '"synchronous=OFF"',
@@ -83,7 +83,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "power-loss",
-        "node_agent/disk/durable.py",
+        "bdn/disk/durable.py",
         "records are renamed before they are durable",
         "                os.fsync(descriptor)\n",
         "                pass\n",
@@ -115,7 +115,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "power-loss",
-        "node_agent/view/destination.py",
+        "node_agent/stage/view/destination.py",
         "the folders of a pulled view are not synced",
         "                sync_folders(self.aside)\n",
         "",
@@ -123,7 +123,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "power-loss",
-        "node_agent/view/destination.py",
+        "node_agent/stage/view/destination.py",
         "the name of a pulled view is not synced",
         "                sync_folder(self.path.parent)\n",
         "",
@@ -139,7 +139,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "whole-files",
-        "node_agent/disk/durable.py",
+        "bdn/disk/durable.py",
         "a write that was cut short is taken for a whole one",
         "        content, offset = content[count:], offset + count\n",
         "        content, offset = content[len(content) :], offset + count\n",
@@ -147,7 +147,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "whole-files",
-        "node_agent/view/views.py",
+        "node_agent/stage/view/views.py",
         "a view is built where its job looks for it",
         'aside = root.with_name(f"{stage_id}{_BUILDING}")',
         "aside = root",
@@ -171,7 +171,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "upgrades",
-        "bdn/mirror/database.py",
+        "bdn/mirror/db/database.py",
         "a schema that is not ours is worked on",
         "                if not await connection.run_sync(_upgrade):\n",
         "                if not await connection.run_sync(_upgrade) and not version:\n",
@@ -208,7 +208,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "commit-order",
-        "bdn/mirror/repository/mirrors.py",
+        "bdn/mirror/db/mirrors.py",
         "the claims of a killed mirror are never given back",
         "    await session.execute(statement.values(claimed_by=None, claim_expires_at=None))\n",
         "    await session.execute(statement.values(claim_expires_at=9e12))\n",

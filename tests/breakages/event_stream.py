@@ -27,7 +27,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/http_server.py",
+        "bdn/net/api_server/http_server.py",
         "a client that does not read puts a traceback into the log of a service that stops",
         "contextlib.suppress(asyncio.CancelledError)",
         "contextlib.suppress(ZeroDivisionError)",

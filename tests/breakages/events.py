@@ -57,7 +57,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/evictions.py",
+        "node_agent/mirror_link/evictions.py",
         "an eviction does not say whom it spared",
         "also = [*account.spared(done.refused), *",
         "also = [*",
@@ -163,7 +163,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "access",
-        "bdn/mirror/repository/events.py",
+        "bdn/mirror/db/events.py",
         "events of manifests that were never mirrored for the caller are shown",
         ".where(or_(EventRow.organisation == organisation, _was_mirrored_for(organisation)))",
         ".where(or_(EventRow.organisation != '', _was_mirrored_for(organisation)))",
@@ -171,7 +171,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "bdn/mirror/cluster/membership.py",
+        "bdn/mirror/agents/heartbeats.py",
         "what agents have decided is not kept",
         "await self.events.take(heartbeat.cluster, heartbeat.node, heartbeat.events)",
         "pass",
@@ -179,7 +179,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "collection",
-        "bdn/mirror/collecting/collector.py",
+        "bdn/mirror/retention/collector.py",
         "what was collected is not written down",
         'await events.record(session, [decided.Collected(manifest=f"b3:{manifest}", bytes=taken.bytes)], now)',
         "await events.record(session, [], now)",
@@ -187,7 +187,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "collection",
-        "bdn/mirror/repository/removal.py",
+        "bdn/mirror/db/removal.py",
         "what was collected does not count its files",
         "            size += content_size",
         "            size += 0 * content_size",
@@ -195,7 +195,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "collection",
-        "bdn/mirror/repository/damaged.py",
+        "bdn/mirror/db/damaged.py",
         "that a chunk was damaged is remembered for ever",
         "        DamagedChunkRow.found_at < before,\n",
         "        DamagedChunkRow.found_at < 0 * before,\n",
@@ -204,7 +204,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "collection",
-        "bdn/mirror/collecting/collector.py",
+        "bdn/mirror/retention/collector.py",
         "that a chunk was damaged is forgotten beside a mirror that counts on it",
         "            before = collectable_before(now, 0, await at_work.oldest_at_work(session, now))\n            await damaged",
         "            before = collectable_before(now, 0, None)\n            await damaged",
@@ -213,7 +213,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/verifying/damages.py",
+        "bdn/mirror/damages.py",
         "damage of the store is not written down",
         "await self._tell(session, caches.Damaged, digest.hex)",
         "pass",
@@ -221,7 +221,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/verifying/damages.py",
+        "bdn/mirror/damages.py",
         "damage that two processes find is written down twice",
         "            if not is_known:",
         "            if not is_known or is_needed:",
@@ -229,7 +229,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/verifying/damages.py",
+        "bdn/mirror/damages.py",
         "a repair of the store is written down when nothing is known of the damage any more",
         """            await self._tell(session, caches.Repaired, digest.hex)
             is_repaired = await damaged.forgive(session, digest)""",
@@ -239,7 +239,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/verifying/damages.py",
+        "bdn/mirror/damages.py",
         "each attempt at a repair is written down",
         "if row is None or await events.is_told(session, caches.Lost.kind, digest.hex, row.found_at):",
         "if row is None:",
@@ -247,7 +247,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/verifying/repair.py",
+        "bdn/mirror/scrub/repair.py",
         "that nobody has a damaged chunk is not written down",
         "await self.damages.give_up(digest)",
         "pass",
@@ -255,7 +255,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/mirror/verifying/damages.py",
+        "bdn/mirror/damages.py",
         "that a slab was replaced by another is not written down",
         "await self._tell(session, caches.Repaired, slab)",
         "pass",
@@ -279,7 +279,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "access",
-        "bdn/mirror/repository/tokens.py",
+        "bdn/mirror/db/tokens.py",
         "a revocation is told and not kept",
         "    await session.execute(statement)\n    return await session.get(TokenRow, token_id)",
         "    found = await session.get(TokenRow, token_id)\n    session.expunge_all()\n    if found:\n        found.revoked_at = now\n"
@@ -296,7 +296,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "collection",
-        "bdn/mirror/eviction/restorations.py",
+        "bdn/mirror/retention/restorations.py",
         "a restoration only says that it restored",
         "restored = sorted(await tombstones.restore(session, organisation, named))",
         "restored = sorted(named)",

@@ -38,7 +38,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/evictions.py",
+        "node_agent/mirror_link/evictions.py",
         "a plan is carried out",
         "        if command.dry_run:\n            return plan(self.cache.index)\n",
         "",

@@ -13,7 +13,7 @@ _KEPT = f"{_TEST}test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_
 BREAKAGES: Final = [
     Breakage(
         "space",
-        "node_agent/view/views.py",
+        "node_agent/stage/view/views.py",
         "a mount that cannot be looked at ends the agent",
         "        with disk_errors(place):\n            is_link = place.is_symlink()\n",
         "        is_link = place.is_symlink()\n",
@@ -21,7 +21,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/view/views.py",
+        "node_agent/stage/view/views.py",
         "a view that cannot be looked at ends the agent",
         "        with disk_errors(root):\n            return root.is_dir()\n",
         "        return root.is_dir()\n",

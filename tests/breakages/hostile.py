@@ -18,7 +18,7 @@ _READS: Final = f"{_PARSERS}::test_a_parser_reads_its_valid_forms_and_answers_ev
 BREAKAGES: Final = [
     Breakage(
         "hostile-input",
-        "bdn/wire/descriptor_shortage.py",
+        "bdn/net/api_server/descriptor_shortage.py",
         "each place of the backlog is told of",
         "if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:",
         "if now := time.monotonic():",
@@ -98,7 +98,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/verifying/damages.py",
+        "bdn/mirror/damages.py",
         "each of those who suspect a chunk has it read for himself",
         "return await look.get(anew=True)",
         "return await self._examine(digest)",
@@ -106,7 +106,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/verifying/damages.py",
+        "bdn/mirror/damages.py",
         "who suspects what nobody needs stands in the way of those who write",
         "if not await damaged.is_needed(session, digest):",
         "if False:",
@@ -122,7 +122,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/shelf.py",
+        "bdn/mirror/served_chunks.py",
         "an examination that takes long is a bug of ours",
         "        except TimeoutError:\n",
         "        except KeyError:\n",
@@ -130,7 +130,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/service.py",
+        "bdn/net/api_server/service.py",
         "half a surrogate pair is text",
         "        dependencies=[Depends(_check_text)],\n",
         "",
@@ -138,7 +138,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/service.py",
+        "bdn/net/api_server/service.py",
         "whole text that is written in halves is refused",
         "    if place is not None:",
         "    if place != 0:",
@@ -146,7 +146,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/service.py",
+        "bdn/net/api_server/service.py",
         "a body that is no JSON ends its route",
         "    except (ValueError, RecursionError):\n        return  #",
         "    except (KeyError, RecursionError):\n        return  #",
@@ -154,7 +154,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/service.py",
+        "bdn/net/api_server/service.py",
         "half a surrogate pair is text in a body of UTF-16",
         "|\\x00",
         "",
@@ -187,7 +187,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/http_server.py",
+        "bdn/net/api_server/http_server.py",
         "who says half a request holds a connection for ever",
         "        http=ImpatientProtocol,\n",
         "",
@@ -195,7 +195,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/chunk_server/head.py",
+        "bdn/net/chunk_server/head.py",
         "a head may have any number of headers",
         "if len(lines) > HEADERS_LIMIT + 1:",
         "if False:",
@@ -251,7 +251,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/mirroring/selecting.py",
+        "bdn/mirror/ingest/selecting.py",
         "a listing is read to its end, wherever that is",
         "if len(listed) > self.limit_files:",
         "if len(listed) > 2 * self.limit_files:",

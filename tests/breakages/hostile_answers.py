@@ -32,7 +32,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/chunk_server/server.py",
+        "bdn/net/chunk_server/server.py",
         "a client that says half a head keeps a thread",
         "        connection.setblocking(False)\n",
         "        connection.setblocking(True)\n",
@@ -40,7 +40,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/chunk_server/head.py",
+        "bdn/net/chunk_server/head.py",
         "a header's value may hold no space",
         "[^\\x00-\\x08\\x0a-\\x1f\\x7f]",
         "[^\\x00-\\x08\\x0a-\\x20\\x7f]",
@@ -74,7 +74,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/mirroring/selecting.py",
+        "bdn/mirror/ingest/selecting.py",
         "the limit of bytes counts files",
         "sum(file.size for file in files)",
         "sum(1 for file in files)",

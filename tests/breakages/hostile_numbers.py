@@ -36,9 +36,9 @@ BREAKAGES: Final = [
             "return one + other", _HEARTBEATS),
     _broken("bdn/core/sizes.py", "a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
             "float(size)", f"{_EVENTS}[sqlite]"),
-    _broken("bdn/mirror/database_errors.py", "a fact that is no number is the database's fault", '"22P02":', '"22XXX":',
+    _broken("bdn/mirror/db/errors.py", "a fact that is no number is the database's fault", '"22P02":', '"22XXX":',
             f"{_EVENTS}[postgres]"),
-    _broken("bdn/mirror/names.py", "the paths of all files of a manifest are kept", " if entry.digest.hex in contents}", "}",
+    _broken("bdn/mirror/operations/names.py", "the paths of all files of a manifest are kept", " if entry.digest.hex in contents}", "}",
             "tests/integration/test_mirror_events.py"
             "::test_the_files_of_a_manifest_are_looked_through_beside_the_loop_and_what_is_told_is_kept_alone"),
     Breakage("access", "bdn/mirror/api/secrets.py", "whoever rotates its secrets rotates those of all",

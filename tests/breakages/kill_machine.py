@@ -52,7 +52,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "whole-files",
-        "node_agent/view/views.py",
+        "node_agent/stage/view/views.py",
         "a view is built where jobs look",
         '        aside = root.with_name(f"{stage_id}{_BUILDING}")\n',
         "        aside = root\n        remove_tree(root)\n",

@@ -9,7 +9,7 @@ from tests.support.promise_breakages import Breakage
 BREAKAGES: Final = [
     Breakage(
         "load",
-        "bdn/mirror/database.py",
+        "bdn/mirror/db/database.py",
         "who cannot write at once is turned away",
         "async with asyncio.timeout(WRITER_SECONDS):",
         "async with asyncio.timeout(0):",
@@ -17,7 +17,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "node_agent/disk/durable.py",
+        "bdn/disk/durable.py",
         "each folder that is synced stays open",
         """        yield descriptor
     finally:

@@ -31,7 +31,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/ring/gathering.py",
+        "node_agent/fetch/partial_chunk.py",
         "what peers and the mirror send is not compared with its name",
         "if actual != self.digest:",
         "if False:",
@@ -47,7 +47,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/client.py",
+        "bdn/net/client/mirror_client.py",
         "the answer to another request is taken for the layout",
         "if layout.manifest != digest:",
         "if False:",
@@ -71,7 +71,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/ring/supply.py",
+        "node_agent/fetch/ring_reader.py",
         "chunks of a node that joined last are asked of the mirror alone",
         "if not self.peers.is_avoided(peer) and self._ask(peer, chunk, None):",
         "if False:",
@@ -87,7 +87,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/ring/patience.py",
+        "node_agent/fetch/deadlines.py",
         "a peer may be silent for as long as it likes",
         "if (silence := self.clock() - self._heard) >= self.silence_seconds:",
         "if (silence := self.clock() - self._heard) >= 1000 * self.silence_seconds:",
@@ -95,7 +95,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_look.py",
+        "bdn/mirror/access/shared_look.py",
         "where a look takes long, each listener looks for itself",
         "oldest = asked if anew else min(asked, self._clock() - self._seconds)",
         "oldest = max(asked if anew else 0.0, self._clock() - self._seconds)",
@@ -103,7 +103,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_look.py",
+        "bdn/mirror/access/shared_look.py",
         "where the database is away, each who asks the same waits for all before him",
         "if self._failed is not None and self._failed[0] >= asked:",
         "if self._failed is not None and False:",
@@ -111,7 +111,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_look.py",
+        "bdn/mirror/access/shared_look.py",
         "every listener looks for itself",
         "if self._kept is not None and self._kept[0] >= oldest:",
         "if False:",
@@ -119,7 +119,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_looks.py",
+        "bdn/mirror/access/shared_looks.py",
         "what nobody asks any more is remembered",
         "if not wanted.askers:",
         "if wanted.askers > 1_000_000:",
@@ -127,7 +127,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/requests.py",
+        "bdn/mirror/ingest/requests.py",
         "equal requests are not taken for equal",
         "request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex",
         "request_key = secrets.token_hex(32)",
@@ -135,7 +135,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/alone.py",
+        "bdn/mirror/db/alone.py",
         "a lock whose connection is gone swallows the end of the service",
         "with suppress(SQLAlchemyError, OSError):\n            await connection.close()",
         "with suppress(ZeroDivisionError):\n            await connection.close()",
@@ -151,7 +151,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/ring/documents.py",
+        "node_agent/fetch/documents.py",
         "nobody is asked for a layout",
         "if layout is not None and layout.covers(manifest.contents):",
         "if False:",

@@ -59,7 +59,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/service_client.py",
+        "bdn/net/client/service_client.py",
         "a name that is lost is no failure of the network to clients",
         "except httpx2.RequestError as error:",
         "except httpx2.ReadError as error:",
@@ -71,7 +71,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/service_client.py",
+        "bdn/net/client/service_client.py",
         "a connection is used again, whatever is left in it",
         "_ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)",
         "_ONE_REQUEST_EACH = httpx2.Limits()",
@@ -79,7 +79,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/service_client.py",
+        "bdn/net/client/service_client.py",
         "a client waits for as long as bytes come",
         "async with asyncio.timeout(longest):",
         "async with asyncio.timeout(None):",
@@ -87,7 +87,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/requests.py",
+        "bdn/mirror/ingest/requests.py",
         "a request that runs is not joined by its repetition",
         "mirror_id = await mirrors.running(session, organisation, request_key)",
         "mirror_id = None",
@@ -103,7 +103,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/database.py",
+        "bdn/mirror/db/database.py",
         "who waits behind a locked writer waits for as long as it takes",
         "async with asyncio.timeout(WRITER_SECONDS):",
         "async with asyncio.timeout(None):",
@@ -144,7 +144,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/collecting/collector.py",
+        "bdn/mirror/retention/collector.py",
         "rows go although the store is away",
         "await asyncio.to_thread(lambda: list(self.store.stored(())))",
         "await asyncio.sleep(0)",
@@ -152,7 +152,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/wire/impatience.py",
+        "bdn/net/api_server/impatience.py",
         "who does not read is written to all the same",
         "    request_seconds = REQUEST_SECONDS\n",
         "    request_seconds = REQUEST_SECONDS\n    pause_writing = lambda self: None\n",
@@ -160,7 +160,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/persistence.py",
+        "bdn/net/client/persistence.py",
         "who waits ends at the first fault",
         "                if delay is None or now() + delay > until:\n",
         "                if True:\n",

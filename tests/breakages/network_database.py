@@ -8,8 +8,8 @@ from tests.support.promise_breakages import Breakage
 
 _SILENT: Final = "tests/promises/test_network_database.py"
 _LOCKS: Final = "tests/promises/test_network_locks.py"
-_POSTGRES: Final = "bdn/mirror/postgres.py"
-_ALONE: Final = "bdn/mirror/alone.py"
+_POSTGRES: Final = "bdn/mirror/db/postgres.py"
+_ALONE: Final = "bdn/mirror/db/alone.py"
 _TWO: Final = f"{_LOCKS}::test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_nothing"
 
 BREAKAGES: Final = [
@@ -56,7 +56,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/database_errors.py",
+        "bdn/mirror/db/errors.py",
         "no answer in time is for ever",
         "return isinstance(error, (OSError, PoolTimeoutError))",
         "return False",
@@ -80,7 +80,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/repository/locks.py",
+        "bdn/mirror/db/locks.py",
         "who stands still keeps the lock",
         "select(forgotten, lock))).one()[1]",
         "select(true(), lock))).one()[1]",
@@ -88,7 +88,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/repository/bulk.py",
+        "bdn/mirror/db/bulk.py",
         "a second writer of the same row fails",
         ".on_conflict_do_nothing()",
         "",

@@ -17,7 +17,7 @@ def _breakage(file: str, what: str, old: str, new: str, test: str) -> Breakage:
 
 BREAKAGES: Final = [
     _breakage(
-        "node_agent/scrub/verifications.py",
+        "node_agent/mirror_link/verifications.py",
         "the grants that a command lends are not used",
         "lent_by(command.grants)",
         "lent_by([])",
@@ -59,7 +59,7 @@ BREAKAGES: Final = [
         f"{_NODE}::test_a_round_goes_on_after_a_restart_where_it_was",
     ),
     _breakage(
-        "bdn/mirror/verifying/repair.py",
+        "bdn/mirror/scrub/repair.py",
         "what nobody could give once is never asked for again",
         "return tried_at is None or not 0 <= self.clock() - tried_at < AGAIN_SECONDS",
         "return tried_at is None",

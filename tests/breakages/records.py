@@ -18,7 +18,7 @@ def _breakage(file: str, what: str, old: str, new: str, test: str) -> Breakage:
 
 BREAKAGES: Final = [
     _breakage(
-        "bdn/mirror/verifying/keeping.py",
+        "bdn/mirror/scrub/rounds.py",
         "the scrub tells nobody of wrong records",
         "            self.mending.suspects.add(record, fault)\n",
         "            pass\n",
@@ -39,35 +39,35 @@ BREAKAGES: Final = [
         f"{_READ}[manifest]",
     ),
     _breakage(
-        "bdn/mirror/repository/layouts.py",
+        "bdn/mirror/db/layouts.py",
         "a layout says what a wrong record says",
         "        if fault := content_fault(Digest(digest), size, chunks):",
         "        if (fault := content_fault(Digest(digest), size, chunks)) and not size:",
         f"{_READ}[large]",
     ),
     _breakage(
-        "bdn/mirror/repository/objects.py",
+        "bdn/mirror/db/objects.py",
         "chunks are blamed for what a wrong record says of them",
         "        if content_fault(Digest(digest), size, raw):",
         "        if False:",
         f"{_VERIFY}[large]",
     ),
     _breakage(
-        "bdn/mirror/verifying/record_mending.py",
+        "bdn/mirror/scrub/record_mending.py",
         "a wrong record leaves no evidence",
         "            await self._keep(record, *found)\n",
         "",
         f"{_READ}[large]",
     ),
     _breakage(
-        "bdn/mirror/verifying/record_sources.py",
+        "bdn/mirror/scrub/record_sources.py",
         "agents are not asked for records",
         "        if not mirrored:\n",
         "        if mirrored:\n",
         f"{_RECORDS}::test_a_record_that_an_agent_holds_is_asked_of_it_and_not_of_the_upstream",
     ),
     _breakage(
-        "bdn/mirror/verifying/record_sources.py",
+        "bdn/mirror/scrub/record_sources.py",
         "of a file whose record is wrong everything is read again",
         "for half in (kept, {}):",
         "for half in ({}, kept):",

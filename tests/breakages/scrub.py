@@ -32,7 +32,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/disk/past_cache.py",
+        "bdn/disk/past_cache.py",
         "the scrub believes the page cache",
         "        if self._direct >= 0:\n            try:",
         "        return self._read(self._descriptor, buffer[:size], offset)\n        if self._direct >= 0:\n            try:",
@@ -136,7 +136,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/verifications.py",
+        "node_agent/mirror_link/verifications.py",
         "a link to itself ends a verification",
         "    except OSError:  #",
         "    except FileNotFoundError:  #",
@@ -160,7 +160,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/cache/shelf.py",
+        "node_agent/cache/held_chunks.py",
         "a file is served while it is being repaired",
         "if place.file in self._withheld:",
         "if False:",
@@ -168,7 +168,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/cache/shelf.py",
+        "node_agent/cache/held_chunks.py",
         "a fill that meets a wrong file tells nobody",
         "            self._suspect(file)",
         "            pass",
@@ -176,7 +176,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/cache/shelf.py",
+        "node_agent/cache/held_chunks.py",
         "a chunk that lies here is not compared with its name",
         "if count == len(buffer) and digest_of(buffer) == digest:",
         "if count == len(buffer):",
@@ -184,7 +184,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/ring/supply.py",
+        "node_agent/fetch/ring_reader.py",
         "who holds a wrong chunk does not hear of it",
         "                self._make_look(peer, address, chunk)",
         "                pass",

@@ -14,7 +14,7 @@ _ENDS: Final = f"{_TESTS}::test_an_agent_ends_while_the_name_of_its_mirror_hangs
 BREAKAGES: Final = [
     Breakage(
         "network",
-        "bdn/wire/service_loop.py",
+        "bdn/net/api_server/service_loop.py",
         "names are asked for in the default executor",
         "return await HOST_LOOKUPS.find_soon(Question(host, port, family, type, proto, flags))",
         "return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)",
@@ -31,7 +31,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/host_lookups.py",
+        "bdn/net/host_lookups.py",
         "a program that ends waits for the resolver",
         "daemon=True",
         "daemon=False",
@@ -39,7 +39,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/host_lookups.py",
+        "bdn/net/host_lookups.py",
         "whoever asks gets a thread",
         "            if question not in self._waiting:\n                self._begin(question)\n",
         "            self._begin(question)\n",
@@ -48,7 +48,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/host_lookups.py",
+        "bdn/net/host_lookups.py",
         "a byte thread waits for as long as the name hangs",
         "if not wait([answer], longest).done:",
         "if not wait([answer], 40).done:",
@@ -57,7 +57,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/host_lookups.py",
+        "bdn/net/host_lookups.py",
         "a name that has hung once hangs for good",
         "tuple(self._waiting.pop(question))",
         "tuple(self._waiting[question])",

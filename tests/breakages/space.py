@@ -11,7 +11,7 @@ _TEST = "tests/promises/test_space.py::"
 BREAKAGES: Final = [
     Breakage(
         "space",
-        "node_agent/disk/durable.py",
+        "bdn/disk/durable.py",
         "a quota is told like a full disk",
         'reason += _REMEDIES.get(error.errno or 0, "")',
         "pass",

@@ -19,14 +19,14 @@ def _breakage(file: str, what: str, old: str, new: str, test: str) -> Breakage:
 
 BREAKAGES: Final = [
     _breakage(
-        "bdn/mirror/mirroring/gathering.py",
+        "bdn/mirror/ingest/copy_missing.py",
         "a file that came wrong once fails its mirror",
         "            evidence = await self._quarantine(file, error)\n",
         "            evidence = await self._quarantine(file, error)\n            raise\n",
         _WIRE,
     ),
     _breakage(
-        "bdn/mirror/mirroring/gathering.py",
+        "bdn/mirror/ingest/copy_missing.py",
         "right chunks of a file that came wrong are kept as evidence",
         "        await self.progress.narrow(evidence, layout)\n",
         "",
@@ -40,21 +40,21 @@ BREAKAGES: Final = [
         f"{_TWICE}[model.safetensors-gs]",
     ),
     _breakage(
-        "bdn/mirror/mirroring/packer.py",
+        "bdn/mirror/ingest/packer.py",
         "a small file that came wrong once fails its mirror",
         "                if left[0] is wrong:",
         "                if left[0] is not wrong:",
         _SMALL,
     ),
     _breakage(
-        "bdn/mirror/mirroring/packer.py",
+        "bdn/mirror/ingest/packer.py",
         "what came wrong of a small file is forgotten",
         "                await on_wrong(left[0], *packing.wrong)\n",
         "",
         _SMALL,
     ),
     _breakage(
-        "bdn/mirror/verifying/upstream_source.py",
+        "bdn/mirror/scrub/from_upstream.py",
         "a repair takes one wrong answer for a changed upstream",
         "        for _ in range(2):",
         "        for _ in range(1):",

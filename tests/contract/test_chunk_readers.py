@@ -9,8 +9,8 @@ import pytest
 
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.ports import ChunkReader
+from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.retrying import Retrier, RetryingReader
 from bdn.transfer.verifying import VerifyingReader

@@ -16,6 +16,7 @@ from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.core.ports import Location
 from bdn.core.source.uri import parse_source
+from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.aws.identity import AwsRoleCredentials
 from bdn.sources.credentials import Secret
 from bdn.sources.google.identity import ServiceAccountTokens
@@ -24,7 +25,6 @@ from bdn.sources.guarded_connector import guarded_connector
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Assertion, AwsRole, AwsWebIdentity, GoogleServiceAccount
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.contract.egress_contract import Door, EgressContract, FollowingEgressContract
 from tests.doubles.gcs_accounts import GoogleAccount

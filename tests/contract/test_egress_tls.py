@@ -16,10 +16,10 @@ from bdn.core.chunk import ByteRange
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.ports import Location
 from bdn.core.source.uri import parse_source
+from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.guarded_connector import guarded_connector
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.support.bytes_authority import Authority, new_authority
 from tests.support.bytes_raw_server import RawServer, message, read_head

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import MountFailedError
-from node_agent.disk import syscalls
+from bdn.disk import syscalls
 from node_agent.disk.places import Places
-from node_agent.view import bind_mount
-from node_agent.view import exposure as module
-from node_agent.view.bind_mount import is_mount_point, mounts_below
-from node_agent.view.exposure import BindExposure, Exposure, NoExposure, SymlinkExposure, choose
+from node_agent.stage.view import bind_mount
+from node_agent.stage.view import exposure as module
+from node_agent.stage.view.bind_mount import is_mount_point, mounts_below
+from node_agent.stage.view.exposure import BindExposure, Exposure, NoExposure, SymlinkExposure, choose
 from tests.contract.exposure_contract import FILES, CheckingExposureContract, ExposureContract
 from tests.support.agent_mounts import needs_mounts
 from tests.support.trees import tree

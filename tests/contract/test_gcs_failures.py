@@ -20,7 +20,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.sources.credentials import Secret
-from bdn.sources.google.opening import open_gcs
+from bdn.sources.open_gcs import open_gcs
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, rate_limited, truncate

@@ -11,8 +11,8 @@ from bdn.core.chunk import ByteRange
 from bdn.core.errors import ChecksumMismatchError, SourceChangedError, UpstreamRateLimitedError
 from bdn.core.ports import Location, Source
 from bdn.core.source.upstream import UpstreamFile
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.checksums import RunningChecksum
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.contract.source_contract import CONTENT, listed
 from tests.doubles.faults import flip_byte, rate_limited

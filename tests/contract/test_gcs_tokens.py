@@ -26,7 +26,7 @@ from bdn.core.source.uri import BucketUri
 from bdn.sources.credentials import Secret, service_account_key
 from bdn.sources.google.bucket import GcsEndpoint
 from bdn.sources.google.key_tokens import KeyTokens
-from bdn.sources.google.opening import open_gcs
+from bdn.sources.open_gcs import open_gcs
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsRole
 from tests.contract.source_contract import listed

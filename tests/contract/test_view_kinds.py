@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from node_agent.disk.places import Places
-from node_agent.view.build import Built, build_view
-from node_agent.view.check import compare_view
+from node_agent.stage.view.build import Built, build_view
+from node_agent.stage.view.check import compare_view
 from tests.support.agent_cache import cached
 from tests.support.agent_mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
 from tests.support.agent_rig import noise

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bdn.disk.direct import DirectWrites
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent
-from node_agent.disk.direct import DirectWrites
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_points import Points
 from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged

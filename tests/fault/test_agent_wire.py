@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
-from bdn.transfer.connections import ConnectionPool
-from bdn.wire.guarded_dialing import dial
+from bdn.net.guarded_dialing import dial
+from bdn.net.http1.pool import ConnectionPool
 from tests.support.agent_mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 from tests.support.trees import tree
@@ -110,7 +110,7 @@ def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeyp
             pool.close()  # it cannot see this socket yet
             return made
 
-        monkeypatch.setattr("bdn.transfer.dialing.dial", connect)
+        monkeypatch.setattr("bdn.net.http1.dialing.dial", connect)
         with (
             pytest.raises(ConnectionAbortedError, match="this program is ending"),
             pool.get(f"http://127.0.0.1:{silent.getsockname()[1]}/", {}),

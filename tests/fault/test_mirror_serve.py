@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from bdn.mirror.database import HEAD
+from bdn.mirror.db.database import HEAD
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.support.mirror_process import SERVE, ServingProcess, serve

@@ -23,13 +23,13 @@ from bdn.core.source.patterns import Patterns, compile_pattern, select
 from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import normalise_mount
 from bdn.core.store.layout import FileLayout, Slice
+from bdn.net.chunk_server.head import RequestRefusedError, find_head
+from bdn.net.chunk_server.head import parse_head as parse_request
+from bdn.net.http1.head import ProtocolError
+from bdn.net.http1.head import parse_head as parse_answer
 from bdn.sources.aws.listing import NotAListingError, read_page
 from bdn.sources.credentials import Secret, hugging_face_token, s3_credentials, service_account_key
-from bdn.transfer.http_head import ProtocolError
-from bdn.transfer.http_head import parse_head as parse_answer
 from bdn.wire.agent_schema import Heartbeat
-from bdn.wire.chunk_server.head import RequestRefusedError, find_head
-from bdn.wire.chunk_server.head import parse_head as parse_request
 from bdn.wire.errors import error_from
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.layout_form import Layout

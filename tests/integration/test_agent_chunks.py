@@ -9,11 +9,11 @@ import pytest
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, NotFoundError
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.verifying import VerifyingReader
 from node_agent.agent import Agent
-from node_agent.crew import in_thread
+from node_agent.background_tasks import in_thread
 from tests.support.agent_mirror import FORMS, AgentMirror
 from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
 

@@ -18,11 +18,11 @@ from bdn.wire.event_schema import NodeEvent
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.mirror_schema import Holding
-from node_agent import heartbeat
 from node_agent.disk.owner import boot_id
-from node_agent.evictions import Evictions
-from node_agent.holdings import Holdings
 from node_agent.journal.journal import Journal
+from node_agent.mirror_link import heartbeats as heartbeat
+from node_agent.mirror_link.evictions import Evictions
+from node_agent.mirror_link.holdings import Holdings
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import MIB, Rig, noise, staged
 

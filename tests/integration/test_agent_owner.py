@@ -16,7 +16,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.manifest import Manifest
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent

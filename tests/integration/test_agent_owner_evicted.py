@@ -16,12 +16,12 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import InvalidRequestError
-from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from bdn.wire.paths import MANIFEST_HEADER, chunk_path
 from node_agent.agent import Agent
 from node_agent.cache.accounts import over_budget
-from node_agent.cache.shelf import NodeShelf
+from node_agent.cache.held_chunks import NodeShelf
 from tests.support.agent_mirror import AgentMirror, held_by
 from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent_rig import MIB, Rig, noise, staged

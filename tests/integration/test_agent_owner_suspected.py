@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.manifest import Manifest
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from node_agent.agent import Agent
 from tests.support.agent_mirror import AgentMirror

@@ -14,7 +14,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.wire.mirror_schema import FileLayoutBody
-from node_agent.stage import provision
+from node_agent.fill import provision
 from tests.support.agent_mirror import AgentMirror, flipped, held_by, missing, refused
 from tests.support.agent_rig import Rig, disk_bytes, noise, staged
 from tests.support.slabs import pack

@@ -10,8 +10,8 @@ import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.manifest import Manifest
+from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Member
-from bdn.wire.client import MirrorClient
 from tests.support.agent_mirror import FORMS, AgentMirror, failing, held_by
 from tests.support.agent_rig import MIB, noise, staged
 from tests.support.agent_ring import Ring, came_from

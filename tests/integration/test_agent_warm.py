@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node_agent.agent import Agent
-from node_agent.crew import Crew
+from node_agent.background_tasks import Crew
 from node_agent.stage.stage import Stage
 from node_agent.stage.warm import STEP, Warmer
 from tests.support.agent_mirror import AgentMirror

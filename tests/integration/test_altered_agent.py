@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import BdnError
-from node_agent.ring import gathering
+from node_agent.fetch import partial_chunk as gathering
 from tests.benchmarks.altered_agent import believing, discarding
 from tests.support.agent_mirror import AgentMirror, flipped
 from tests.support.agent_rig import MIB, Rig, noise, staged

@@ -22,12 +22,12 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.core.store.layout import FileLayout
 from bdn.core.store.record_soundness import content_fault
-from bdn.mirror.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
-from bdn.mirror.database_errors import DatabaseUnavailableError
-from bdn.mirror.repository import at_work, contents, mirrors, objects, records
-from bdn.mirror.repository.objects import StoredObject
-from bdn.mirror.repository.records import Record
-from bdn.mirror.tables import Base
+from bdn.mirror.db import at_work, contents, mirrors, objects, records
+from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
+from bdn.mirror.db.errors import DatabaseUnavailableError
+from bdn.mirror.db.objects import StoredObject
+from bdn.mirror.db.records import Record
+from bdn.mirror.db.tables import Base
 from tests.support.mirror_service import mirror_under_test
 
 pytest_plugins = ("tests.support.mirror_fixtures",)

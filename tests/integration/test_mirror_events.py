@@ -19,9 +19,9 @@ from bdn.core.events.caches import EvictedOnRequest, MadeRoom
 from bdn.core.events.decision import Decision
 from bdn.core.events.stages import Arrived
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.mirror.names import Names
-from bdn.mirror.repository import mirrors
-from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.db import mirrors
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.operations.names import Names
 from bdn.wire.event_schema import NodeEvent
 from tests.doubles.hub import Hub
 from tests.support.fake_agent import FakeAgent
@@ -202,7 +202,7 @@ async def test_the_files_of_a_manifest_are_looked_through_beside_the_loop_and_wh
         def parse(canonical: bytes) -> SimpleNamespace:
             return SimpleNamespace(files=[Entry(entry) for entry in Manifest.parse(canonical).files])
 
-    monkeypatch.setattr("bdn.mirror.names.Manifest", Watched)
+    monkeypatch.setattr("bdn.mirror.operations.names.Manifest", Watched)
 
     answer = await mirror.http.get("/names", params={"of": str(digest_of(FILES["a.txt"]))})
 

@@ -16,8 +16,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.ports import StoredChunk
-from bdn.mirror.database_errors import DatabaseUnavailableError
-from bdn.mirror.eviction.store_eviction import StoreEviction
+from bdn.mirror.db.errors import DatabaseUnavailableError
+from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.sign_in.issuer import IdentityIssuer, load_issuer
-from bdn.mirror.sign_in.issuer_keys import IdentityKeys, new_identity_key
-from bdn.mirror.sign_in.subject import Subject
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.mirror.upstream.issuer import IdentityIssuer, load_issuer
+from bdn.mirror.upstream.issuer_keys import IdentityKeys, new_identity_key
+from bdn.mirror.upstream.subject import Subject
+from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.openid import OpenIdReader
 from tests.support.mirror_service import mirror_under_test
 

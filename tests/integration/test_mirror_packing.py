@@ -14,10 +14,10 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.mirror.database import Database
-from bdn.mirror.eviction.weights import EvictionWeights
-from bdn.mirror.repository import contents, damaged, layouts, removal
-from bdn.mirror.tables import SlabScopeRow, SlabSliceRow
+from bdn.mirror.db import contents, damaged, layouts, removal
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
+from bdn.mirror.retention.weights import EvictionWeights
 from bdn.store.memory import MemoryStore
 from tests.support.mirror_service import database_under_test
 from tests.support.slabs import pack

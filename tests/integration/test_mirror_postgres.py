@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.database import Database
-from bdn.mirror.mirroring import worker
-from bdn.mirror.repository import at_work, tombstones
+from bdn.mirror.db import at_work, tombstones
+from bdn.mirror.db.database import Database
+from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

@@ -14,11 +14,11 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.ports import StoredChunk
-from bdn.mirror.mirroring import worker
-from bdn.mirror.mirroring.ingest import Ingest
-from bdn.mirror.mirroring.progress import Progress
-from bdn.mirror.mirroring.survey import Survey, Surveyor
-from bdn.mirror.repository import contents
+from bdn.mirror.db import contents
+from bdn.mirror.ingest import worker
+from bdn.mirror.ingest.ingest import Ingest
+from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.store.directory import DirectoryStore
 from bdn.transfer.ranged import RangedReader
 from tests.doubles.content import GeneratedContent

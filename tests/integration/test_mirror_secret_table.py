@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import text
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
-from bdn.mirror.database import Database
-from bdn.mirror.repository import secrets
-from bdn.mirror.sign_in.sealing import Keyring, new_key
-from bdn.mirror.sign_in.secret_table import SecretTable
+from bdn.mirror.db import secrets
+from bdn.mirror.db.database import Database
+from bdn.mirror.upstream.sealing import Keyring, new_key
+from bdn.mirror.upstream.secret_table import SecretTable
 from tests.doubles.hub import Hub
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 

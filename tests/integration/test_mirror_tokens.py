@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from bdn.mirror.database import Database
+from bdn.mirror.db.database import Database
 from tests.doubles.hub import Hub
 from tests.support.fake_agent import FakeAgent
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import rate_limited, stall
 from tests.doubles.hub import Hub
@@ -196,7 +196,7 @@ async def test_pages_are_newest_first_and_meet_without_gap_or_overlap(idle: Mirr
 async def test_mirrors_made_at_the_same_moment_are_paged_too(
     idle: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bdn.mirror.requests.time.time", lambda: 1_800_000_000.123456)
+    monkeypatch.setattr("bdn.mirror.ingest.requests.time.time", lambda: 1_800_000_000.123456)
     begun = {(await idle.begin(source(f"hf://org/m{number}")))["id"] for number in range(4)}
     first = (await idle.http.get("/mirror", params={"limit": 2})).json()
     rest = (await idle.http.get("/mirror", params={"limit": 2, "cursor": first["next_cursor"]})).json()

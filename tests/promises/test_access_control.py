@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from bdn.mirror.sign_in.sealing import Keyring, new_key
-from bdn.mirror.sign_in.secret_table import SecretTable
+from bdn.mirror.upstream.sealing import Keyring, new_key
+from bdn.mirror.upstream.secret_table import SecretTable
 from tests.doubles.hub import Hub
 from tests.support.access_world import UNKNOWN, World, access_world
 from tests.support.fake_agent import FakeAgent

@@ -237,7 +237,7 @@ async def test_what_is_not_yours_costs_what_costs_nothing(
     world: World, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "bdn.mirror.access._STANDING_SECONDS", 3600.0
+        "bdn.mirror.access.access._STANDING_SECONDS", 3600.0
     )  # what is kept for a second is kept for this test
     for bearer, reads in READS.items():
         if isinstance(reads, str) or bearer in ALL_CHUNKS | NO_CHUNKS:

@@ -13,7 +13,7 @@ import pytest
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import Manifest
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent

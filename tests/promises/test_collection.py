@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from bdn.core.digest import digest_of
-from bdn.mirror.repository import damaged, mirrors
+from bdn.mirror.db import damaged, mirrors
 from tests.doubles.hub import Hub
 from tests.support.calendar import Calendar
 from tests.support.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World

@@ -13,7 +13,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.mirror.database import Database
+from bdn.mirror.db.database import Database
 from bdn.store.directory import DirectoryStore
 from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub

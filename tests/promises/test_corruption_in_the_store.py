@@ -15,8 +15,8 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.mirror.verifying.repair import AGAIN_SECONDS
-from bdn.mirror.verifying.store_verification import StoreVerification
+from bdn.mirror.scrub.repair import AGAIN_SECONDS
+from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.store.directory import DirectoryStore
 from bdn.wire import verification_schema
 from bdn.wire.paths import SUSPECT_HEADER

@@ -17,7 +17,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.store.layout import FileLayout
-from bdn.mirror.verifying.repair import AGAIN_SECONDS
+from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.support import services

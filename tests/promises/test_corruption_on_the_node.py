@@ -16,15 +16,15 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.manifest import Manifest
+from bdn.disk.past_cache import PastCacheFile
 from bdn.wire.errors import ReportedError
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.agent import Agent
+from node_agent.background_tasks import in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
-from node_agent.crew import in_thread
-from node_agent.disk.past_cache import PastCacheFile
 from node_agent.disk.places import Places
 from node_agent.scrub import mending, rounds
 from node_agent.scrub.findings import Findings

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.disk.durable import sync_folder, write_at_once, write_durably
-from node_agent.disk.syscalls import allocate, exchange
+from bdn.disk.durable import sync_folder, write_at_once, write_durably
+from bdn.disk.syscalls import allocate, exchange
 from tests.support.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
 from tests.support.trees import tree
 

@@ -15,9 +15,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from bdn.core.events.kinds import KINDS
-from bdn.mirror.database import Database
+from bdn.mirror.db import events
+from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
-from bdn.mirror.repository import events
 from bdn.wire.agent_schema import Heartbeat
 from bdn.wire.event_schema import EventPage, NodeEvent
 from tests.doubles.hub import Hub

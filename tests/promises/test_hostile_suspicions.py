@@ -10,8 +10,8 @@ import httpx2
 import pytest
 
 from bdn.core.digest import Digest, digest_of
-from bdn.mirror import shelf
-from bdn.mirror.verifying.damages import Damages
+from bdn.mirror import served_chunks as shelf
+from bdn.mirror.damages import Damages
 from bdn.wire.paths import SUSPECT_HEADER
 from tests.doubles.hub import Hub
 from tests.support.agent_rig import MIB, noise

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bdn.mirror.api import mirrors
-from bdn.mirror.requests import MirrorRequests
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.net.api_server.http_server import bind_tcp, serving
 from node_agent.agent import Agent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

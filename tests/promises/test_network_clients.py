@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from bdn.cli.admin import main as admin
 from bdn.cli.main import main
-from bdn.wire.client import AgentClient, MirrorClient
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.wire.service_failures import ServiceUnreachableError
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody

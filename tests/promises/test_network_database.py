@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import text
 
-from bdn.mirror import postgres
 from bdn.mirror.api import control
-from bdn.mirror.database import Database
-from bdn.mirror.database_errors import DatabaseUnavailableError
-from bdn.mirror.mirroring import worker
+from bdn.mirror.db import postgres
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.errors import DatabaseUnavailableError
+from bdn.mirror.ingest import worker
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent_rig import MIB, noise

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from bdn.core.errors import BdnError
-from bdn.wire.client import MirrorClient
+from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.service_failures import WrongDocumentError
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import Rig, noise, staged

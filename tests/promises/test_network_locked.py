@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from bdn.mirror import database
 from bdn.mirror.api import control
-from bdn.mirror.mirroring import worker
+from bdn.mirror.db import database
+from bdn.mirror.ingest import worker
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent_rig import MIB, noise

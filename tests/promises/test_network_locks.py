@@ -13,10 +13,10 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
-from bdn.mirror import alone, postgres
-from bdn.mirror.alone import LockLostError
-from bdn.mirror.database import Database
-from bdn.mirror.verifying import keeping
+from bdn.mirror.db import alone, postgres
+from bdn.mirror.db.alone import LockLostError
+from bdn.mirror.db.database import Database
+from bdn.mirror.scrub import rounds as keeping
 from tests.doubles.hub import Hub
 from tests.support.agent_rig import MIB, noise
 from tests.support.fault_proxy_bytes import ByteProxy
@@ -31,8 +31,8 @@ NEVER: Final = 1000.0
 LOCKS: Final = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 HOLDER: Final = """
 import asyncio, sys
-from bdn.mirror import alone
-from bdn.mirror.database import Database
+from bdn.mirror.db import alone
+from bdn.mirror.db.database import Database
 
 async def main():
     alone.CONFIRM_SECONDS, alone.FORGOTTEN_SECONDS = 0.1, 1.0

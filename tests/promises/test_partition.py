@@ -12,9 +12,9 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.mirror.api import control
-from bdn.mirror.database import Database
-from bdn.mirror.mirroring import worker
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.mirror.db.database import Database
+from bdn.mirror.ingest import worker
+from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent_mirror import AgentMirror

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bdn.core.digest import Digest
-from bdn.mirror import access
-from bdn.mirror.collecting.collector import Collector
+from bdn.mirror.access import access
+from bdn.mirror.retention.collector import Collector
 from tests.doubles.hub import Hub
 from tests.support.calendar import DAY, Calendar
 from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source

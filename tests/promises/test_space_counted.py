@@ -24,7 +24,7 @@ from node_agent.cache.space import Room
 from node_agent.ground import open_ground
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.book import StageBook
+from node_agent.stage.registry import StageBook
 from tests.support.agent_cache import cached, put
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged

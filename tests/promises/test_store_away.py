@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.mirror.verifying import keeping
+from bdn.mirror.scrub import rounds as keeping
 from tests.doubles.hub import Hub
 from tests.support.agent_rig import MIB, noise
 from tests.support.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks

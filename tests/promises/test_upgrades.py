@@ -14,7 +14,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.database import HEAD, MIGRATIONS, DatabaseNotMigratedError
+from bdn.mirror.db.database import HEAD, MIGRATIONS, DatabaseNotMigratedError
 from tests.doubles.hub import Hub
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import Rig, staged

@@ -12,9 +12,9 @@ from typing import Any, Final
 import pytest
 
 from bdn.core.digest import Digest, digest_of
-from bdn.mirror.database import Database
-from bdn.mirror.verifying.damages import Damages
-from bdn.mirror.verifying.repair import AGAIN_SECONDS
+from bdn.mirror.damages import Damages
+from bdn.mirror.db.database import Database
+from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from bdn.mirror.watch import Watch
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub

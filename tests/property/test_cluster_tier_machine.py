@@ -18,11 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from bdn.core.cache.chunk_index import ChunkIndex
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, StoreUnavailableError
+from bdn.disk.direct import DirectWrites
 from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cluster.chunk_files import ChunkFiles
-from node_agent.cluster.tier import ClusterTier
-from node_agent.disk.direct import DirectWrites
+from node_agent.cache.chunk_files import ChunkFiles
+from node_agent.cache.cluster_tier import ClusterTier
 from tests.support.names import named
 
 CONTENT = {digest_of(bytes([number]) * size): bytes([number]) * size for number, size in enumerate((1, 2, 3, 4, 5))}

@@ -24,10 +24,10 @@ from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.store.layout import FileLayout
 from bdn.core.store.packing import SMALL_FILE_SIZE
 from bdn.core.store.seal import seal_of
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer
 from bdn.store.memory import MemoryStore
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply, Member
-from bdn.wire.chunk_server.server import ChunkServer
-from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key

@@ -15,7 +15,7 @@ from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
-from node_agent.view.views import Views
+from node_agent.stage.view.views import Views
 
 _IN_THREADS = {
     Part: ("open", "write", "commit"),

@@ -12,7 +12,7 @@ from typing import Any
 from bdn.core.manifest import Manifest
 from bdn.wire.stage_schema import Stage
 from node_agent.agent import Agent
-from node_agent.ring.patience import Waits
+from node_agent.fetch.deadlines import Waits
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import Rig, staged
 

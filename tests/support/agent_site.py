@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 
-from bdn.wire.client import AgentClient
-from bdn.wire.http_server import serving
+from bdn.net.api_server.http_server import serving
+from bdn.net.client.mirror_client import AgentClient
 from node_agent.agent import Agent
 from node_agent.api import build_app
 from node_agent.sockets import unix_socket

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 import node_agent.fill.part
-import node_agent.view.views
+import node_agent.stage.view.views
 from node_agent.agent import Agent
 
 _CALLS: Final = (
@@ -42,7 +42,7 @@ class Steps:
         self._lock = threading.Lock()
         for name in _CALLS:
             monkeypatch.setattr(os, name, self._around(name, getattr(os, name)))
-        for module, name in ((node_agent.fill.part, "allocate"), (node_agent.view.views, "exchange")):
+        for module, name in ((node_agent.fill.part, "allocate"), (node_agent.stage.view.views, "exchange")):
             monkeypatch.setattr(module, name, self._around(name, getattr(module, name)))
 
     def aim(self, chosen: int, begin: Callable[[], Coroutine[Any, Any, Any]] | None) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bdn.core.cache.chunk_index import ChunkIndex
+from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cluster.chunk_files import ChunkFiles
-from node_agent.cluster.tier import ClusterTier
-from node_agent.disk.direct import DirectWrites
+from node_agent.cache.chunk_files import ChunkFiles
+from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.disk.places import Places
 
 

@@ -11,11 +11,11 @@ from typing import BinaryIO
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.ports import ChunkStore
+from bdn.net.chunk_server.sending import Pace
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.chunk_server.timeouts import Patience
 from bdn.store.memory import MemoryStore
-from bdn.wire.chunk_server.patience import Patience
-from bdn.wire.chunk_server.sending import Pace
-from bdn.wire.chunk_server.server import ChunkServer
-from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 
 
 @dataclass

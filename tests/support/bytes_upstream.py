@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bdn.core.chunk import ByteRange
 from bdn.core.pace.streaming import ResumePolicy, StallPolicy
 from bdn.core.ports import Location
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request

@@ -25,8 +25,8 @@ from bdn.core.errors import BdnError
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.book import StageBook
 from node_agent.stage.record import StageRecord
+from node_agent.stage.registry import StageBook
 from tests.support.agent_rig import Clock
 from tests.support.cache_oracle_of_files import Wound, broken_views, differences, ready_on_disk, wrong_files
 from tests.support.cache_world import World, shrink

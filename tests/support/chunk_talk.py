@@ -6,8 +6,8 @@ import socket
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from bdn.wire.chunk_server.server import ChunkServer
-from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer
 from tests.support.bytes_shelves import Shelf
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bdn.mirror.sign_in.issuer_keys import new_identity_key
-from bdn.wire.http_server import bind_tcp, serving
+from bdn.mirror.upstream.issuer_keys import new_identity_key
+from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.gcs import GcsServer
 from tests.doubles.google_sts import GoogleTokenServer, Provider, ServiceAccount
 from tests.doubles.openid import OpenIdReader

@@ -20,15 +20,15 @@ from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.ports import StoredChunk
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout
-from bdn.mirror.cluster.addressees import MIRROR
-from bdn.mirror.collecting.collector import Collected, Collector
-from bdn.mirror.database import Database, ReadSession, WriteSession
-from bdn.mirror.eviction.restorations import Restorations
-from bdn.mirror.eviction.store_eviction import StoreEviction
-from bdn.mirror.mirroring.held import Held
-from bdn.mirror.repository import asked, contents, layouts, mirrors
-from bdn.mirror.tables import EvictionRow, ManifestRow, MirrorRow, MirrorSourceRow
-from bdn.mirror.verifying.suspects import Suspects
+from bdn.mirror.agents.addressees import MIRROR
+from bdn.mirror.db import asked, contents, layouts, mirrors
+from bdn.mirror.db.database import Database, ReadSession, WriteSession
+from bdn.mirror.db.tables import EvictionRow, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.ingest.held import Held
+from bdn.mirror.retention.collector import Collected, Collector
+from bdn.mirror.retention.restorations import Restorations
+from bdn.mirror.retention.store_eviction import StoreEviction
+from bdn.mirror.suspects import Suspects
 from bdn.mirror.watch import Watch
 from bdn.store.directory import DirectoryStore
 from bdn.wire.collection_schema import RestorationRequest

@@ -21,7 +21,7 @@ from bdn.core.digest import Digest
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.book import StageBook
+from node_agent.stage.registry import StageBook
 from tests.support.agent_rig import Clock
 from tests.support.cache_kills import inline
 from tests.support.cache_oracle_of_files import broken_views, differences, ready_on_disk, wrong_files

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from bdn.core.pace.streaming import StallPolicy
 from node_agent.agent import Agent
-from node_agent.ring.patience import Waits
+from node_agent.fetch.deadlines import Waits
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_ring import Ring
 from tests.support.fault_proxy import FaultProxy

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import node_agent.fill.part
-import node_agent.view.views
+import node_agent.stage.view.views
 
 _CALLS = (
     *("rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir", "utime", "chmod", "fchmod"),
@@ -55,7 +55,7 @@ class MortalDisk:
         with ExitStack() as stack:
             for name in _CALLS:
                 stack.enter_context(patch.object(os, name, self._counted(name, getattr(os, name))))
-            for module, name in ((node_agent.fill.part, "allocate"), (node_agent.view.views, "exchange")):
+            for module, name in ((node_agent.fill.part, "allocate"), (node_agent.stage.view.views, "exchange")):
                 stack.enter_context(patch.object(module, name, self._counted(name, getattr(module, name))))
             yield
 

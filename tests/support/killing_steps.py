@@ -137,7 +137,7 @@ def main() -> None:
     os.open = counting.opened(os.open)
     assert shutil.rmtree.avoids_symlink_attacks
     if module.startswith("node_agent"):
-        syscalls = importlib.import_module("node_agent.disk.syscalls")
+        syscalls = importlib.import_module("bdn.disk.syscalls")
         vars(syscalls)["_libc"] = _Library(syscalls._libc, counting)
     else:
         from sqlalchemy import event

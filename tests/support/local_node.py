@@ -18,18 +18,18 @@ from bdn.core.store.layout import FileLayout
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.disk.group_sync import GroupSync
-from node_agent.evictions import Evictions
+from node_agent.fetch.retry_budget import Effort
+from node_agent.fill.fill_unit import Parcel, parcels_of
 from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.parcel import Parcel, parcels_of
 from node_agent.fill.part import Part
+from node_agent.fill.provision import Errand
 from node_agent.ground import Ground, open_ground
 from node_agent.jobs import open_jobs, stages_of
 from node_agent.metrics import Metrics
-from node_agent.ring.effort import Effort
+from node_agent.mirror_link.evictions import Evictions
 from node_agent.settings import AgentSettings
-from node_agent.stage.book import StageBook
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.provision import Errand
+from node_agent.stage.registry import StageBook
 from node_agent.stage.stages import Stages
 from tests.support.agent_rig import Clock
 from tests.support.cache_world import World

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session
 
-from bdn.mirror.database import Database
+from bdn.mirror.db.database import Database
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.support.egress import ALLOW_LOOPBACK

@@ -20,9 +20,9 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.pace.streaming import StallPolicy
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.app import MirrorService, open_mirror
-from bdn.mirror.database import Database
-from bdn.mirror.politeness.patience import Pause
+from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.upstream.retries import Pause
 
 Json = dict[str, Any]
 LONGEST_SECONDS = 20.0

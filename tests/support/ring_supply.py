@@ -12,19 +12,19 @@ from pathlib import Path
 from bdn.core.digest import Digest, digest_of
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.store.layout import FileLayout
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire import agent_schema
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.layout_form import Layout
-from node_agent.cluster.origin_reads import OriginReads
-from node_agent.fill.supply import Came
-from node_agent.ring.effort import Effort
-from node_agent.ring.members import Members
-from node_agent.ring.patience import Waits
-from node_agent.ring.peers import Peers
-from node_agent.ring.routing import Routing
-from node_agent.ring.supply import Bearings, RingSupply
+from node_agent.fetch.deadlines import Waits
+from node_agent.fetch.members import Members
+from node_agent.fetch.origin_reads import OriginReads
+from node_agent.fetch.peers import Peers
+from node_agent.fetch.retry_budget import Effort
+from node_agent.fetch.ring_reader import Bearings, RingSupply
+from node_agent.fetch.routing import Routing
+from node_agent.fetch.supply import Came
 from tests.support.bytes_raw_server import message, partial, read_head
 
 Play = Callable[[socket.socket, bytes, int], None]  # the connection, the chunk, and where the request begins

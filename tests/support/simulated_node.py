@@ -9,7 +9,7 @@ from math import inf
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.ring.hedging import Deadlines, HedgeBudget
 from bdn.core.ring.peer_standing import PeerStanding
-from node_agent.ring.patience import SourcePatience
+from node_agent.fetch.deadlines import SourcePatience
 
 OWN, PEERS = 0, 1
 

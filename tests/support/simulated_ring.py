@@ -18,7 +18,7 @@ from bdn.core.ring.lanes import lanes, own_in_flight
 from bdn.core.ring.peer_standing import Fault
 from bdn.core.ring.placement import Placement
 from bdn.core.ring.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, route
-from node_agent.ring.patience import Alternative, LateError, Limits, SourcePatience
+from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourcePatience
 from tests.support.names import named
 from tests.support.simulated_links import MIRROR, Links, QueuedLinks
 from tests.support.simulated_node import OWN, PEERS, Asked, Case, Node

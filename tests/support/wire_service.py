@@ -12,8 +12,8 @@ from fastapi import FastAPI, Query
 from pydantic import BaseModel
 
 from bdn.core.errors import CacheFullError, UnauthenticatedError
-from bdn.wire.http_server import bind_tcp, serving
-from bdn.wire.service import Bearer, new_service
+from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server.service import Bearer, new_service
 
 LIMIT_REQUEST_BYTES = 1000
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Path
 
 from bdn.mirror.api.callers import Controller, Operator
 from bdn.mirror.api.mirrors import WaitSeconds
-from bdn.mirror.collecting.collections import Collections
-from bdn.mirror.eviction.restorations import Restorations
+from bdn.mirror.operations.collections import Collections
+from bdn.mirror.retention.restorations import Restorations
 from bdn.wire.collection_schema import Collection, CollectionRequest, Restoration, RestorationRequest
 
 CollectionId = Annotated[str, Path(pattern=r"^col_[0-9a-f]{24}$")]

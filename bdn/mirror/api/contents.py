@@ -15,20 +15,20 @@ from bdn.core.caller import Role
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store.record_soundness import manifest_fault
-from bdn.mirror.access import Access
+from bdn.mirror.access.access import Access
+from bdn.mirror.agents.holdings import Holdings
 from bdn.mirror.api.callers import Controller, Organisation
 from bdn.mirror.api.layout_document import layout_document
-from bdn.mirror.cluster.holdings import Holdings
-from bdn.mirror.database import Database, ReadSession
-from bdn.mirror.repository import contents, layouts
-from bdn.mirror.repository.records import Record, WrongRecordError
-from bdn.mirror.shelf import StoreShelf
-from bdn.mirror.verifying.suspects import Suspects
-from bdn.wire.chunk_server.shelf import ChunkRequest
+from bdn.mirror.db import contents, layouts
+from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.db.records import Record, WrongRecordError
+from bdn.mirror.served_chunks import StoreShelf
+from bdn.mirror.suspects import Suspects
+from bdn.net.api_server.service import Bearer
+from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.mirror_schema import HeldManifests, LayoutBody
 from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON, SUSPECT_HEADER
 from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
-from bdn.wire.service import Bearer
 
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 

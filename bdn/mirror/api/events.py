@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, Query
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.api.callers import Controller
+from bdn.mirror.db.events import Wanted
 from bdn.mirror.events import Events
-from bdn.mirror.names import Names
-from bdn.mirror.repository.events import Wanted
+from bdn.mirror.operations.names import Names
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventPage, Named
 
 _TEXT: Final = r"^[^\x00]*$"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from bdn.core.digest import Digest
-from bdn.mirror.repository.layouts import ContentLayout, split_digests
+from bdn.mirror.db.layouts import ContentLayout, split_digests
 
 
 def layout_document(manifest: Digest, data_port: int | None, layouts: Iterable[ContentLayout]) -> str:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.api.callers import Controller
-from bdn.mirror.requests import MirrorRequests
+from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.wire.event_stream import EVENTS, EventStream
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorPage, MirrorStatus, Plan
 from bdn.wire.paths import LONGEST_SOURCE

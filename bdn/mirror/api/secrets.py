@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path
 from bdn.core.caller import Role
 from bdn.core.errors import NotFoundError
 from bdn.mirror.api.callers import Controller, Organisation
-from bdn.mirror.sign_in.secrets import Secrets
+from bdn.mirror.upstream.secrets import Secrets
 from bdn.wire.moments import moment
 from bdn.wire.secret_schema import NAME_PATTERN, SecretBody, SecretEntries, SecretEntry, SecretRotation
 

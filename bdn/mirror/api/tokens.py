@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.api.callers import Operator
-from bdn.mirror.sign_in.tokens import TokenTable
 from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
 
 logger = logging.getLogger(__name__)

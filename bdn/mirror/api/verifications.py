@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from bdn.core.caller import Caller, NotPermittedError, Role
 from bdn.mirror.api.callers import Controller
 from bdn.mirror.api.mirrors import WaitSeconds
-from bdn.mirror.verifying.verifications import Verifications
+from bdn.mirror.operations.verifications import Verifications
 from bdn.wire.verification_schema import Verification, VerificationRequest
 
 VerificationId = Annotated[str, Path(pattern=r"^ver_[0-9a-f]{24}$")]

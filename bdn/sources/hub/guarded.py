@@ -15,7 +15,7 @@ import httpcore2
 import httpx2
 
 from bdn.core.egress.rules import EgressPolicy
-from bdn.wire.guarded_dialing import resolve
+from bdn.net.guarded_dialing import resolve
 
 
 class GuardedBackend(httpcore2.NetworkBackend):

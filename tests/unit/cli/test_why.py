@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from bdn.cli.admin import main
-from bdn.wire.admin_client import AdminClient
+from bdn.net.client.admin_client import AdminClient
+from bdn.net.client.service_client import Params
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Event, EventPage, Named
 from bdn.wire.mirror_schema import HeldManifests
-from bdn.wire.service_client import Params
 from tests.support.names import named
 
 MANIFESTS = [str(named(f"revision {number}")) for number in range(2 * MANIFESTS_AT_ONCE + 1)]

@@ -17,13 +17,13 @@ from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout
-from bdn.mirror.mirroring.copier import Copier
-from bdn.mirror.mirroring.located import LocatedFile
-from bdn.mirror.politeness.budgets import UpstreamBudgets
-from bdn.mirror.politeness.patience import Patience
+from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.located_file import LocatedFile
+from bdn.mirror.upstream.retries import Patience
+from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 
 CONTENT = bytes(range(251)) * (2 * CHUNK_SIZE // 251 + 7)

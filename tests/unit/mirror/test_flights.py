@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bdn.mirror.mirroring.flights import Flights
+from bdn.mirror.ingest.flights import Flights
 
 
 class Work:

@@ -18,18 +18,18 @@ from bdn.core.ports import Resolution
 from bdn.core.source.upstream import Diff, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.core.store.packing import is_small
-from bdn.mirror.database import Database
-from bdn.mirror.mirroring.copier import ChunkStored, Copier
-from bdn.mirror.mirroring.flights import Flights
-from bdn.mirror.mirroring.gathering import Gathering
-from bdn.mirror.mirroring.held import Held
-from bdn.mirror.mirroring.located import LocatedFile
-from bdn.mirror.mirroring.packer import PackedFile, Packer, WrongContent
-from bdn.mirror.mirroring.progress import Progress, SourceCounters
-from bdn.mirror.mirroring.survey import Survey
-from bdn.mirror.politeness.patience import Patience
-from bdn.mirror.repository import contents, mirrors, removal
-from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.db import contents, mirrors, removal
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.ingest.copier import ChunkStored, Copier
+from bdn.mirror.ingest.copy_missing import Gathering
+from bdn.mirror.ingest.flights import Flights
+from bdn.mirror.ingest.held import Held
+from bdn.mirror.ingest.packer import PackedFile, Packer, WrongContent
+from bdn.mirror.ingest.progress import Progress, SourceCounters
+from bdn.mirror.ingest.survey import Survey
+from bdn.mirror.upstream.located_file import LocatedFile
+from bdn.mirror.upstream.retries import Patience
 from bdn.store.memory import MemoryStore
 from tests.support.mirror_service import database_under_test
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.sign_in.subject import Subject
+from bdn.mirror.upstream.subject import Subject
 
 JOB = "mir_0123456789abcdef01234567"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.mirror.mirroring.located import LocatedFile
-from bdn.mirror.politeness.patience import Patience
+from bdn.mirror.upstream.located_file import LocatedFile
+from bdn.mirror.upstream.retries import Patience
 
 FILE = UpstreamFile("a", 1, Identity.of("public", "a"), "a", "v")
 

@@ -22,13 +22,13 @@ from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.core.store.seal import seal_of
-from bdn.mirror.mirroring.located import LocatedFile
-from bdn.mirror.mirroring.packer import Packer
-from bdn.mirror.politeness.budgets import UpstreamBudgets
-from bdn.mirror.politeness.patience import Patience
+from bdn.mirror.ingest.packer import Packer
+from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.located_file import LocatedFile
+from bdn.mirror.upstream.retries import Patience
+from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.connections import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 
 CONTENTS = {f"file-{number}": f"content of {number} ".encode() * (number + 1) for number in range(10)}

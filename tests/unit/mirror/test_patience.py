@@ -15,7 +15,7 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.limit import Outcome
 from bdn.core.pace.retry import Allowance
-from bdn.mirror.politeness.patience import Patience
+from bdn.mirror.upstream.retries import Patience
 
 AWAY = UpstreamUnavailableError("hf://o/r", "503")
 

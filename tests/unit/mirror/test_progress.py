@@ -15,11 +15,11 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.mirror.database import Database, WriteSession
-from bdn.mirror.database_errors import DatabaseUnavailableError
-from bdn.mirror.mirroring.progress import ClaimLostError, Progress, SourceCounters
-from bdn.mirror.repository import mirrors
-from bdn.mirror.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.db import mirrors
+from bdn.mirror.db.database import Database, WriteSession
+from bdn.mirror.db.errors import DatabaseUnavailableError
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
 from tests.support.mirror_service import database_under_test, rows_of
 
 ONE, TWO = digest_of(b"1"), digest_of(b"2")

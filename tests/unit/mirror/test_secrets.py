@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import SecretMalformedError, SecretNotFoundError
-from bdn.mirror.sign_in.sealing import Keyring, new_key
-from bdn.mirror.sign_in.secret_table import SecretTable
-from bdn.mirror.sign_in.secrets import Secrets
+from bdn.mirror.upstream.sealing import Keyring, new_key
+from bdn.mirror.upstream.secret_table import SecretTable
+from bdn.mirror.upstream.secrets import Secrets
 from tests.support.mirror_service import database_under_test
 
 

@@ -12,7 +12,7 @@ from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
-from bdn.wire.settings import FileSettings, SettingsError
+from bdn.settings import FileSettings, SettingsError
 
 pytest_plugins = ("tests.support.mirror_fixtures",)
 

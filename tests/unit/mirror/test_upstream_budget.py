@@ -17,8 +17,8 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.pace.limit import Outcome
-from bdn.mirror.politeness.budget import Budget, Slot
-from bdn.mirror.politeness.budgets import UpstreamBudgets
+from bdn.mirror.upstream.budget import Budget, Slot
+from bdn.mirror.upstream.budgets import UpstreamBudgets
 
 HUB = "https://hub.example/api/models"
 
@@ -250,7 +250,7 @@ async def test_a_limit_that_grows_in_a_byte_thread_lets_those_in_who_wait_now() 
 
 
 async def test_hosts_that_nobody_uses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.mirror.politeness.budgets._HOSTS_REMEMBERED", 3)
+    monkeypatch.setattr("bdn.mirror.upstream.budgets._HOSTS_REMEMBERED", 3)
     budgets = Time().budgets()
     async with budgets.of("https://busy").slot(), budgets.of("https://closed").slot() as slot:
         fail(slot, limited(60.0))

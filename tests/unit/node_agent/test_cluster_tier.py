@@ -16,11 +16,11 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import CacheFullError, DiskFailedError
 from bdn.core.events.caches import Kept, Trimmed
 from bdn.core.events.decision import Decision
+from bdn.disk.direct import DirectWrites
 from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cluster.chunk_files import ChunkFiles
-from node_agent.cluster.tier import ClusterTier
-from node_agent.disk.direct import DirectWrites
+from node_agent.cache.chunk_files import ChunkFiles
+from node_agent.cache.cluster_tier import ClusterTier
 from tests.support.agent_rig import Clock
 from tests.support.names import named
 

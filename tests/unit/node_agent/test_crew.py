@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from node_agent.crew import Crew, in_thread, to_the_end
+from node_agent.background_tasks import Crew, in_thread, to_the_end
 
 
 async def test_a_canceled_caller_waits_for_its_thread() -> None:

@@ -10,8 +10,8 @@ import pytest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
-from node_agent.view import destination as module
-from node_agent.view.destination import Destination, Earlier
+from node_agent.stage.view import destination as module
+from node_agent.stage.view.destination import Destination, Earlier
 from tests.support.agent_cache import cached, put
 from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
 from tests.support.trees import tree

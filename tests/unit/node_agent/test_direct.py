@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.disk.direct import BLOCK, LEAST_BYTES, DirectWrites, PlacedFile
+from bdn.disk.direct import BLOCK, LEAST_BYTES, DirectWrites, PlacedFile
 from tests.support.agent_mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
 from tests.support.agent_rig import noise
 from tests.support.scripted_writes import Step, Writes, aligned, failing, open_descriptors, taking

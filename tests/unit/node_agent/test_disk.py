@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import DiskFailedError
-from node_agent.disk.durable import disk_errors, make_folder, remove_empty, write_at_once, write_durably
+from bdn.disk.durable import disk_errors, make_folder, remove_empty, write_at_once, write_durably
 from node_agent.disk.places import Places
 
 

@@ -9,7 +9,7 @@ import pytest
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.eviction_schema import Tier
-from node_agent.crew import Crew
+from node_agent.background_tasks import Crew
 from node_agent.fill.flights import Flights, Trip
 
 FILE, SECOND, THIRD = map(digest_of, (b"the file", b"the second", b"the third"))

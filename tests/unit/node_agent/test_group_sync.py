@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import DiskFailedError
+from bdn.disk.syscalls import file_system_magic, sync_file_system
 from node_agent.disk import group_sync
 from node_agent.disk.group_sync import FEW, GroupSync
-from node_agent.disk.syscalls import file_system_magic, sync_file_system
 
 
 @pytest.fixture

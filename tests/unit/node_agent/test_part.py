@@ -10,8 +10,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.store.layout import FileLayout
-from node_agent.disk.direct import DirectWrites, PlacedFile
-from node_agent.disk.durable import write_all
+from bdn.disk.direct import DirectWrites, PlacedFile
+from bdn.disk.durable import write_all
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
 from node_agent.fill.part import SYNC_CHUNKS, Part

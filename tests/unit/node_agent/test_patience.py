@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from bdn.core.errors import StoreUnavailableError
-from node_agent.ring.patience import Alternative, LateError, Limits, SourcePatience
+from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourcePatience
 from tests.support.ring_supply import StepClock
 
 MIB = 1024 * 1024

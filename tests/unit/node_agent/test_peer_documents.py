@@ -16,15 +16,15 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
+from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Member
-from bdn.wire.client import MirrorClient
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import LayoutBody
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
-from node_agent.ring.documents import PeerDocuments
-from node_agent.ring.members import Members
+from node_agent.fetch.documents import PeerDocuments
+from node_agent.fetch.members import Members
 from tests.support.agent_mirror import AgentMirror
 from tests.support.agent_rig import IMPATIENT
 from tests.support.names import named

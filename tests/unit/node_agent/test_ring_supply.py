@@ -13,8 +13,8 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
 from bdn.core.ring.placement import Placement
 from bdn.wire.paths import MANIFEST_HEADER
-from node_agent.ring.patience import Limits
-from node_agent.ring.peers import Peers
+from node_agent.fetch.deadlines import Limits
+from node_agent.fetch.peers import Peers
 from tests.support.agent_rig import noise
 from tests.support.ring_supply import (
     Play,

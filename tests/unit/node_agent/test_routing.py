@@ -6,8 +6,8 @@ import pytest
 
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.wire.layout_form import Layout
-from node_agent.ring.members import Members
-from node_agent.ring.routing import Routing, Turn, chunks_in_order
+from node_agent.fetch.members import Members
+from node_agent.fetch.routing import Routing, Turn, chunks_in_order
 from tests.support.names import named
 from tests.support.ring_supply import join
 

@@ -6,10 +6,10 @@ import pytest
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import digest_of
+from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.removal import Found
 from node_agent.cache.scan import Scanner
-from node_agent.cache.shelf import NodeShelf
 from node_agent.disk.places import Places, name_aside
 from tests.support.agent_cache import cached, put
 from tests.support.agent_tiers import a_tier

@@ -14,18 +14,18 @@ from bdn.core.cache.scrub_round import Position, ScrubRound
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import PlacedChunk
+from bdn.disk.past_cache import PastCacheFile
 from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.verification_schema import LISTED, DamagedItem
 from node_agent.cache.quarantine import Evidence, Quarantine
 from node_agent.cache.suspects import Suspects
-from node_agent.disk.past_cache import PastCacheFile
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.mending import Mending
 from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.rounds import BURST, StagesFirst
-from node_agent.stage.book import StageBook
 from node_agent.stage.record import StageRecord
+from node_agent.stage.registry import StageBook
 from node_agent.stage.stage import Stage
 from tests.support.agent_rig import noise
 from tests.support.names import named

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.settings import SettingsError
+from bdn.settings import SettingsError
 from node_agent.settings import load_settings
 
 

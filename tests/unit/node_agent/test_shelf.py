@@ -11,9 +11,9 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest
-from bdn.wire.chunk_server.shelf import ChunkRequest
+from bdn.net.chunk_server.served_chunks import ChunkRequest
+from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.records import Held, ManifestRecords
-from node_agent.cache.shelf import NodeShelf
 from node_agent.disk.places import Places
 from tests.support.agent_cache import cached, put
 from tests.support.agent_rig import noise

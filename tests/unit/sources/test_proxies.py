@@ -8,7 +8,7 @@ import pytest
 from bdn.core.errors import BdnError, UpstreamUnavailableError
 from bdn.core.source.uri import BucketUri
 from bdn.sources.credentials import Secret
-from bdn.sources.google.opening import open_gcs
+from bdn.sources.open_gcs import open_gcs
 from bdn.sources.proxies import proxy_for
 from bdn.sources.settings import UpstreamSettings
 from tests.doubles.gcs_accounts import GoogleAccount

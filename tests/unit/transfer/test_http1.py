@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bdn.core.pace.streaming import StallPolicy
-from bdn.transfer import http1 as module
-from bdn.transfer.http1 import Answer, StalledError, ask
-from bdn.transfer.http_head import HEAD_LIMIT, ProtocolError
-from bdn.transfer.http_wire import NoAnswerError, Wire
+from bdn.net.http1 import exchange as module
+from bdn.net.http1.connection import NoAnswerError, Wire
+from bdn.net.http1.exchange import Answer, StalledError, ask
+from bdn.net.http1.head import HEAD_LIMIT, ProtocolError
 from tests.support.bytes_raw_server import message
 from tests.support.wire_hypothesis import BRIEFLY
 
@@ -216,7 +216,7 @@ def test_a_request_that_cannot_be_sent_gave_no_answer(line: Line) -> None:
 def test_a_head_that_trickles_does_not_take_for_ever(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes in time; the head does not."""
     hours = iter(range(0, 100_000, 4))
-    monkeypatch.setattr("bdn.transfer.http_wire.time.monotonic", lambda: float(next(hours)))
+    monkeypatch.setattr("bdn.net.http1.connection.time.monotonic", lambda: float(next(hours)))
     line.server.sendall(b"HTTP")
     monkeypatch.setattr(Wire, "_receive", lambda *_: b"x")
     with pytest.raises(TimeoutError):

@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, GrantExpiredError, InternalError, NotFoundError, StoreUnavailableError
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader, WrongLengthError
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from tests.support.bytes_authority import Authority, new_authority
 from tests.support.bytes_raw_server import RawServer, answering, message, partial

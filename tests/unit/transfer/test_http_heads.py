@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.transfer.http_head import HEADERS_LIMIT, Head, ProtocolError, parse_head
+from bdn.net.http1.head import HEADERS_LIMIT, Head, ProtocolError, parse_head
 from tests.support.wire_hypothesis import BRIEFLY
 
 

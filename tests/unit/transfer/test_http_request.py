@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.transfer.http_request import Origin, UnsendableError, format_get, split_address
+from bdn.net.http1.request import Origin, UnsendableError, format_get, split_address
 from tests.support.wire_hypothesis import BRIEFLY
 
 HOST: Origin = ("https", "host", 443)

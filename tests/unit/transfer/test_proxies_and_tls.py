@@ -14,7 +14,7 @@ from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import EgressRefusedError, UpstreamUnavailableError
 from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import Location
-from bdn.transfer.connections import NETWORK_ERRORS, ConnectionPool
+from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
 from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError
 from tests.support.bytes_authority import Authority, new_authority
 from tests.support.bytes_raw_server import RawServer, answering, message, partial, waiting_after

@@ -13,7 +13,7 @@ import pytest
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import Location
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults
 from tests.doubles.faults import Fault

@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.errors import SourceChangedError, UpstreamUnavailableError
 from bdn.core.ports import Location
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer, Request

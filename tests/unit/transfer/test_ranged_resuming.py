@@ -23,7 +23,7 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.streaming import ResumePolicy, StallPolicy
 from bdn.core.ports import Location
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer

@@ -14,7 +14,7 @@ from bdn.core.errors import BdnError, SourceChangedError, UpstreamUnavailableErr
 from bdn.core.pace.streaming import ResumePolicy
 from bdn.core.ports import Headers, Location
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.transfer.connections import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.wire.chunk_server.head import HEAD_LIMIT, HEADERS_LIMIT, RequestRefusedError, find_head, parse_head
+from bdn.net.chunk_server.head import HEAD_LIMIT, HEADERS_LIMIT, RequestRefusedError, find_head, parse_head
 
 LINE = b"GET /x HTTP/1.1\r\n"
 

@@ -7,10 +7,10 @@ import time
 from concurrent.futures import Future
 from contextlib import closing
 
-from bdn.wire.chunk_server.connection import ChunkConnection, Service
-from bdn.wire.chunk_server.parking import Parking
-from bdn.wire.chunk_server.patience import Patience
-from bdn.wire.chunk_server.sending import Wait
+from bdn.net.chunk_server.connection import ChunkConnection, Service
+from bdn.net.chunk_server.poller import Parking
+from bdn.net.chunk_server.sending import Wait
+from bdn.net.chunk_server.timeouts import Patience
 from tests.support.bytes_shelves import Shelf
 
 

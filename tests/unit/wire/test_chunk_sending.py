@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bdn.core.pace.streaming import StallPolicy
-from bdn.wire.chunk_server.answer import Answer
-from bdn.wire.chunk_server.body import ChunkBody
-from bdn.wire.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError
-from bdn.wire.chunk_server.shelf import OpenChunk
+from bdn.net.chunk_server.answer import Answer
+from bdn.net.chunk_server.body import ChunkBody
+from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError
+from bdn.net.chunk_server.served_chunks import OpenChunk
 
 SIZE = 8 * 1024 * 1024
 CONTENT = os.urandom(SIZE)

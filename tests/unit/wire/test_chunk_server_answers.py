@@ -18,8 +18,8 @@ from bdn.core.errors import (
     StoreUnavailableError,
     UnauthenticatedError,
 )
-from bdn.wire.chunk_server.server import ChunkServer
-from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.paths import chunk_path, parse_chunk_path
 from tests.support.bytes_shelves import Client, Shelf, connected, serving

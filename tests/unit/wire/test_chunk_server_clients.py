@@ -17,10 +17,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.streaming import StallPolicy
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.chunk_server.timeouts import Patience
 from bdn.store.directory import DirectoryStore
-from bdn.wire.chunk_server.patience import Patience
-from bdn.wire.chunk_server.server import ChunkServer
-from bdn.wire.chunk_server.shelf import ChunkRequest, OpenChunk
 from bdn.wire.paths import chunk_path
 from tests.support.bytes_shelves import Shelf, connected, serving
 from tests.support.chunk_talk import connect, read_to_end

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bdn.core.digest import digest_of
+from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.chunk_server.timeouts import Patience
 from bdn.store.directory import DirectoryStore
-from bdn.wire.chunk_server.patience import Patience
-from bdn.wire.chunk_server.server import ChunkServer
 from bdn.wire.paths import chunk_path
 from tests.support.bytes_shelves import Shelf, connected, serving
 from tests.support.chunk_talk import connect, read_answer, read_to_end

@@ -12,7 +12,7 @@ import pytest
 
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CacheFullError, NotFoundError, StoreUnavailableError
-from bdn.wire.chunk_server.patience import Patience
+from bdn.net.chunk_server.timeouts import Patience
 from bdn.wire.errors import status_of
 from bdn.wire.paths import chunk_path
 from tests.support.bytes_shelves import connected, serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.wire.chunk_server.timers import Timers
+from bdn.net.chunk_server.timers import Timers
 from tests.support.wire_hypothesis import BRIEFLY
 
 KEYS = st.integers(0, 4)

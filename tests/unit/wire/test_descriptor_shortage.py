@@ -10,8 +10,8 @@ import socket
 import pytest
 from fastapi import FastAPI
 
-from bdn.wire.descriptor_shortage import tell_shortages
-from bdn.wire.http_server import serving
+from bdn.net.api_server.descriptor_shortage import tell_shortages
+from bdn.net.api_server.http_server import serving
 from tests.support.mirror_service import until
 
 

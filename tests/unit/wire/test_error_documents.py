@@ -16,8 +16,8 @@ from pydantic import ValidationError
 import bdn
 from bdn.core import errors
 from bdn.core.errors import BdnError, InternalError, StoreUnavailableError
+from bdn.net.api_server.service import describe_validation
 from bdn.wire.errors import ErrorDocument, ReportedError, body_of, document_of, error_from, status_of
-from bdn.wire.service import describe_validation
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.support.wire_bodies import source

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from bdn.wire import http_server
+from bdn.net.api_server import http_server
 from bdn.wire.event_stream import EVENTS, EventStream
 from tests.support.wire_service import Order, listening, new_app
 

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bdn.wire.host_lookups import HostLookups, NameSilentError, Question
-from bdn.wire.service_loop import ServiceLoop, run_program
+from bdn.net.api_server.service_loop import ServiceLoop, run_program
+from bdn.net.host_lookups import HostLookups, NameSilentError, Question
 from tests.support.mirror_service import until
 from tests.support.scripted_names import Names
 

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.wire.http_server import bind_tcp, serving
-from bdn.wire.service import new_service
+from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server.service import new_service
 from tests.support.wire_service import client_of, listening, new_app
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.persistence import Persistence
+from bdn.net.client.persistence import Persistence
 from bdn.wire.service_failures import ServiceUnreachableError
 
 SILENCE = ServiceUnreachableError("http://mirror", "connection reset")

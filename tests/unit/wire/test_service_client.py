@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from bdn.core.errors import BdnError, InternalError, NotFoundError
-from bdn.wire.client import AgentClient, MirrorClient
+from bdn.net.api_server.http_server import bind_tcp
+from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.wire.errors import document_of
-from bdn.wire.http_server import bind_tcp
 from bdn.wire.mirror_schema import Mirror, MirrorSource
 from bdn.wire.service_failures import ServiceUnreachableError
 from bdn.wire.stage_schema import Stage, StageRequest

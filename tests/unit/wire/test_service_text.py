@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
-from bdn.wire.service import new_service
+from bdn.net.api_server.service import new_service
 from tests.support.promises import Tally
 
 pytestmark = pytest.mark.promise("hostile-input")

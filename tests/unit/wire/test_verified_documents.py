@@ -14,7 +14,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import InternalError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.store.layout import FileLayout
-from bdn.wire.client import MirrorClient
+from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.layout_form import Layout
 from bdn.wire.service_failures import WrongDocumentError
 from tests.support.names import named

@@ -12,7 +12,7 @@ from bdn.core.errors import BdnError, InvalidMountError, InvalidRequestError, In
 from bdn.core.source.patterns import Patterns
 from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import Auth, AuthMethod, WeightsSource
-from bdn.wire.service import describe_validation
+from bdn.net.api_server.service import describe_validation
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody, body_from
 from tests.support.wire_bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
 

@@ -1,0 +1,133 @@
+"""Who calls, and what they may read. A digest alone grants nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from bdn.core.caller import DEFAULT_ORGANISATION, Caller, Role
+from bdn.core.digest import Digest
+from bdn.core.errors import NotFoundError, UnauthenticatedError
+from bdn.core.grant import Grant
+from bdn.mirror.access.tokens import TokenTable, is_token
+from bdn.mirror.db import layouts, mirrors
+from bdn.mirror.db.database import Database
+from bdn.wire.grants import GrantVerifier
+
+_OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
+_STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
+_OPERATOR: Final = Caller(DEFAULT_ORGANISATION, Role.OPERATOR)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Checks bearers: a token for what its role may do, a grant for reading what it names.
+
+    ``token`` is the operator's, from the settings. None is authentication off; then the service is bound to loopback, and
+    everybody there is the operator.
+    """
+
+    token: str | None = field(repr=False)
+    tokens: TokenTable
+    verifier: GrantVerifier
+    database: Database
+    _objects: dict[tuple[str, str], frozenset[bytes]] = field(default_factory=dict, repr=False)
+    _standing: dict[tuple[str, str], float] = field(default_factory=dict, repr=False)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+
+    async def caller(self, bearer: str | None) -> Caller:
+        """The caller behind a token; ``UnauthenticatedError`` otherwise, whatever the reason."""
+        known = self._operator(bearer)
+        if known is None and bearer is not None and is_token(bearer):
+            known = await self.tokens.caller(bearer)
+        if known is not None:
+            return known
+        if bearer is None:
+            raise UnauthenticatedError
+        raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
+
+    async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
+        """May the bearer read this manifest? Returns for whom. Not yours and not there look alike: ``NotFoundError``.
+
+        ``organisation`` is the one that an operator acts for.
+        """
+        reader = await self._reader(bearer)
+        if isinstance(reader, Caller):
+            owner = reader.acting(Role.CONTROLLER, organisation).organisation
+        else:
+            owner = reader.organisation
+            if not reader.allows(manifest):
+                raise NotFoundError(f"manifest {manifest}")
+        async with self.database.read() as session:
+            if not await mirrors.may_read(session, owner, manifest.hex):
+                raise NotFoundError(f"manifest {manifest}")
+        return owner
+
+    async def check_chunk(self, bearer: str | None, chunk: Digest) -> None:
+        """May the bearer read this chunk, because its grant names a manifest that contains it, or a file inside it?
+
+        A slab is read as a whole, with the neighbours of the file that is wanted; so it must be one that the grant's
+        organisation packed, or of public files. Of tokens the operator's alone reads chunks: the others' callers have grants.
+        """
+        reader = await self._reader(bearer)
+        if isinstance(reader, Caller):
+            reader.acting(Role.OPERATOR, None)
+            return
+        owner = reader.organisation
+        for manifest in dict.fromkeys(mount.manifest for mount in reader.mounts):
+            if await self._stands(manifest, owner) and chunk.to_bytes() in await self._objects_of(manifest, owner):
+                return
+        # A packed file by its own name, or a slab that came since we looked: too many to keep, too few to matter.
+        for manifest in dict.fromkeys(mount.manifest for mount in reader.mounts):
+            if await self._stands(manifest, owner) and await self._opens(manifest, owner, chunk):
+                return
+        raise NotFoundError(f"chunk {chunk}")
+
+    async def _reader(self, bearer: str | None) -> Caller | Grant:
+        """Who reads: by a token, or by a grant, which is its own proof."""
+        if bearer is None or self.token is None or self._operator(bearer) or is_token(bearer):
+            return await self.caller(bearer)
+        return self.verifier.verify(bearer, now=time.time())
+
+    def _operator(self, bearer: str | None) -> Caller | None:
+        if self.token is None:
+            return _OPERATOR
+        is_his = bearer is not None and hmac.compare_digest(bearer.encode(), self.token.encode())
+        return _OPERATOR if is_his else None
+
+    async def _opens(self, manifest: Digest, organisation: str, chunk: Digest) -> bool:
+        async with self.database.read() as session:
+            return await layouts.opens(session, manifest.hex, organisation, chunk.hex)
+
+    async def _stands(self, manifest: Digest, organisation: str) -> bool:
+        """Whether the organisation may still read it, now or a second ago: a reader asks a hundred times a second."""
+        key, now = (manifest.hex, organisation), time.monotonic()
+        if self._standing.get(key, 0.0) > now:
+            return True
+        async with self.database.read() as session:
+            stands = await mirrors.may_read(session, organisation, manifest.hex)
+        if stands:
+            self._standing[key] = now + _STANDING_SECONDS
+        else:
+            self._standing.pop(key, None)
+        return stands
+
+    async def _objects_of(self, manifest: Digest, organisation: str) -> frozenset[bytes]:
+        """Manifests are immutable, so what they contain can be kept; one reader looks, the others wait for it."""
+        key = (manifest.hex, organisation)
+        if (known := self._objects.get(key)) is not None:
+            return known
+        async with self._looking:
+            if (known := self._objects.get(key)) is not None:
+                return known
+            async with self.database.read() as session:
+                found = await layouts.objects(session, manifest.hex, organisation)
+            if sum(map(len, self._objects.values())) + len(found) > _OBJECTS_KEPT:
+                self._objects.clear()
+                self._standing.clear()
+            if found:
+                self._objects[key] = found
+            return found

@@ -1,0 +1,137 @@
+"""Agents and clusters, from heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from bdn.mirror.agents.liveness import ALIVE_SECONDS, INTERVAL_SECONDS, is_alive
+from bdn.mirror.agents.members import Roll
+from bdn.mirror.db import agents
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import AgentRow
+from bdn.mirror.events import Events
+from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.prefetches import Prefetches
+from bdn.mirror.operations.verifications import Verifications
+from bdn.mirror.watch import Watch, agent_topic
+from bdn.wire.agent_schema import Agent, Agents, Cluster, Clusters, Heartbeat, HeartbeatReply
+from bdn.wire.grants import GrantSigner
+from bdn.wire.moments import moment
+from bdn.wire.stage_schema import TierUse
+
+_LOOK_AGAIN_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The service behind ``/agents`` and ``/clusters``."""
+
+    database: Database
+    roll: Roll
+    evictions: Evictions
+    prefetches: Prefetches
+    verifications: Verifications
+    events: Events
+    signer: GrantSigner
+    watch: Watch
+    clock: Callable[[], float]
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
+        await self.roll.note(heartbeat)
+        await self.events.take(heartbeat.cluster, heartbeat.node, heartbeat.events)
+        for report in heartbeat.reports:
+            await self.evictions.take_report(heartbeat.cluster, heartbeat.node, report)
+        for progress in heartbeat.prefetches:
+            await self.prefetches.take_report(heartbeat.cluster, heartbeat.node, progress)
+        for verified in heartbeat.verifications:
+            await self.verifications.take_report(heartbeat.cluster, heartbeat.node, verified)
+        reply, _ = await self.watch.look_until(
+            agent_topic(heartbeat.cluster, heartbeat.node),
+            partial(self._look, heartbeat),
+            lambda seen: seen[1],
+            heartbeat.wait_seconds,
+            _LOOK_AGAIN_SECONDS,
+        )
+        return reply
+
+    async def _look(self, heartbeat: Heartbeat) -> tuple[HeartbeatReply, bool]:
+        """The answer as it is now, and whether it tells the agent to do something, or of other members."""
+        cluster, node = heartbeat.cluster, heartbeat.node
+        view = await self.roll.view(cluster)
+        are_known = heartbeat.epoch == view.epoch
+        at_work = {report.id for report in heartbeat.prefetches if report.state == "RUNNING"}
+        reply = HeartbeatReply(
+            members=None if are_known else view.members,
+            epoch=view.epoch,
+            commands=[] if heartbeat.leaving else await self.evictions.commands_for(cluster, node),
+            prefetches=[] if heartbeat.leaving else await self.prefetches.commands_for(cluster, node, at_work),
+            verifications=[] if heartbeat.leaving else await self.verifications.commands_for(cluster, node),
+            public_keys=[self.signer.public_key],
+            interval_seconds=INTERVAL_SECONDS,
+        )
+        are_others = heartbeat.epoch is not None and not are_known
+        shall_verify = self.verifications.is_news(cluster, node, heartbeat.boot_id, reply.verifications)
+        return reply, bool(heartbeat.leaving or reply.commands or reply.prefetches or shall_verify or are_others)
+
+    async def agents(self) -> Agents:
+        """Every agent."""
+        return Agents(items=[_agent(row, self.clock()) for row in await self._rows()])
+
+    async def clusters(self) -> Clusters:
+        """Every cluster, with the space of its living agents added up."""
+        now = self.clock()
+        by_cluster: dict[str, list[Agent]] = {}
+        for row in await self._rows():
+            by_cluster.setdefault(row.cluster, []).append(_agent(row, now))
+        async with self.database.read() as session:
+            epochs = await agents.epochs(session)
+        return Clusters(
+            items=[
+                Cluster(
+                    cluster=name,
+                    epoch=epochs.get(name, 0),
+                    agents=len(members),
+                    agents_alive=sum(member.alive for member in members),
+                    tiers=_sum_tiers([member for member in members if member.alive]),
+                )
+                for name, members in by_cluster.items()
+            ]
+        )
+
+    async def _rows(self) -> list[AgentRow]:
+        async with self.database.read() as session:
+            return await agents.all_agents(session)
+
+
+def _agent(row: AgentRow, now: float) -> Agent:
+    return Agent(
+        node=row.node,
+        cluster=row.cluster,
+        roles=row.roles,
+        version=row.version,
+        advertise=row.advertise,
+        tiers={name: TierUse.model_validate(use) for name, use in row.tiers.items()},
+        last_heartbeat=moment(row.last_heartbeat),
+        alive=is_alive(row, now),
+        disputed=row.disputed_at is not None and now - row.disputed_at < ALIVE_SECONDS,
+        manifests=len(row.holdings),
+    )
+
+
+def _sum_tiers(members: list[Agent]) -> dict[str, TierUse]:
+    total: dict[str, TierUse] = {}
+    for member in members:
+        for name, use in member.tiers.items():
+            sofar = total.get(name, TierUse(budget=0, committed=0, reserved=0, leased=0))
+            total[name] = TierUse(
+                budget=sofar.budget + use.budget,
+                committed=sofar.committed + use.committed,
+                reserved=sofar.reserved + use.reserved,
+                leased=sofar.leased + use.leased,
+                pressed=sofar.pressed + use.pressed,
+            )
+    return total

@@ -1,0 +1,144 @@
+"""Who is a member of which cluster: joining, leaving, falling silent; each change is a new epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from bdn.mirror.access.shared_look import SharedLook
+from bdn.mirror.agents.liveness import ALIVE_SECONDS, Hearing
+from bdn.mirror.db import agents
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import AgentRow, ClusterRow
+from bdn.wire.agent_schema import Heartbeat, Member
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The members at one epoch, in the order of their names."""
+
+    epoch: int
+    members: list[Member]
+
+
+class Roll:
+    """Keeps it in the database. An agent that stays what it is costs one statement; members are read once for all who ask."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self._hearing = Hearing(clock())
+        self._looks: dict[str, SharedLook[ClusterView]] = {}
+
+    async def note(self, heartbeat: Heartbeat) -> None:
+        """Take down an agent's state; it joins, leaves, or is known already."""
+        now = self._clock()
+        columns = heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
+        if heartbeat.holdings is not None:
+            columns["holdings"] = [holding.model_dump() for holding in heartbeat.holdings]
+        columns["last_heartbeat"] = now
+        if not await self._note_known(heartbeat, columns):
+            await self._note_change(heartbeat, columns, now)
+            self._look(heartbeat.cluster).forget()
+        self._hearing.heard(now)
+
+    async def _note_known(self, heartbeat: Heartbeat, columns: dict[str, Any]) -> bool:
+        """False when the cluster's row must be locked: something about its members may be another now."""
+        if heartbeat.leaving:
+            return False
+        async with self._database.read() as session:
+            row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
+        if row is None or row.joined_at is None or _who(row) != _who(heartbeat):
+            return False
+        async with self._database.write() as session:
+            # Meanwhile somebody may have found it silent; then it joins again.
+            return await agents.note_heartbeat(session, heartbeat.cluster, heartbeat.node, **columns)
+
+    async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> None:
+        async with self._database.write() as session:
+            cluster = await agents.change_cluster(session, heartbeat.cluster)
+            row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
+            before, after = _member(row), None if heartbeat.leaving else _announced(heartbeat)
+            joined_at = None if after is None else (row and row.joined_at) or now
+            columns |= {"joined_at": joined_at, **_dispute(row, heartbeat, now)}
+            await agents.upsert(session, heartbeat.cluster, heartbeat.node, **columns)
+            if before != after:
+                _advance(cluster, now)
+
+    async def view(self, cluster: str) -> ClusterView:
+        """The members now, or half a second ago; who has fallen silent is dropped first."""
+        return await self._look(cluster).get()
+
+    def _look(self, cluster: str) -> SharedLook[ClusterView]:
+        if cluster not in self._looks:
+            self._looks[cluster] = SharedLook(partial(self._read, cluster), LOOK_SECONDS)
+        return self._looks[cluster]
+
+    async def _read(self, cluster: str) -> ClusterView:
+        now = self._clock()
+        epoch, rows = await self._members(cluster)
+        if self._hearing.may_judge(now) and any(row.last_heartbeat < now - ALIVE_SECONDS for row in rows):
+            await self._drop_silent(cluster, now)
+            epoch, rows = await self._members(cluster)
+        return ClusterView(epoch, [member for row in rows if (member := _member(row))])
+
+    async def _members(self, cluster: str) -> tuple[int, list[AgentRow]]:
+        async with self._database.read() as session:
+            return await agents.epoch_of(session, cluster), await agents.members_of(session, cluster)
+
+    async def _drop_silent(self, name: str, now: float) -> None:
+        async with self._database.write() as session:
+            cluster = await agents.change_cluster(session, name)
+            dropped = await agents.drop_silent(session, name, now - ALIVE_SECONDS)
+            if dropped:
+                _advance(cluster, now)
+        if dropped:
+            logger.warning("cluster %s: not heard of for %.0f s: %s", name, ALIVE_SECONDS, ", ".join(dropped))
+
+
+def _advance(cluster: ClusterRow, now: float) -> None:
+    """One more, and not less than the time: a database that is new, or was set back, repeats no epoch."""
+    cluster.epoch = max(cluster.epoch + 1, int(now))
+
+
+def _who(one: AgentRow | Heartbeat) -> tuple[object, ...]:
+    return one.boot_id, one.roles, one.advertise
+
+
+def _member(row: AgentRow | None) -> Member | None:
+    if row is None or row.joined_at is None:
+        return None
+    return Member(node=row.node, advertise=row.advertise, roles=row.roles)
+
+
+def _announced(heartbeat: Heartbeat) -> Member:
+    return Member(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
+
+
+def _dispute(row: AgentRow | None, heartbeat: Heartbeat, now: float) -> dict[str, Any]:
+    """Columns that tell two agents with one name from one agent that moved: who was replaced does not speak again."""
+    speaker = _speaker(heartbeat)
+    if row is None or _speaker(row) == speaker:
+        return {}
+    changes: dict[str, Any] = {"replaced": _speaker(row), "replaced_at": now}
+    if row.replaced == speaker and now - (row.replaced_at or 0.0) < ALIVE_SECONDS:
+        changes["disputed_at"] = now
+        if row.disputed_at is None or now - row.disputed_at >= ALIVE_SECONDS:
+            logger.warning(
+                "two agents call themselves %s in cluster %s: at %s and at %s; give one another BDN_AGENT_NODE",
+                heartbeat.node,
+                heartbeat.cluster,
+                row.advertise,
+                heartbeat.advertise,
+            )
+    return changes
+
+
+def _speaker(one: AgentRow | Heartbeat) -> str:
+    return f"{one.boot_id} {one.advertise}"

@@ -1,0 +1,166 @@
+"""What the store holds wrongly: a row first, then the wrong bytes go out of every reader's way.
+
+So a crash between the two leaves wrong bytes that are known to be wrong; and whoever reads them is told by its own check of
+the digest. In the other order it would leave a chunk that is absent, and that everybody counts on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from bdn.core.digest import Digest
+from bdn.core.errors import StoreUnavailableError
+from bdn.core.events import caches
+from bdn.core.ports import InspectedStore
+from bdn.mirror.access.shared_looks import SharedLooks
+from bdn.mirror.db import damaged, events, mirrors
+from bdn.mirror.db.database import Database, WriteSession
+from bdn.mirror.watch import Watch
+
+logger = logging.getLogger(__name__)
+DAMAGE = "damage"  # what the repair waits for
+
+
+@dataclass(eq=False)
+class ChunkDamagedError(StoreUnavailableError):
+    """The store is there, and this chunk is not."""
+
+    chunk: str
+
+    def __str__(self) -> str:
+        return (
+            f"chunk {self.chunk} is damaged in the mirror's store and is not served ({self.reason}); it is repaired from agents "
+            "or the upstream where they have it: see 'bdn-admin verify', or mirror its source again"
+        )
+
+
+@dataclass(frozen=True)
+class Damages:
+    """Finds damage, registers it, and takes it back; each is an event of the manifests concerned. ``on_repaired`` counts."""
+
+    database: Database
+    store: InspectedStore
+    watch: Watch
+    clock: Callable[[], float]
+    on_repaired: Callable[[], None]
+    _examinations: SharedLooks[Digest, str | None] = field(default_factory=partial(SharedLooks, 0.0))
+
+    async def examine(self, digest: Digest) -> str | None:
+        """What is wrong with this object of the store, from now on registered; None when it is right, or nobody needs it.
+
+        Of many who ask at once the first has it read, and the second for all others.
+
+        Raises:
+            StoreUnavailableError: it could not be found out, and nothing was concluded.
+        """
+        with self._examinations.of(digest, partial(self._examine, digest)) as look:
+            return await look.get(anew=True)
+
+    async def _examine(self, digest: Digest) -> str | None:
+        fault = await asyncio.to_thread(self.store.fault, digest)
+        if fault is None:
+            await self._forgive(digest)
+            return None
+        known = await self.reason(digest)
+        if known is None and not await self._register(digest, fault):
+            return None  # an eviction took it
+        # Also when it is known: a crash may have come before this.
+        try:
+            await asyncio.to_thread(self.store.set_aside, digest)
+        except StoreUnavailableError as error:
+            # Nobody may touch it. It is registered, and so not served; what stands behind it shall be looked at all the same.
+            logger.warning("a wrong chunk stays where it is", extra={"chunk": str(digest), "error": str(error)})
+        self.watch.notify(DAMAGE)
+        return known or fault
+
+    async def _register(self, digest: Digest, fault: str) -> bool:
+        async with self.database.read() as session:
+            if not await damaged.is_needed(session, digest):  # nobody who writes shall wait for a search in vain
+                return False
+        async with self.database.write() as session:
+            await mirrors.hold_claims(session)
+            is_known = await damaged.get(session, digest.hex) is not None  # another process has read it, too
+            is_needed = await damaged.register(session, digest, self.clock(), fault)
+            if not is_known:
+                await self._tell(session, caches.Damaged, digest.hex)
+        if is_needed:
+            logger.warning("the store holds a wrong chunk", extra={"chunk": str(digest), "reason": fault})
+        return is_needed
+
+    async def heal(self) -> None:
+        """Take back what is registered and is right again: somebody fetched it once more.
+
+        Whoever publishes waits for this, and may need nothing of it: what the store cannot look at now is passed over.
+        """
+        async with self.database.read() as session:
+            found = await damaged.all_chunks(session)
+        if not found:
+            return
+        for row in found:
+            if await self._is_right(Digest(row.digest)):
+                await self._forgive(Digest(row.digest))
+        async with self.database.write() as session:
+            superseded = await damaged.superseded(session)
+            for slab in superseded:
+                await self.drop_slab(session, slab)
+        for slab in superseded:
+            logger.info("a damaged slab is not needed any more", extra={"slab": slab})
+            self.on_repaired()
+
+    async def _is_right(self, digest: Digest) -> bool:
+        """False also while nobody can tell: it is damaged until it was read."""
+        try:
+            return await asyncio.to_thread(self.store.fault, digest) is None
+        except StoreUnavailableError:
+            return False
+
+    async def drop_slab(self, session: WriteSession, slab: str) -> None:
+        """What lay in it lies elsewhere."""
+        await self._tell(session, caches.Repaired, slab)
+        await damaged.drop_slab(session, slab)
+
+    async def give_up(self, digest: Digest) -> None:
+        """Nobody has it now. Written down once for each damage, however often somebody is asked again."""
+        async with self.database.read() as session:
+            row = await damaged.get(session, digest.hex)
+            if row is None or await events.is_told(session, caches.Lost.kind, digest.hex, row.found_at):
+                return
+        async with self.database.write() as session:
+            await self._tell(session, caches.Lost, digest.hex)
+
+    async def _tell(self, session: WriteSession, kind: type[caches.Wrong], digest: str) -> None:
+        """Write it down for each manifest that it is a part of. Not from whom it was asked for in vain: those are others' names."""
+        row = await damaged.get(session, digest)
+        if row is not None:
+            decisions = [
+                kind(
+                    manifest=f"b3:{manifest}",
+                    digest=f"b3:{digest}",
+                    organisation=owner,
+                    tier="mirror",
+                    reason=row.reason,
+                )
+                for manifest, owner in await damaged.concerned(session, digest)
+            ]
+            await events.record(session, decisions, self.clock())
+
+    async def reason(self, digest: Digest) -> str | None:
+        """Why this object is not served, if it is damaged."""
+        async with self.database.read() as session:
+            row = await damaged.get(session, digest.hex)
+        return None if row is None else row.reason
+
+    async def _forgive(self, digest: Digest) -> None:
+        async with self.database.read() as session:
+            if await damaged.get(session, digest.hex) is None:
+                return
+        async with self.database.write() as session:
+            await self._tell(session, caches.Repaired, digest.hex)
+            is_repaired = await damaged.forgive(session, digest)
+        if is_repaired:
+            logger.info("a chunk of the store is repaired", extra={"chunk": str(digest)})
+            self.on_repaired()

@@ -1,0 +1,92 @@
+"""Every statement about agents and clusters."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, select, update
+from sqlalchemy.orm import load_only
+
+from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.dialects import insert
+from bdn.mirror.db.tables import AgentRow, ClusterRow
+
+# All but what is large: a thousand agents' holdings are not read to learn who they are.
+_WHO = (
+    AgentRow.cluster,
+    AgentRow.node,
+    AgentRow.boot_id,
+    AgentRow.roles,
+    AgentRow.advertise,
+    AgentRow.last_heartbeat,
+    AgentRow.joined_at,
+    AgentRow.replaced,
+    AgentRow.replaced_at,
+    AgentRow.disputed_at,
+)
+
+
+async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
+    """The cluster's row, made if it is new, which nobody else changes until this transaction ends.
+
+    Taken before an agent's own row is written: of two agents that join at once, the second sees the first.
+    """
+    await session.execute(insert(session, ClusterRow).values(cluster=cluster, epoch=0).on_conflict_do_nothing())
+    return await session.get_one(ClusterRow, cluster, with_for_update=True)
+
+
+async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) -> None:  # noqa: ANN401
+    """Set these columns of the agent's row. A new row needs all of them but ``holdings``."""
+    new = insert(session, AgentRow).values(**{"cluster": cluster, "node": node, "holdings": [], **values})
+    await session.execute(new.on_conflict_do_update(index_elements=["cluster", "node"], set_=values))
+
+
+async def who_is(session: ReadSession, cluster: str, node: str) -> AgentRow | None:
+    """The agent, without what it holds."""
+    query = select(AgentRow).options(load_only(*_WHO, raiseload=True))
+    return (await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.node == node))).scalar()
+
+
+async def manifests_on(session: ReadSession, cluster: str, node: str) -> set[str]:
+    """The names of the manifests that an agent holds something of."""
+    query = select(AgentRow.holdings).where(AgentRow.cluster == cluster, AgentRow.node == node)
+    return {str(holding["manifest"]) for holding in (await session.execute(query)).scalar() or []}
+
+
+async def members_of(session: ReadSession, cluster: str) -> list[AgentRow]:
+    """The members of a cluster in the order of their names, without what they hold."""
+    query = select(AgentRow).options(load_only(*_WHO, raiseload=True)).order_by(AgentRow.node)
+    found = await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None)))
+    return list(found.scalars())
+
+
+async def drop_silent(session: WriteSession, cluster: str, since: float) -> list[str]:
+    """Who was not heard of since then is no member any more; returns their names."""
+    silent = update(AgentRow).where(
+        AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat < since
+    )
+    dropped = await session.execute(silent.values(joined_at=None).returning(AgentRow.node))
+    return sorted(dropped.scalars())
+
+
+async def note_heartbeat(session: WriteSession, cluster: str, node: str, **values: Any) -> bool:  # noqa: ANN401
+    """Set these columns if the agent is a member; False when it is not, or no longer."""
+    statement = update(AgentRow).where(
+        AgentRow.cluster == cluster, AgentRow.node == node, AgentRow.joined_at.is_not(None)
+    )
+    return cast("CursorResult[Any]", await session.execute(statement.values(**values))).rowcount > 0
+
+
+async def all_agents(session: ReadSession) -> list[AgentRow]:
+    """Every agent that was ever heard of."""
+    return list((await session.execute(select(AgentRow).order_by(AgentRow.cluster, AgentRow.node))).scalars())
+
+
+async def epoch_of(session: ReadSession, cluster: str) -> int:
+    """The cluster's epoch; 0 when nobody ever joined it."""
+    return (await session.execute(select(ClusterRow.epoch).where(ClusterRow.cluster == cluster))).scalar() or 0
+
+
+async def epochs(session: ReadSession) -> dict[str, int]:
+    """The epoch of every cluster."""
+    return {row.cluster: row.epoch for row in (await session.execute(select(ClusterRow))).scalars()}

@@ -1,0 +1,212 @@
+"""Every statement about chunks and slabs that the store does not hold as their names say.
+
+A content of which a chunk is damaged counts as half-copied, for every identity that leads to it: whoever mirrors it next
+fetches that chunk alone. A content in a damaged slab counts as missing, unless another slab or its own chunks serve.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import ColumnElement, delete, exists, func, literal, select
+
+from bdn.core.digest import Digest
+from bdn.core.source.upstream import UpstreamFile
+from bdn.core.store.layout import FileLayout
+from bdn.core.store.scope import owner_of, scope_of
+from bdn.mirror.db.bulk import batches, insert_new
+from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.layouts import split_digests, unreadable
+from bdn.mirror.db.names import is_mirrored_for
+from bdn.mirror.db.tables import (
+    ContentRow,
+    CopiedChunkRow,
+    DamagedChunkRow,
+    DamagedContentRow,
+    IdentityRow,
+    ManifestContentRow,
+    ManifestRow,
+    SlabRow,
+    SlabScopeRow,
+    SlabSliceRow,
+)
+
+_TOLD: Final = 100  # manifests: a chunk may be one of a thousand revisions
+
+
+async def is_needed(session: ReadSession, digest: Digest) -> bool:
+    """Whether there is a content in the store with such a chunk, or such a slab."""
+    return bool(await _with_chunk(session, digest)) or await _is_slab(session, digest)
+
+
+async def register(session: WriteSession, digest: Digest, now: float, reason: str) -> bool:
+    """The store does not hold this as its name says. False when nothing needs it, and then nothing is written.
+
+    The caller has seen to it that no claim is written for meanwhile (``mirrors.hold_claims``): whoever records a content from
+    now on sees the row, and what was recorded before is found here.
+    """
+    contents = await _with_chunk(session, digest)
+    if not contents and not await _is_slab(session, digest):
+        return False
+    await insert_new(session, DamagedChunkRow, [{"digest": digest.hex, "found_at": now, "reason": reason}])
+    await insert_new(session, DamagedContentRow, [{"content": content, "chunk": digest.hex} for content in contents])
+    await session.execute(delete(CopiedChunkRow).where(CopiedChunkRow.digest == digest.hex))
+    return True
+
+
+async def _with_chunk(session: ReadSession, digest: Digest) -> list[str]:
+    found = await session.execute(select(ContentRow.digest, ContentRow.chunks).where(_contains(session, digest)))
+    raw = digest.to_bytes()
+    return [content for content, chunks in found.all() if raw in split_digests(chunks)]
+
+
+async def _is_slab(session: ReadSession, digest: Digest) -> bool:
+    return await session.get(SlabRow, digest.hex) is not None
+
+
+def _contains(session: ReadSession, digest: Digest) -> ColumnElement[bool]:
+    """The content's chunks hold these bytes, wherever: in SQL, because there may be a million contents."""
+    raw = literal(digest.to_bytes())
+    if session.get_bind().dialect.name == "postgresql":
+        return func.position(raw.op("IN")(ContentRow.chunks)) > 0
+    return func.instr(ContentRow.chunks, raw) > 0
+
+
+async def forgive(session: WriteSession, digest: Digest) -> bool:
+    """The store holds it again; False when it was not registered."""
+    gone = delete(DamagedChunkRow).where(DamagedChunkRow.digest == digest.hex).returning(DamagedChunkRow.digest)
+    return (await session.execute(gone)).scalar() is not None
+
+
+async def forget_unneeded(session: WriteSession, before: float) -> None:
+    """Nothing needs these any more, which were found before then: what they belonged to was collected."""
+    statement = delete(DamagedChunkRow).where(
+        DamagedChunkRow.found_at < before,
+        ~exists().where(DamagedContentRow.chunk == DamagedChunkRow.digest),
+        ~exists().where(SlabRow.digest == DamagedChunkRow.digest),
+    )
+    await session.execute(statement)
+
+
+async def note_contents(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
+    """Contents that were recorded just now and count on a chunk that is damaged: it was found after they had it."""
+    known = {row.digest for row in await all_chunks(session)}
+    if known:
+        rows = [
+            {"content": layout.digest.hex, "chunk": chunk.hex}
+            for layout in layouts
+            for chunk in set(layout.chunks)
+            if chunk.hex in known and layout.slice is None
+        ]
+        await insert_new(session, DamagedContentRow, rows)
+
+
+async def any_chunk(session: ReadSession) -> bool:
+    """Whether anything is damaged: mostly nothing is, and then nobody needs to look further."""
+    return (await session.execute(select(DamagedChunkRow.digest).limit(1))).first() is not None
+
+
+async def all_chunks(session: ReadSession) -> list[DamagedChunkRow]:
+    """Everything that is damaged, in the order in which it was found."""
+    query = select(DamagedChunkRow).order_by(DamagedChunkRow.found_at, DamagedChunkRow.digest)
+    return list((await session.execute(query)).scalars())
+
+
+async def get(session: ReadSession, digest: str) -> DamagedChunkRow | None:
+    """What is known of this one, if it is damaged."""
+    return await session.get(DamagedChunkRow, digest)
+
+
+async def without_lost(
+    session: ReadSession, files: Sequence[UpstreamFile], known: Mapping[str, Digest]
+) -> dict[str, Digest]:
+    """Of contents by identity key those that the store still holds whole where the identity's scope may read."""
+    if not known or not await any_chunk(session):
+        return dict(known)
+    by_scope: defaultdict[str, set[str]] = defaultdict(set)
+    for file in files:
+        by_scope[file.identity.scope].add(file.identity.key)
+    held = dict(known)
+    for scope, keys in by_scope.items():
+        names = {known[key].hex for key in keys if key in known}
+        lost = set(await unreadable(session, sorted(names), scope))
+        held = {key: digest for key, digest in held.items() if key not in keys or digest.hex not in lost}
+    return held
+
+
+async def is_lost(session: ReadSession, manifest: str, organisation: str) -> bool:
+    """Whether the organisation cannot read all of the manifest any more, because some of it is damaged."""
+    return await any_chunk(session) and bool(await unreadable(session, manifest, scope_of(organisation)))
+
+
+async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, dict[int, Digest]]:
+    """Of contents with damaged chunks: the good ones by index, by identity key."""
+    if not await any_chunk(session):
+        return {}
+    found: dict[str, dict[int, Digest]] = {}
+    for keys in batches(identity_keys):
+        query = (
+            select(IdentityRow.key, ContentRow.chunks, DamagedContentRow.chunk)
+            .join(ContentRow, ContentRow.digest == IdentityRow.content)
+            .join(DamagedContentRow, DamagedContentRow.content == ContentRow.digest)
+            .where(IdentityRow.key.in_(keys))
+        )
+        for key, raw, damaged in (await session.execute(query)).all():
+            chunks = found.setdefault(key, dict(enumerate(map(Digest.from_bytes, split_digests(raw)))))
+            found[key] = {index: chunk for index, chunk in chunks.items() if chunk.hex != damaged}
+    return found
+
+
+async def superseded(session: ReadSession) -> list[str]:
+    """Damaged slabs whose contents can all be read elsewhere by everybody who could read them there.
+
+    Their files were mirrored again, and packed in another way.
+    """
+    query = select(SlabScopeRow.slab, SlabScopeRow.scope).join(
+        DamagedChunkRow, DamagedChunkRow.digest == SlabScopeRow.slab
+    )
+    scopes: defaultdict[str, list[str]] = defaultdict(list)
+    for slab, scope in (await session.execute(query)).all():
+        scopes[slab].append(scope)
+    return [slab for slab, whose in scopes.items() if not await _is_needed(session, slab, whose)]
+
+
+async def _is_needed(session: ReadSession, slab: str, scopes: Sequence[str]) -> bool:
+    query = select(SlabSliceRow.content).where(SlabSliceRow.slab == slab)
+    contents = list((await session.execute(query)).scalars())
+    for scope in scopes:
+        if await unreadable(session, contents, scope):
+            return True
+    return False
+
+
+async def drop_slab(session: WriteSession, slab: str) -> None:
+    """Nothing lies in it any more, as far as anybody knows."""
+    await session.execute(delete(SlabSliceRow).where(SlabSliceRow.slab == slab))
+    await session.execute(delete(SlabScopeRow).where(SlabScopeRow.slab == slab))
+    await session.execute(delete(SlabRow).where(SlabRow.digest == slab))
+    await session.execute(delete(DamagedChunkRow).where(DamagedChunkRow.digest == slab))
+
+
+async def concerned(session: ReadSession, digest: str) -> list[tuple[str, str | None]]:
+    """The newest manifests with this damaged chunk, or a file in this damaged slab, and who may hear of it; None: all of theirs.
+
+    A chunk of a file is read by whoever has the manifest. A slab's name is for those alone who may read it as a whole: of a
+    private slab its owner hears, for the manifests that were mirrored for it.
+    """
+    found: list[tuple[str, str | None]] = []
+    newest = select(ManifestContentRow.manifest).join(ManifestRow, ManifestRow.digest == ManifestContentRow.manifest)
+    newest = newest.group_by(ManifestContentRow.manifest).order_by(func.max(ManifestRow.created_at).desc()).limit(_TOLD)
+    chunk = newest.join(DamagedContentRow, DamagedContentRow.content == ManifestContentRow.content)
+    chunk = chunk.where(DamagedContentRow.chunk == digest)
+    found += [(manifest, None) for manifest in (await session.execute(chunk)).scalars()]
+    slab = newest.join(SlabSliceRow, SlabSliceRow.content == ManifestContentRow.content)
+    slab = slab.where(SlabSliceRow.slab == digest)
+    scopes = select(SlabScopeRow.scope).where(SlabScopeRow.slab == digest).order_by(SlabScopeRow.scope)
+    owners = [owner_of(scope) for scope in (await session.execute(scopes)).scalars()]
+    for owner in [None] if None in owners else owners:
+        query = slab if owner is None else slab.where(is_mirrored_for(owner))
+        found += [(manifest, owner) for manifest in (await session.execute(query)).scalars()]
+    return found

@@ -1,0 +1,189 @@
+"""The mirror's database: SQLite embedded, PostgreSQL in production; sessions that say whether they write."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NewType
+
+from sqlalchemy import event, inspect, text
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from bdn.core.errors import StoreUnavailableError
+from bdn.mirror.db.alone import lock_held
+from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
+
+HEAD: Final = "0009"  # the newest migration; a test compares it with the folder
+MIGRATIONS: Final = Path(__file__).parents[2] / "migrations"
+
+# How long a write waits for others of this process, and as long again for another process that holds SQLite's one lock:
+# together less than clients wait for an answer.
+WRITER_SECONDS = 12.0
+
+ReadSession = NewType("ReadSession", AsyncSession)
+WriteSession = NewType("WriteSession", ReadSession)
+
+
+class DatabaseNotMigratedError(StoreUnavailableError):
+    """The schema is not the one that this version needs."""
+
+
+class Database:
+    """One engine. Sessions are short: opened for one unit of work, committed or rolled back at the end of the block."""
+
+    def __init__(self, url: str) -> None:
+        self._is_sqlite = url.startswith("sqlite")
+        if self._is_sqlite:
+            self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
+            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
+            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+        else:
+            from bdn.mirror.db.postgres import PATIENT_SECONDS, STATEMENT_SECONDS, open_postgres  # noqa: PLC0415 - its driver
+
+            self._engine = open_postgres(url, statement_seconds=STATEMENT_SECONDS)
+            self._patient = open_postgres(url, statement_seconds=PATIENT_SECONDS)
+        # SQLite has one writer. Waiting for it here is fair and cheap; waiting in SQLite is polling.
+        self._sqlite_writer = asyncio.Lock()
+        self._waiting_since: float | None = None  # for SQLite's lock, which another process has
+        self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @asynccontextmanager
+    async def read(self, *, patient: bool = False) -> AsyncIterator[ReadSession]:
+        """A consistent look; nothing is ever committed. ``patient``: a statement may take long, so nobody should wait for it."""
+        with mapped_errors():
+            async with AsyncSession(self._patient if patient else self._engine, expire_on_commit=False) as session:
+                yield ReadSession(session)
+
+    @asynccontextmanager
+    async def write(self, *, patient: bool = False) -> AsyncIterator[WriteSession]:
+        """One transaction: committed when the block ends, rolled back when it raises. ``patient`` as in ``read``."""
+        engine = (self._patient if patient else self._engine).execution_options(bdn_write=True)
+        with mapped_errors():
+            if self._is_sqlite:
+                async with (
+                    self._sqlite_turn(),
+                    AsyncSession(engine, expire_on_commit=False) as session,
+                    session.begin(),
+                ):
+                    await self._begin(session)
+                    yield WriteSession(ReadSession(session))
+            else:
+                async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
+                    yield WriteSession(ReadSession(session))
+
+    @asynccontextmanager
+    async def _sqlite_turn(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(WRITER_SECONDS):
+                await self._sqlite_writer.acquire()
+        except TimeoutError:
+            raise DatabaseUnavailableError(f"database: others have been writing for {WRITER_SECONDS:g} s") from None
+        try:
+            yield
+        finally:
+            self._sqlite_writer.release()
+
+    async def _begin(self, session: AsyncSession) -> None:
+        """Take SQLite's lock. As it is this task's turn, only another process can have it."""
+        self._waiting_since = time.monotonic()
+        try:
+            await session.connection()
+        finally:
+            self._waiting_since = None
+
+    def check_writable(self, seconds: float) -> None:
+        """Raise when another process has kept SQLite's lock for so long. Asks nobody: workers write every second."""
+        if self._waiting_since is not None and time.monotonic() - self._waiting_since > seconds:
+            raise DatabaseUnavailableError(f"database: another process has kept it locked for more than {seconds:g} s")
+
+    @asynccontextmanager
+    async def rehearsal(self) -> AsyncIterator[WriteSession]:
+        """As a patient ``write``, and taken back at the end whatever happens."""
+        async with self.write(patient=True) as session:
+            try:
+                yield session
+            finally:
+                await session.rollback()
+
+    @asynccontextmanager
+    async def alone(self, name: str) -> AsyncIterator[None]:
+        """Nobody else is in a block of this name, in whatever process, until this one ends. Holds no transaction's locks.
+
+        Raises:
+            DatabaseUnavailableError: also out of the middle of the block, when the lock is lost.
+        """
+        async with self._alone[name]:
+            if self._is_sqlite:
+                yield
+            else:
+                async with lock_held(self._engine, name):
+                    yield
+
+    async def version(self) -> str | None:
+        """The migration that the schema is at; None for an empty database."""
+        with mapped_errors():
+            async with self._engine.connect() as connection:
+                if not await connection.run_sync(lambda sync: inspect(sync).has_table("alembic_version")):
+                    return None
+                return (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
+
+    async def check_version(self) -> None:
+        """Refuse to work on a schema of another version."""
+        version = await self.version()
+        if version != HEAD:
+            raise DatabaseNotMigratedError(
+                f"the database is at migration {version}, this version needs {HEAD}; run 'bdn migrate'"
+            )
+
+    async def migrate(self) -> None:
+        """Bring the schema to this version with the real migrations. Cheap when it is there already."""
+        version = await self.version()
+        if version == HEAD:
+            return
+        with mapped_errors():
+            async with self._patient.begin() as connection:
+                if not await connection.run_sync(_upgrade):
+                    raise DatabaseNotMigratedError(
+                        f"the database is at migration {version}, which this version does not know; run a newer version"
+                    )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+        await self._patient.dispose()
+
+
+def _upgrade(connection: Connection) -> bool:
+    """False when the schema is at a migration that is not one of ours."""
+    from alembic import command  # noqa: PLC0415 - 0.9 s to import, needed once in a database's life
+    from alembic.config import Config  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError:
+        return False
+    return True
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's own connection
+    connection.isolation_level = None  # the driver must not begin transactions; we do, below
+    cursor = connection.cursor()
+    busy = f"busy_timeout={1000 * WRITER_SECONDS:.0f}"
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", busy):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins as a reader and writes later fails when another wrote meanwhile; IMMEDIATE waits instead.
+    immediate = connection.get_execution_options().get("bdn_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

@@ -1,0 +1,275 @@
+"""Every statement about mirrors and their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, and_, exists, func, or_, select, text, update
+
+from bdn.mirror.db.bulk import batches
+from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.tables import Json, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.db.tombstones import is_given_up
+
+RUNNING = ("PENDING", "SYNCING")
+
+
+async def insert(session: WriteSession, mirror: MirrorRow, sources: Sequence[MirrorSourceRow]) -> None:
+    """A new mirror; ``IntegrityError`` when the same request runs already."""
+    session.add(mirror)
+    await session.flush()
+    session.add_all(sources)
+
+
+async def running(session: ReadSession, organisation: str, request_key: str) -> str | None:
+    """The id of the mirror that runs for the same request."""
+    query = select(MirrorRow.id).where(
+        MirrorRow.organisation == organisation, MirrorRow.request_key == request_key, MirrorRow.status.in_(RUNNING)
+    )
+    return (await session.execute(query)).scalar()
+
+
+async def get(
+    session: ReadSession, mirror_id: str, organisation: str
+) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
+    """A mirror of this organisation with its sources in order. Another's costs what costs one that does not exist."""
+    query = select(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.organisation == organisation)
+    mirror = (await session.execute(query)).scalar()
+    return None if mirror is None else (mirror, (await _sources(session, [mirror_id]))[mirror_id])
+
+
+async def get_any(session: ReadSession, mirror_id: str) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
+    """A mirror of whatever organisation, for the worker."""
+    mirror = await session.get(MirrorRow, mirror_id)
+    return None if mirror is None else (mirror, (await _sources(session, [mirror_id]))[mirror_id])
+
+
+async def page(
+    session: ReadSession,
+    organisation: str,
+    *,
+    status: str | None,
+    source: str | None,
+    before: tuple[float, str] | None,
+    limit: int,
+) -> list[tuple[MirrorRow, list[MirrorSourceRow]]]:
+    """Newest first, strictly older than ``before`` (creation time and id)."""
+    query = select(MirrorRow).where(MirrorRow.organisation == organisation)
+    if status:
+        query = query.where(MirrorRow.status == status)
+    if source:
+        query = query.where(exists().where(MirrorSourceRow.mirror_id == MirrorRow.id, MirrorSourceRow.source == source))
+    if before:
+        moment, last_id = before
+        older = and_(MirrorRow.created_at == moment, MirrorRow.id < last_id)
+        query = query.where(or_(MirrorRow.created_at < moment, older))
+    query = query.order_by(MirrorRow.created_at.desc(), MirrorRow.id.desc()).limit(limit)
+    mirrors = list((await session.execute(query)).scalars())
+    sources = await _sources(session, [mirror.id for mirror in mirrors])
+    return [(mirror, sources[mirror.id]) for mirror in mirrors]
+
+
+async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str, list[MirrorSourceRow]]:
+    query = select(MirrorSourceRow).where(MirrorSourceRow.mirror_id.in_(mirror_ids)).order_by(MirrorSourceRow.position)
+    found: dict[str, list[MirrorSourceRow]] = {mirror_id: [] for mirror_id in mirror_ids}
+    for row in (await session.execute(query)).scalars():
+        found[row.mirror_id].append(row)
+    return found
+
+
+async def claim(session: WriteSession, claimant: str, *, now: float, until: float) -> str | None:
+    """Take the oldest mirror that nobody works on."""
+    free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
+    candidate = (
+        select(MirrorRow.id)
+        .where(MirrorRow.status.in_(RUNNING), free)
+        .order_by(MirrorRow.created_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    statement = (
+        update(MirrorRow)
+        .where(MirrorRow.id == candidate)
+        .values(claimed_by=claimant, claim_expires_at=until, status="SYNCING")
+        .returning(MirrorRow.id)
+        .execution_options(synchronize_session=False)
+    )
+    mirror_id = (await session.execute(statement)).scalar()
+    if mirror_id is not None:
+        first = (
+            update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.started_at.is_(None)).values(started_at=now)
+        )
+        await session.execute(first)
+    return mirror_id
+
+
+async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, until: float) -> bool:
+    """Keep the claim; False when it was lost or the mirror is no longer running (somebody canceled it)."""
+    statement = (
+        update(MirrorRow)
+        .where(MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status == "SYNCING")
+        .values(claim_expires_at=until)
+    )
+    return _count(await session.execute(statement)) == 1
+
+
+async def hold_canceled_claim(session: WriteSession, mirror_id: str, claimant: str, now: float, until: float) -> None:
+    """Keep a claim on a canceled mirror that has not run out, for a worker that is still coming to its end."""
+    await session.execute(
+        update(MirrorRow)
+        .where(
+            MirrorRow.id == mirror_id,
+            MirrorRow.claimed_by == claimant,
+            MirrorRow.status == "CANCELED",
+            MirrorRow.claim_expires_at >= now,
+        )
+        .values(claim_expires_at=until)
+    )
+
+
+async def claimed_status(session: WriteSession, mirror_id: str, claimant: str, now: float) -> str | None:
+    """The status of a mirror that this claimant may still write for; None when it may not.
+
+    A claim on a canceled mirror counts until it has run out: so long, nothing that its worker brings is collected. One
+    on a running mirror counts until another worker takes it over.
+    """
+    query = (
+        select(MirrorRow.status)
+        .where(
+            MirrorRow.id == mirror_id,
+            MirrorRow.claimed_by == claimant,
+            or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now),
+        )
+        .with_for_update()
+    )
+    return (await session.execute(query)).scalar()
+
+
+async def release_claims(session: WriteSession, worker: str | None = None) -> None:
+    """Give claims back so that they can be taken at once.
+
+    ``worker`` is the name in one claim, or what all names of one worker begin with; None is for the time when nobody works.
+    """
+    statement = update(MirrorRow).where(MirrorRow.claimed_by.is_not(None))
+    if worker is not None:
+        own = or_(MirrorRow.claimed_by == worker, MirrorRow.claimed_by.startswith(f"{worker}:", autoescape=True))
+        statement = statement.where(own)
+    await session.execute(statement.values(claimed_by=None, claim_expires_at=None))
+
+
+async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
+    """Bring a running mirror to a terminal state; False when it is in one already, which then stays.
+
+    A canceled mirror keeps its claim until its worker has come to an end.
+    """
+    values: dict[str, Any] = {"status": status, "completed_at": now, "error": error}
+    if status != "CANCELED":
+        values |= {"claimed_by": None, "claim_expires_at": None}
+    statement = update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING)).values(**values)
+    if _count(await session.execute(statement)) == 0:
+        return False
+    sources = update(MirrorSourceRow).where(MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING))
+    await session.execute(sources.values(status=status, error=error))
+    return True
+
+
+async def hold_claims(session: WriteSession) -> None:
+    """Nobody claims, and nobody writes in a claim's name, until this transaction ends.
+
+    SQLite has one writer anyway. In PostgreSQL a manifest could otherwise be published, or restored, between a collection's
+    look at what nothing names, or an eviction's at who is at work, and its commit.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        await session.execute(text("LOCK TABLE mirrors IN EXCLUSIVE MODE"))
+
+
+async def update_source(session: WriteSession, mirror_id: str, position: int, **values: Any) -> None:  # noqa: ANN401
+    """Set columns of one source."""
+    statement = update(MirrorSourceRow).where(
+        MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.position == position
+    )
+    await session.execute(statement.values(**values))
+
+
+async def ready_at(session: ReadSession, organisation: str, revision: str) -> list[MirrorSourceRow]:
+    """The sources that are READY at this revision and whose manifests may still be read, newest first."""
+    query = (
+        select(MirrorSourceRow)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .join(ManifestRow, ManifestRow.digest == MirrorSourceRow.manifest)
+        .where(
+            ~is_given_up(organisation, ManifestRow.digest),
+            MirrorRow.organisation == organisation,
+            MirrorSourceRow.resolved_revision == revision,
+            MirrorSourceRow.status == "READY",
+        )
+        .order_by(MirrorRow.created_at.desc())
+    )
+    return list((await session.execute(query)).scalars())
+
+
+async def count_by_status(session: ReadSession) -> dict[str, int]:
+    """How many mirrors are in each status."""
+    query = select(MirrorRow.status, func.count()).group_by(MirrorRow.status)
+    return {status: count for status, count in (await session.execute(query)).all()}  # noqa: C416 - rows are not pairs
+
+
+async def manifests_of(session: ReadSession, organisation: str, source: str) -> list[str]:
+    """Manifests that were published for a source; without a revision, for all its revisions."""
+    wanted = or_(MirrorSourceRow.source == source, MirrorSourceRow.source.startswith(f"{source}@", autoescape=True))
+    query = (
+        select(MirrorSourceRow.manifest)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, wanted, MirrorSourceRow.manifest.is_not(None))
+        .distinct()
+    )
+    return [manifest for manifest in (await session.execute(query)).scalars() if manifest]
+
+
+async def sources_by_manifest(
+    session: ReadSession, organisation: str, manifests: Sequence[str] | None = None
+) -> dict[str, list[str]]:
+    """For every manifest of an organisation, or for these if they are few, the sources that it was mirrored from."""
+    query = (
+        select(MirrorSourceRow.manifest, MirrorSourceRow.source)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest.is_not(None))
+        .distinct()
+        .order_by(MirrorSourceRow.source)
+    )
+    if manifests is not None and len(manifests) <= 500:
+        query = query.where(MirrorSourceRow.manifest.in_(manifests))
+    found: dict[str, list[str]] = {}
+    for manifest, source in (await session.execute(query)).all():
+        found.setdefault(str(manifest), []).append(source)
+    return found
+
+
+async def may_read(session: ReadSession, organisation: str, manifest: str) -> bool:
+    """Whether the manifest is published for this organisation, which has not given it up."""
+    return manifest in await readable(session, organisation, [manifest])
+
+
+async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
+    """Which of these manifests are published for this organisation, and not given up by it."""
+    found: set[str] = set()
+    for batch in batches(manifests):
+        query = (
+            select(ManifestRow.digest)
+            .join(MirrorSourceRow, MirrorSourceRow.manifest == ManifestRow.digest)
+            .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+            .where(
+                ManifestRow.digest.in_(batch),
+                MirrorRow.organisation == organisation,
+                ~is_given_up(organisation, ManifestRow.digest),
+            )
+            .distinct()
+        )
+        found.update((await session.execute(query)).scalars())
+    return found
+
+
+def _count(result: object) -> int:
+    return cast("CursorResult[Any]", result).rowcount

@@ -1,0 +1,235 @@
+"""What is collected: manifests, contents and chunks that nothing names any more, and slabs that nothing needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy import Row, delete, exists, func, select
+from sqlalchemy.orm import aliased
+
+from bdn.core.digest import Digest
+from bdn.core.store.record_soundness import content_fault
+from bdn.core.store.slab_needs import SlabNeeds
+from bdn.mirror.db import tombstones
+from bdn.mirror.db.bulk import batches
+from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.layouts import split_digests
+from bdn.mirror.db.records import Record, WrongRecordError
+from bdn.mirror.db.soundness import chunks_are_sound
+from bdn.mirror.db.tables import (
+    ContentRow,
+    CopiedChunkRow,
+    DamagedChunkRow,
+    IdentityRow,
+    ManifestContentRow,
+    ManifestRow,
+    QuarantinedFileRow,
+    SlabRow,
+    SlabScopeRow,
+    SlabSliceRow,
+)
+
+_AT_ONCE: Final = 1000  # records that one trip to a thread looks at
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows that went, and the raw names of the chunks and slabs that they named. Others may name those, too.
+
+    ``bytes`` are those of the files and slabs that went with a manifest.
+    """
+
+    count: int
+    chunks: set[bytes]
+    bytes: int = 0
+
+
+async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, int]]:
+    """Each distinct content of a manifest: digest, the bytes that it has for itself, and how many living manifests name it.
+
+    What rests in slabs only has no bytes for itself; they are its slabs'.
+    """
+    other = aliased(ManifestContentRow)
+    names = (
+        select(func.count())
+        .where(other.content == ManifestContentRow.content, other.manifest.not_in(tombstones.dead()))
+        .scalar_subquery()
+    )
+    query = (
+        select(ContentRow.digest, ContentRow.size, ContentRow.chunks == b"", names)
+        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
+        .where(ManifestContentRow.manifest == manifest_digest)
+    )
+    return [(row[0], 0 if row[2] else row[1], row[3]) for row in (await session.execute(query)).all()]
+
+
+async def slabs_of(session: ReadSession, manifest_digest: str) -> list[str]:
+    """Every slab, of whatever scope, that holds a content of the manifest."""
+    query = (
+        select(SlabSliceRow.slab)
+        .distinct()
+        .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
+        .where(ManifestContentRow.manifest == manifest_digest)
+    )
+    return list((await session.execute(query)).scalars())
+
+
+@dataclass
+class SlabFacts:
+    """What decides about some slabs: (slab, size), (content, slab), (slab, scope), and contents that are whole as well.
+
+    ``slices`` are all in these slabs and all others of the same contents; ``scopes`` are those of every slab in ``slices``,
+    and ``damaged`` are those of these slabs that are.
+    """
+
+    sizes: list[tuple[str, int]] = field(default_factory=list)
+    slices: list[tuple[str, str]] = field(default_factory=list)
+    scopes: list[tuple[str, str]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    whole: list[str] = field(default_factory=list)
+
+    def tell(self, needs: SlabNeeds) -> None:
+        """Everything, in the order in which it asks for it."""
+        for slab, size in self.sizes:
+            needs.add_slab(slab, size)
+        for content, slab in self.slices:
+            needs.add_slice(content, slab)
+        for slab, scope in self.scopes:
+            needs.add_scope(slab, scope)
+        for slab in self.damaged:
+            needs.add_damaged(slab)
+        for content in self.whole:
+            needs.add_whole(content)
+
+
+async def slab_facts(session: ReadSession, slabs: Sequence[str]) -> SlabFacts:
+    """Everything about these slabs, and about where else their contents lie."""
+    facts = SlabFacts()
+    named = set(slabs)
+    inside = aliased(SlabSliceRow)
+    for batch in batches(slabs):
+        sizes = select(SlabRow.digest, SlabRow.size).where(SlabRow.digest.in_(batch))
+        facts.sizes += [(row[0], row[1]) for row in (await session.execute(sizes)).all()]
+        own = select(SlabSliceRow.content, SlabSliceRow.slab).where(SlabSliceRow.slab.in_(batch))
+        other = (
+            select(SlabSliceRow.content, SlabSliceRow.slab)
+            .distinct()
+            .join(inside, inside.content == SlabSliceRow.content)
+            .where(inside.slab.in_(batch), SlabSliceRow.slab != inside.slab)
+        )
+        for query in (own, other):
+            rows = (await session.execute(query)).all()
+            facts.slices += [(row[0], row[1]) for row in rows]
+            named.update(row[1] for row in rows)
+        whole = select(inside.content).join(ContentRow, ContentRow.digest == inside.content)
+        whole = whole.where(inside.slab.in_(batch), ContentRow.chunks != b"", chunks_are_sound())
+        facts.whole += (await session.execute(whole)).scalars()
+    for batch in batches(sorted(named)):
+        scopes = select(SlabScopeRow.slab, SlabScopeRow.scope).where(SlabScopeRow.slab.in_(batch))
+        facts.scopes += [(row[0], row[1]) for row in (await session.execute(scopes)).all()]
+        damaged = select(DamagedChunkRow.digest).where(DamagedChunkRow.digest.in_(batch))
+        facts.damaged += (await session.execute(damaged)).scalars()
+    return facts
+
+
+async def take_manifest(session: WriteSession, manifest: str, now: float) -> Taken:
+    """Unpublish a manifest, and forget what it alone names."""
+    other = aliased(ManifestContentRow)
+    alone = select(ManifestContentRow.content).where(
+        ManifestContentRow.manifest == manifest,
+        ~exists().where(other.content == ManifestContentRow.content, other.manifest != manifest),
+    )
+    contents = list((await session.execute(alone)).scalars())
+    await session.execute(delete(ManifestContentRow).where(ManifestContentRow.manifest == manifest))
+    await session.execute(delete(ManifestRow).where(ManifestRow.digest == manifest))
+    await tombstones.collect(session, manifest, now)
+    chunks, size = await _take(session, contents)
+    return Taken(1, chunks, size)
+
+
+async def take_unnamed(session: WriteSession, before: float) -> Taken:
+    """Forget contents that no manifest names, recorded before then: their mirrors came to no good end.
+
+    A mirror that runs may count on one of them, because its identity is known; then publishing finds that it is gone, and
+    it is copied again.
+    """
+    query = select(ContentRow.digest).where(
+        ContentRow.recorded_at < before, ~exists().where(ManifestContentRow.content == ContentRow.digest)
+    )
+    contents = list((await session.execute(query)).scalars())
+    chunks, size = await _take(session, contents)
+    return Taken(len(contents), chunks, size)
+
+
+async def take_half_copied(session: WriteSession, before: float) -> Taken:
+    """Forget chunks of files that nobody went on with since then."""
+    statement = delete(CopiedChunkRow).where(CopiedChunkRow.recorded_at < before).returning(CopiedChunkRow.digest)
+    digests = [bytes.fromhex(digest) for digest in (await session.execute(statement)).scalars()]
+    return Taken(len(digests), set(digests))
+
+
+async def take_evidence(session: WriteSession, before: float) -> Taken:
+    """Forget files that came wrong before then."""
+    statement = delete(QuarantinedFileRow).where(QuarantinedFileRow.created_at < before)
+    found = list((await session.execute(statement.returning(QuarantinedFileRow.chunks))).scalars())
+    return Taken(len(found), {chunk for raw in found for chunk in split_digests(raw)})
+
+
+async def named(session: ReadSession) -> set[bytes]:
+    """The raw names of all objects of the store that some row names: about 100 bytes of memory for each chunk.
+
+    What a chunk's row becomes is read after that row: a half-copied file's chunk is a complete file's, or evidence, later.
+
+    Raises:
+        WrongRecordError: what the database says of a file is not what was written there, so its chunks have lost their name.
+    """
+    found: set[bytes] = set()
+    for digests in (select(CopiedChunkRow.digest), select(SlabRow.digest)):
+        async for (digest,) in await session.stream(digests):
+            found.add(bytes.fromhex(digest))
+    contents = await session.stream(select(ContentRow.digest, ContentRow.size, ContentRow.chunks))
+    async for rows in contents.partitions(_AT_ONCE):
+        found.update(await asyncio.to_thread(_chunks_of, rows))
+    async for (raw,) in await session.stream(select(QuarantinedFileRow.chunks)):
+        found.update(split_digests(raw))
+    return found
+
+
+def _chunks_of(contents: Sequence[Row[str, int, bytes]]) -> set[bytes]:
+    for digest, size, chunks in contents:
+        if fault := content_fault(Digest(digest), size, chunks):
+            raise WrongRecordError(Record("content", Digest(digest)), fault)
+    return {chunk for _, _, chunks in contents for chunk in split_digests(chunks)}
+
+
+async def _take(session: WriteSession, contents: Sequence[str]) -> tuple[set[bytes], int]:
+    """Forget contents, with the identities that led to them, and the slabs that nothing else needs; their chunks and bytes."""
+    slabs, size = await _slabs_going(session, contents)
+    chunks = set(map(bytes.fromhex, slabs))
+    for batch in batches(contents):
+        query = select(ContentRow.chunks, ContentRow.size).where(ContentRow.digest.in_(batch), ContentRow.chunks != b"")
+        for raw, content_size in (await session.execute(query)).all():
+            chunks.update(split_digests(raw))
+            size += content_size
+        await session.execute(delete(SlabSliceRow).where(SlabSliceRow.content.in_(batch)))
+        await session.execute(delete(IdentityRow).where(IdentityRow.content.in_(batch)))
+        await session.execute(delete(ContentRow).where(ContentRow.digest.in_(batch)))
+    for batch in batches(slabs):
+        await session.execute(delete(SlabSliceRow).where(SlabSliceRow.slab.in_(batch)))
+        await session.execute(delete(SlabScopeRow).where(SlabScopeRow.slab.in_(batch)))
+        await session.execute(delete(SlabRow).where(SlabRow.digest.in_(batch)))
+    return chunks, size
+
+
+async def _slabs_going(session: ReadSession, contents: Sequence[str]) -> tuple[list[str], int]:
+    slabs: set[str] = set()
+    for batch in batches(contents):
+        query = select(SlabSliceRow.slab).where(SlabSliceRow.content.in_(batch)).distinct()
+        slabs.update((await session.execute(query)).scalars())
+    needs = SlabNeeds()
+    (await slab_facts(session, sorted(slabs))).tell(needs)
+    going = needs.take(contents)
+    return going, needs.size(going)

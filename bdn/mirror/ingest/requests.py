@@ -1,0 +1,182 @@
+"""Mirrors as their callers see them: asking for one, joining one that runs, watching it, canceling it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from sqlalchemy.exc import IntegrityError
+
+from bdn.core.digest import digest_of
+from bdn.core.errors import NotFoundError
+from bdn.core.source.weights import WeightsSource
+from bdn.mirror.access.shared_looks import SharedLooks
+from bdn.mirror.db import mirrors
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.ingest.views import MirrorViews
+from bdn.mirror.ingest.worker import NEW_WORK
+from bdn.mirror.upstream.subject import DRY_RUN
+from bdn.mirror.watch import Watch
+from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource
+from bdn.wire.weights_schema import body_from
+
+_LOOK_AGAIN_SECONDS: Final = 0.5
+# What a look may be old for who has heard of nothing new: less than the time between two of his.
+_OLD_SECONDS: Final = 0.4
+
+_Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
+
+
+@dataclass(frozen=True)
+class MirrorRequests:
+    """The service behind ``/mirror``."""
+
+    database: Database
+    surveyor: Surveyor
+    views: MirrorViews
+    watch: Watch
+    watched: SharedLooks[_Question, Mirror] = field(default_factory=partial(SharedLooks, _OLD_SECONDS))
+    asked: SharedLooks[_Question, Mirror] = field(default_factory=partial(SharedLooks, _OLD_SECONDS))
+
+    async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
+        """A new mirror, or the one that is running for the same request."""
+        for source in sources:
+            self.surveyor.sign_ins.check(source.auth, organisation)
+        bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
+        request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex
+        request = partial(self._request, sources, bodies, organisation, request_key)
+        with self.asked.of((request_key, organisation), request) as asked:
+            return await asked.get(anew=True)  # of a thousand equal ones at once, two ask the database
+
+    async def _request(
+        self, sources: Sequence[WeightsSource], bodies: list[dict[str, object]], organisation: str, request_key: str
+    ) -> Mirror:
+        while True:
+            async with self.database.read() as session:
+                mirror_id = await mirrors.running(session, organisation, request_key)
+            if mirror_id is None:
+                mirror_id = await self._insert(sources, bodies, organisation, request_key)
+            if mirror_id is not None:
+                return await self.get(mirror_id, organisation)
+
+    async def _insert(
+        self, sources: Sequence[WeightsSource], bodies: list[dict[str, object]], organisation: str, request_key: str
+    ) -> str | None:
+        """The new mirror's id, or None when somebody else was faster with the same request."""
+        mirror_id = f"mir_{secrets.token_hex(12)}"
+        mirror = MirrorRow(
+            id=mirror_id, organisation=organisation, request_key=request_key, status="PENDING", created_at=time.time()
+        )
+        rows = [
+            MirrorSourceRow(
+                mirror_id=mirror_id,
+                position=position,
+                request=body,
+                source=str(source.source),
+                mount_location=source.mount_location,
+                status="PENDING",
+                warnings=[],
+            )
+            for position, (source, body) in enumerate(zip(sources, bodies, strict=True))
+        ]
+        try:
+            async with self.database.write() as session:
+                await mirrors.insert(session, mirror, rows)
+        except IntegrityError:
+            return None
+        self.watch.notify(NEW_WORK)
+        return mirror_id
+
+    async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
+        """What mirroring would do now. Writes nothing."""
+        planned: list[PlannedSource] = []
+        counted: set[str] = set()
+        for wanted in sources:
+            async with self.surveyor.open(wanted, organisation, DRY_RUN) as source:
+                planned.append(_planned(wanted, await self.surveyor.survey(wanted, source), counted))
+        return Plan(
+            sources=planned,
+            files=sum(source.files for source in planned),
+            bytes=sum(source.bytes for source in planned),
+            bytes_to_transfer=sum(source.bytes_to_transfer for source in planned),
+            bytes_reused=sum(source.bytes_reused for source in planned),
+        )
+
+    async def get(self, mirror_id: str, organisation: str) -> Mirror:
+        """The mirror now; ``NotFoundError`` also when it is another organisation's."""
+        async with self.database.read() as session:
+            found = await mirrors.get(session, mirror_id, organisation)
+        if found is None:
+            raise NotFoundError(f"mirror {mirror_id}")
+        return (await self.views.of([found]))[0]
+
+    async def page(
+        self,
+        organisation: str,
+        status: str | None,
+        source: str | None,
+        before: tuple[float, str] | None,
+        limit: int,
+    ) -> tuple[list[Mirror], tuple[float, str] | None]:
+        """Mirrors, newest first, and where the next page begins (None on the last one)."""
+        async with self.database.read() as session:
+            found = await mirrors.page(
+                session, organisation, status=status, source=source, before=before, limit=limit + 1
+            )
+        items = await self.views.of(found[:limit])
+        last = found[limit - 1][0] if len(found) > limit else None
+        return items, (last.created_at, last.id) if last else None
+
+    async def wait(self, mirror_id: str, organisation: str, seconds: float) -> Mirror:
+        """The mirror once it is in a terminal state, or when the time is over."""
+        deadline = time.monotonic() + seconds
+        with self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation)) as look:
+            mirror = await look.get(anew=True)
+            while (
+                mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0
+            ):
+                is_news = await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
+                mirror = await look.get(anew=is_news)
+        return mirror
+
+    async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
+        """The mirror at least once per interval, the last time in a terminal state."""
+        with self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation)) as look:
+            mirror = await look.get(anew=True)
+            while mirror.status not in TERMINAL and not self.watch.stopping:
+                yield mirror
+                is_news = await self.watch.changed(mirror_id, interval_seconds)
+                mirror = await look.get(anew=is_news)
+            yield mirror
+
+    async def cancel(self, mirror_id: str, organisation: str) -> Mirror:
+        """Stop it if it runs. What was stored stays and is not fetched again."""
+        await self.get(mirror_id, organisation)
+        async with self.database.write() as session:
+            await mirrors.finish(session, mirror_id, "CANCELED", now=time.time())
+        self.watch.notify(f"{mirror_id} canceled")
+        self.watch.notify(mirror_id)
+        return await self.get(mirror_id, organisation)
+
+
+def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
+    """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
+    missing = sum(survey.bytes_missing_of(file) for file in survey.diff.missing if file.identity.key not in counted)
+    counted.update(file.identity.key for file in survey.diff.missing)
+    return PlannedSource(
+        source=str(wanted.source),
+        mount_location=wanted.mount_location,
+        resolved_revision=survey.resolution.revision,
+        files=len(survey.files),
+        bytes=survey.bytes_total,
+        bytes_to_transfer=missing,
+        bytes_reused=survey.bytes_total - missing,
+        warnings=list(survey.warnings),
+    )

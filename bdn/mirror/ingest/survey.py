@@ -1,0 +1,114 @@
+"""Resolve, list, select, diff: what mirroring a source would mean, by metadata alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from bdn.core.chunk import chunk_range
+from bdn.core.digest import Digest
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.ports import Asker, Resolution, Source
+from bdn.core.source.upstream import Diff, UpstreamFile, diff
+from bdn.core.source.uri import HuggingFaceUri
+from bdn.core.source.weights import WeightsSource
+from bdn.mirror.db import contents, damaged
+from bdn.mirror.db.database import Database
+from bdn.mirror.ingest.selecting import Selector
+from bdn.mirror.upstream.sign_ins import SignIns
+from bdn.sources.opener import open_source
+from bdn.sources.settings import UpstreamSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a source holds now, what of it is wanted, and what the store lacks."""
+
+    resolution: Resolution
+    files: tuple[UpstreamFile, ...]
+    diff: Diff
+    stored: dict[str, int]  # bytes of half-copied files by identity key
+    warnings: tuple[str, ...]
+
+    @property
+    def bytes_total(self) -> int:
+        """The size of the tree."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def bytes_missing(self) -> int:
+        """What has to be read from the upstream; equal identities are read once."""
+        return sum(map(self.bytes_missing_of, self.diff.missing))
+
+    def bytes_missing_of(self, file: UpstreamFile) -> int:
+        """What of a missing file has to be read, when an earlier attempt stored a part of it."""
+        return file.size - self.stored.get(file.identity.key, 0)
+
+
+@dataclass(frozen=True)
+class Surveyor:
+    """Opens sources and surveys them."""
+
+    database: Database
+    sign_ins: SignIns
+    upstreams: UpstreamSettings
+    ambient_credentials: bool
+    limit_files: int
+    limit_bytes: int
+    clock: Callable[[], float] = time.time
+    asker: Asker = ASK_ONCE
+
+    @asynccontextmanager
+    async def open(
+        self, wanted: WeightsSource, organisation: str, job: str, revision: str | None = None
+    ) -> AsyncIterator[Source]:
+        """The source with its credentials, on behalf of a job; ``revision`` pins one that was resolved before."""
+        uri = wanted.source
+        if revision is not None and isinstance(uri, HuggingFaceUri):
+            uri = replace(uri, revision=revision)
+        async with open_source(
+            uri,
+            sign_in=await self.sign_ins.resolve(wanted.auth, organisation, job),
+            organisation=organisation,
+            ambient_credentials=self.ambient_credentials,
+            settings=self.upstreams,
+            clock=self.clock,
+            asker=self.asker,
+        ) as source:
+            yield source
+
+    async def survey(self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None) -> Survey:
+        """Look at an open source; ``resolution`` is what it was resolved to, if that has been done.
+
+        Raises:
+            NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
+        """
+        resolution = resolution or await source.resolve()
+        selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
+        files = selected.files
+        # In threads, because a million files take seconds.
+        keys = await asyncio.to_thread(lambda: list({file.identity.key for file in files}))
+        async with self.database.read() as session:
+            known = await damaged.without_lost(session, files, await contents.known(session, keys))
+        found = await asyncio.to_thread(diff, files, known)
+        return Survey(resolution, files, found, await self._stored(found.missing), selected.warnings)
+
+    async def _stored(self, missing: tuple[UpstreamFile, ...]) -> dict[str, int]:
+        sizes = {file.identity.key: file.size for file in missing}
+        async with self.database.read() as session:
+            half = await contents.half_copied(session, list(sizes))
+        return {key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()}
+
+
+def manifest_of(survey: Survey, digests: Mapping[str, Digest]) -> Manifest:
+    """The manifest with its name; in a thread, because a million files take seconds."""
+    manifest = Manifest.of(
+        FileEntry(file.path, file.size, survey.diff.held.get(file.path) or digests[file.identity.key])
+        for file in survey.files
+    )
+    _ = manifest.digest, manifest.contents, manifest.bytes_total
+    return manifest

@@ -1,0 +1,96 @@
+"""What a digest or a source stands for, to an organisation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.digest import Digest
+from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.manifest import Manifest
+from bdn.mirror.access import selectors
+from bdn.mirror.db import mirrors, names, origins
+from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.db.names import Place
+from bdn.wire.event_schema import Named, NamedKind, NamedPlace
+
+_SHOWN: Final = 100  # files whose paths are told
+
+
+@dataclass(frozen=True)
+class Names:
+    """The service behind ``GET /names``."""
+
+    database: Database
+
+    async def find(self, of: str, organisation: str) -> Named:
+        """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation."""
+        async with self.database.read() as session:
+            if "://" in of:
+                manifests = await selectors.of_source(session, organisation, of)
+                kind: NamedKind = "source"
+                places: list[Place] = []
+            else:
+                kind, places = await self._look_up(session, _digest(of), organisation)
+                manifests = list(dict.fromkeys(place.manifest for place in places))
+            known = await names.ever_mirrored(session, organisation, manifests)
+            if not known:
+                raise NotFoundError(of)
+            own = [place for place in places if place.manifest in known and kind != "manifest"]
+            shown = await self._paths(session, own[:_SHOWN])
+            sources = await mirrors.sources_by_manifest(session, organisation, sorted(known))
+        return Named(
+            of=of,
+            kind=kind,
+            manifests={f"b3:{digest}": sources.get(digest, []) for digest in manifests if digest in known},
+            places=shown,
+        )
+
+    @staticmethod
+    async def _look_up(session: ReadSession, digest: str, organisation: str) -> tuple[NamedKind, list[Place]]:
+        """From what is most to what is least, and from what costs least to look up to what costs most."""
+        if await names.ever_mirrored(session, organisation, [digest]):
+            return "manifest", [Place(digest, digest)]
+        if found := await names.places_of_content(session, organisation, digest):
+            return "content", found
+        if found := await names.places_in_slab(session, organisation, digest):
+            return "slab", found
+        return "chunk", await names.places_of_chunk(session, organisation, digest)
+
+    @staticmethod
+    async def _paths(session: ReadSession, places: Sequence[Place]) -> list[NamedPlace]:
+        """One manifest after the other: each may have a million files, of which a hundred are told."""
+        wanted: dict[str, set[str]] = {}
+        for place in places:
+            wanted.setdefault(place.manifest, set()).add(place.content)
+        paths: dict[tuple[str, str], str] = {}
+        for digest, contents in wanted.items():
+            canonical = await origins.canonical(session, digest)
+            if canonical is not None:
+                found = await asyncio.to_thread(_paths_in, canonical, contents)
+                paths |= {(digest, content): path for content, path in found.items()}
+        return [
+            NamedPlace(
+                manifest=f"b3:{place.manifest}",
+                content=f"b3:{place.content}",
+                path=paths.get((place.manifest, place.content)),
+                chunk_index=place.chunk_index,
+            )
+            for place in places
+        ]
+
+
+def _paths_in(canonical: bytes, contents: AbstractSet[str]) -> dict[str, str]:
+    """Of each of these contents the first path."""
+    files = Manifest.parse(canonical).files
+    return {entry.digest.hex: entry.path for entry in reversed(files) if entry.digest.hex in contents}
+
+
+def _digest(text: str) -> str:
+    try:
+        return Digest.parse(text).hex
+    except ValueError as error:
+        raise InvalidRequestError(f"{error}; or name a source, such as hf://org/model") from error

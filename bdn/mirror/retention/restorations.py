@@ -1,0 +1,48 @@
+"""What was evicted from the mirror and is not collected yet can be had back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bdn.core.errors import NotFoundError
+from bdn.core.events.mirrors import Restored
+from bdn.mirror.access import selectors
+from bdn.mirror.db import contents, events, mirrors, tombstones
+from bdn.mirror.db.database import Database
+from bdn.wire.collection_schema import Restoration, RestorationRequest, RestoredItem
+
+
+@dataclass(frozen=True)
+class Restorations:
+    """The service behind ``/restorations``."""
+
+    database: Database
+    clock: Callable[[], float] = time.time
+
+    async def restore(self, request: RestorationRequest, organisation: str) -> Restoration:
+        """Let the organisation read it again, all of what was named.
+
+        Raises:
+            InvalidRequestError: the selectors do not go together.
+            NotFoundError: nothing of that was evicted, or it is collected.
+        """
+        request.check()
+        async with self.database.write() as session:
+            # A collection goes first, and then there is nothing to restore, or it waits.
+            await mirrors.hold_claims(session)
+            if request.manifest is not None:
+                named = await selectors.of_manifest(session, organisation, request.manifest)
+            else:
+                named = await selectors.of_source(session, organisation, request.source or "")
+            restored = sorted(await tombstones.restore(session, organisation, named))
+            await contents.touch(session, restored, self.clock())
+            decided = [Restored(manifest=f"b3:{digest}", organisation=organisation) for digest in restored]
+            await events.record(session, decided, self.clock())
+            sources = await mirrors.sources_by_manifest(session, organisation, restored)
+        if not restored:
+            raise NotFoundError(f"{request.manifest or request.source} among what was evicted and is not collected yet")
+        return Restoration(
+            items=[RestoredItem(manifest=f"b3:{digest}", sources=sources.get(digest, [])) for digest in restored]
+        )

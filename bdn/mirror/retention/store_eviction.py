@@ -1,0 +1,135 @@
+"""The mirror's own part of an eviction: the organisation gives manifests up. Nothing is deleted until they are collected.
+
+A manifest belongs to every organisation that mirrored it, and goes when the last of them gave it up and had its time to
+change its mind. Mirroring it again before that brings it back, and moves no bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bdn.core.events.caches import EvictionRefused
+from bdn.core.events.decision import Decision
+from bdn.core.events.mirrors import Tombstoned
+from bdn.mirror.agents.addressees import MIRROR
+from bdn.mirror.db import agents, asked, at_work, contents, events, mirrors, tombstones
+from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.db.tables import EvictionRow
+from bdn.mirror.retention.collector import Collector
+from bdn.mirror.retention.weights import EvictionWeights
+from bdn.wire.eviction_schema import EvictCommand, EvictedItem
+from bdn.wire.moments import moment
+
+
+@dataclass(frozen=True)
+class StoreEviction:
+    """Evicts manifests from the store, one eviction at a time. With ``tombstone_seconds`` 0 they are collected at once."""
+
+    database: Database
+    collector: Collector
+    tombstone_seconds: float
+    clock: Callable[[], float] = field(default=time.time)
+
+    async def run(self, command: EvictCommand, organisation: str) -> None:
+        """Plan, record and, unless it is a dry run, carry out; not if nobody waits for the mirror's answer any more."""
+        async with self.database.alone("eviction"):
+            async with self.database.write() as session:
+                row = await asked.change(session, EvictionRow, command.id)
+                if row is None or MIRROR not in row.pending:
+                    return
+                if not command.dry_run:
+                    # A looks at what mirrors at work have published; B publishes, and is at work; A gives up what B counts on.
+                    await mirrors.hold_claims(session)
+                now = self.clock()
+                items = await self._plan(session, command, organisation, now)
+                row.items = [*row.items, *(item.model_dump(mode="json") for item in items)]
+                row.pending = [name for name in row.pending if name != MIRROR]
+                victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
+                if not command.dry_run:
+                    await tombstones.write(session, organisation, victims, command.id, now)
+                    await events.record(session, _decisions(items, command, organisation), now)
+            if not command.dry_run and victims and not self.tombstone_seconds:
+                await self.collector.collect_expired()
+
+    async def _plan(
+        self, session: ReadSession, command: EvictCommand, organisation: str, now: float
+    ) -> list[EvictedItem]:
+        """What goes, and what is refused because a node leases it, or a mirror that still runs has published it.
+
+        Such a mirror is never robbed, forced or not: it would become READY with what nobody may read.
+        """
+        busy = await at_work.running_with(session, organisation)
+        holders = await _holders(session)
+        candidates = await self._candidates(session, command, organisation)
+        shared = await tombstones.others_read(session, organisation, candidates)
+        until = moment(now + self.tombstone_seconds) if self.tombstone_seconds else None
+        items: list[EvictedItem] = []
+        weights = EvictionWeights()
+        freed = 0
+        for digest in candidates:
+            working = [f"mirror {mirror_id}" for mirror_id in busy.get(digest, [])]
+            held_by = working or holders.get(digest, [])
+            refused = bool(working) or (bool(held_by) and not command.force)
+            if refused and command.lru_bytes is not None:
+                continue  # LRU passes over what is in use
+            size = 0 if digest in shared else await weights.take(session, digest, is_kept=refused)
+            items.append(
+                EvictedItem(
+                    tier="mirror",
+                    manifest=f"b3:{digest}",
+                    bytes=size,
+                    refused=refused,
+                    holders=held_by,
+                    restorable_until=None if refused else until,
+                )
+            )
+            freed += 0 if refused else size
+            if command.lru_bytes is not None and freed >= command.lru_bytes:
+                break
+        return items
+
+    @staticmethod
+    async def _candidates(session: ReadSession, command: EvictCommand, organisation: str) -> list[str]:
+        """The manifests that the organisation may read and the selector names, least recently used first."""
+        if command.manifests is None and not command.all and command.lru_bytes is None:
+            return []
+        held = [digest for digest, *_ in await contents.manifests(session)]
+        own = await mirrors.readable(session, organisation, held)
+        wanted = own
+        if command.manifests is not None:
+            wanted = own.intersection(manifest.removeprefix("b3:") for manifest in command.manifests)
+        return [digest for digest in held if digest in wanted]
+
+
+def _decisions(items: list[EvictedItem], command: EvictCommand, organisation: str) -> list[Decision]:
+    return [
+        EvictionRefused(
+            manifest=item.manifest,
+            organisation=organisation,
+            tier="mirror",
+            eviction=command.id,
+            asked_by=command.asked_by,
+            holders=tuple(item.holders),
+        )
+        if item.refused
+        else Tombstoned(
+            manifest=item.manifest,
+            organisation=organisation,
+            eviction=command.id,
+            restorable_until=item.restorable_until.timestamp() if item.restorable_until else None,
+        )
+        for item in items
+    ]
+
+
+async def _holders(session: ReadSession) -> dict[str, list[str]]:
+    """Who leases which manifest, from the agents' last heartbeats."""
+    found: dict[str, list[str]] = {}
+    for row in await agents.all_agents(session):
+        for holding in row.holdings:
+            if holding["held_by"]:
+                names = [f"{holder} on {row.node}" for holder in holding["held_by"]]
+                found.setdefault(holding["manifest"].removeprefix("b3:"), []).extend(names)
+    return found

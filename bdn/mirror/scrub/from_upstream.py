@@ -1,0 +1,145 @@
+"""The upstream, asked for nothing but the damaged bytes, at the revision from which they were mirrored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from bdn.core.chunk import ByteRange
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, SourceChangedError
+from bdn.core.manifest import Manifest
+from bdn.core.ports import Location, Source
+from bdn.core.source.literal_prefixes import common_beginnings
+from bdn.core.source.weights import WeightsSource
+from bdn.core.store.pieces import Piece
+from bdn.mirror.db import origins
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.origins import Origin
+from bdn.mirror.ingest.survey import Surveyor
+from bdn.mirror.scrub.piece_sources import Restoring
+from bdn.mirror.upstream.budget import Slot
+from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.located_file import LocatedFile
+from bdn.mirror.upstream.retries import Patience
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
+from bdn.wire.weights_schema import WeightsSourceBody
+
+_JOB = "repair"  # whom identity tokens are for, in place of a mirror
+
+
+@dataclass(frozen=True)
+class UpstreamSource:
+    """A ``PieceSource``. Shares threads, connections and budgets with copies."""
+
+    database: Database
+    surveyor: Surveyor
+    ranges: RangedReader
+    threads: ByteThreads
+    patience: Patience
+    budgets: UpstreamBudgets
+
+    async def bring(self, restoring: Restoring) -> None:
+        """Source by source, the newest first, each opened once for all that it can give."""
+        tried: set[tuple[str, str]] = set()
+        while (origin := await self._next(restoring, tried)) is not None:
+            tried.add((origin.organisation, origin.row.source))
+            try:
+                await self._bring_from(origin, restoring)
+            except BdnError as error:
+                restoring.note(str(error), origin.organisation)
+
+    async def _next(self, restoring: Restoring, tried: set[tuple[str, str]]) -> Origin | None:
+        """A source that was not tried and is said to have something that is missing."""
+        async with self.database.read() as session:
+            for piece in restoring.missing:
+                for origin in await origins.origins(session, piece.content.hex):
+                    if (origin.organisation, origin.row.source) not in tried:
+                        return origin
+        return None
+
+    async def _bring_from(self, origin: Origin, restoring: Restoring) -> None:
+        wanted = {piece.content: piece for piece in restoring.missing}
+        paths = await self.paths(origin, wanted.keys())
+        if not paths:
+            return
+        async with self.files(origin, paths) as files:
+            for path, content in paths.items():
+                located, piece = files.get(path), wanted[content]
+                if located is None or located.file.size != piece.content_size:
+                    restoring.note(_has_changed(path, origin.row.source), origin.organisation)
+                    continue
+                problem = await self._bring_piece(located, piece, restoring)
+                if problem is not None:
+                    restoring.note(problem, origin.organisation)
+
+    @asynccontextmanager
+    async def opened(self, origin: Origin) -> AsyncIterator[tuple[WeightsSource, Source]]:
+        """The source, at the revision that was mirrored."""
+        wanted = WeightsSourceBody.model_validate(origin.row.request).to_core()
+        async with self.surveyor.open(wanted, origin.organisation, _JOB, origin.row.resolved_revision) as source:
+            yield wanted, source
+
+    @asynccontextmanager
+    async def files(self, origin: Origin, paths: Collection[str]) -> AsyncIterator[dict[str, LocatedFile]]:
+        """Its files at these paths, as they are there now."""
+        async with self.opened(origin) as (_, source):
+            resolution = await source.resolve()
+            yield {
+                file.path: LocatedFile(origin.row.source, source, file, self.patience)
+                async for file in source.list(resolution, common_beginnings(paths))
+                if file.path in paths
+            }
+
+    async def paths(self, origin: Origin, contents: Collection[Digest]) -> dict[str, Digest]:
+        """Under which path the origin's manifest names each of these; one object has each content once."""
+        async with self.database.read() as session:
+            canonical = await origins.canonical(session, origin.manifest)
+        return {} if canonical is None else await asyncio.to_thread(_paths_in, canonical, contents)
+
+    async def _bring_piece(self, located: LocatedFile, piece: Piece, restoring: Restoring) -> str | None:
+        """None when it is there; otherwise why not. Once more when it came wrong, because a wire may flip a bit."""
+        for _ in range(2):
+            try:
+                await self._read(located, piece, restoring.place(piece))
+            except SourceChangedError as error:
+                return str(error)
+            if restoring.take(piece):
+                return None
+        return _has_changed(located.file.path, located.name)
+
+    async def _read(self, located: LocatedFile, piece: Piece, into: memoryview) -> None:
+        location = await located.location()
+        try:
+            await self._fetch(located, location, piece, into)
+        except LocationRefusedError:
+            await self._fetch(located, await located.location(refused=location), piece, into)
+
+    async def _fetch(self, located: LocatedFile, location: Location, piece: Piece, into: memoryview) -> None:
+        wanted = ByteRange(piece.start, piece.start + piece.size)
+        request = RangeRequest(located.name, located.file.path, wanted, located.file.size)
+
+        def fetch(slot: Slot, buffer: memoryview) -> None:
+            with slot.asking() as asked:
+                self.ranges.read_into(location, request, buffer)
+                asked.size = len(buffer)
+            into[:] = buffer
+
+        async def once() -> None:
+            async with self.budgets.of(location.url).slot() as slot:
+                await self.threads.run(piece.size, partial(fetch, slot))
+
+        await located.patience.run(once, located.allowance)
+
+
+def _paths_in(canonical: bytes, contents: Collection[Digest]) -> dict[str, Digest]:
+    paths = {file.digest: file.path for file in reversed(Manifest.parse(canonical).files) if file.digest in contents}
+    return {path: digest for digest, path in paths.items()}
+
+
+def _has_changed(path: str, source: str) -> str:
+    return f"{path!r} of {source} is not what was mirrored any more; mirror {source} again"

@@ -1,0 +1,116 @@
+"""Right bytes come back under a damaged name: from agents first, from the upstream if they have none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import StoreUnavailableError
+from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store.pieces import Needed, closed_up
+from bdn.core.store.seal import seal_of
+from bdn.mirror.damages import Damages
+from bdn.mirror.db import contents, mirrors, origins
+from bdn.mirror.db.database import Database
+from bdn.mirror.scrub.piece_sources import PieceSource, Restoring
+
+logger = logging.getLogger(__name__)
+AGAIN_SECONDS: Final = 300.0
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Repairs one object at a time. Nothing but its own bytes is read.
+
+    The first of the ``sources`` may have a slab as a whole; the others have files.
+    """
+
+    database: Database
+    damages: Damages
+    sources: Sequence[PieceSource]
+    clock: Callable[[], float]
+    _tried_at: dict[Digest, float] = field(default_factory=dict)
+
+    def is_due(self, digest: Digest) -> bool:
+        """Whether it is worth an attempt of our own accord: who could not give it a moment ago cannot now."""
+        tried_at = self._tried_at.get(digest)
+        return tried_at is None or not 0 <= self.clock() - tried_at < AGAIN_SECONDS
+
+    def leave(self, digest: Digest) -> None:
+        """Somebody asked not to repair this: for a while it is left as it is."""
+        self._tried_at[digest] = self.clock()
+
+    async def run(self, digest: Digest, asking: str | None = None) -> str | None:
+        """None once the store holds it again, or nothing needs it; otherwise why it cannot be had.
+
+        That may be that the store does not take it. The reason is one that the organisation ``asking`` may hear: it names no
+        source of others.
+
+        Raises:
+            StoreUnavailableError: the store or the database is away; whatever was damaged still is.
+        """
+        self._tried_at[digest] = self.clock()
+        if await self.damages.examine(digest) is None:
+            return None
+        async with self.database.read() as session:
+            needed = await origins.needed(session, digest.hex)
+        if needed is None:
+            return None  # what it belonged to was collected; the next collection takes what is left of it
+        restoring = await self._restore(needed)
+        if restoring.missing:
+            said = {"chunk": str(digest), "reason": restoring.reason()}
+            logger.warning("a damaged chunk cannot be repaired", extra=said)
+            await self.damages.give_up(digest)
+            return restoring.reason(asking)
+        try:
+            if digest_of(restoring.buffer) == digest:
+                await asyncio.to_thread(self.damages.store.put, digest, restoring.buffer)
+            else:
+                await self._pack_again(needed, restoring)
+        except StoreUnavailableError as error:
+            logger.warning("a damaged chunk cannot be replaced", extra={"chunk": str(digest), "error": str(error)})
+            await self.damages.examine(digest)  # raises when it is the store that is away
+            return str(error)
+        await self.damages.heal()
+        return await self.damages.reason(digest)
+
+    async def _restore(self, needed: Needed) -> Restoring:
+        """The object as a whole where somebody has it as a whole; otherwise piece by piece."""
+        restoring = Restoring(bytearray(needed.size), [needed.whole])
+        if needed.is_slab:
+            await self.sources[0].bring(restoring)
+            if not restoring.missing:
+                return restoring
+            buffer = bytearray(needed.size)
+            buffer[needed.size - len(needed.seal) :] = needed.seal
+            restoring = Restoring(buffer, list(needed.pieces))
+        for source in self.sources:
+            if restoring.missing:
+                await source.bring(restoring)
+        return restoring
+
+    async def _pack_again(self, needed: Needed, restoring: Restoring) -> None:
+        """Files went out of the slab since it was packed: those that are left make a new one, for the same readers."""
+        placed = closed_up(needed.pieces)
+        files = b"".join(restoring.place(piece) for piece, _ in placed)
+        slabs = [await self._put_slab(files, scope) for scope in needed.scopes or ()]
+        async with self.database.write() as session:
+            await mirrors.hold_claims(session)
+            if await origins.needed(session, needed.digest.hex) != needed:
+                return  # an eviction came between: next time
+            await contents.record_slabs(session, slabs)
+            for slab in slabs:
+                layouts = [FileLayout.packed(piece.content, piece.size, slab, offset) for piece, offset in placed]
+                await contents.record_slices(session, layouts)
+            await self.damages.drop_slab(session, needed.digest.hex)
+        self.damages.on_repaired()
+
+    async def _put_slab(self, files: bytes, scope: str) -> Slab:
+        content = files + seal_of(scope)
+        digest = digest_of(content)
+        await asyncio.to_thread(self.damages.store.put, digest, memoryview(content))
+        return Slab(digest, len(content), scope)

@@ -1,0 +1,96 @@
+"""The store's chunks on the data plane."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bdn.core.digest import Digest
+from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.ports import ChunkStore
+from bdn.core.store.layout import Slice
+from bdn.mirror.access.access import Access
+from bdn.mirror.damages import ChunkDamagedError, Damages
+from bdn.mirror.db import layouts
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+
+_ANSWER_SECONDS = 30
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class StoreShelf:
+    """A ``ChunkShelf``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``.
+
+    ``opened`` is for the API, which has no threads of its own.
+    """
+
+    store: ChunkStore
+    access: Access
+    damages: Damages
+    loop: asyncio.AbstractEventLoop
+
+    def authorize(self, request: ChunkRequest) -> None:
+        """Refuse whoever has no token and no grant for this chunk."""
+        if self.access.token is None:
+            return
+        self._wait_for(self.access.check_chunk(request.bearer, request.digest))
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        """What is not here is nowhere: the mirror obtains nothing for a reader, whatever manifest he names.
+
+        Who got wrong bytes once says so, and gets none before they have been read here and found right.
+        """
+        if request.is_suspect:
+            self._wait_for(self.damages.examine(request.digest))
+        try:
+            return self._whole(request.digest)
+        except NotFoundError:
+            return self._part(*self._wait_for(self._slice(request.digest)))
+
+    async def opened(self, request: ChunkRequest) -> OpenChunk:
+        """As ``open_chunk``, for who is on the loop.
+
+        No thread waits here. As many readers as the loop has threads would otherwise wait in all of them for examinations,
+        which wait for a thread.
+        """
+        if request.is_suspect:
+            await self.damages.examine(request.digest)
+        try:
+            return await asyncio.to_thread(self._whole, request.digest)
+        except NotFoundError:
+            return await asyncio.to_thread(self._part, *await self._slice(request.digest))
+
+    def _whole(self, digest: Digest) -> OpenChunk:
+        file = self.store.open(digest)
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        return OpenChunk(file, 0, size)
+
+    def _part(self, place: Slice, size: int) -> OpenChunk:
+        """A part of a slab.
+
+        So everything that a manifest or a layout names can be read by its name, on this plane and on the other, also by
+        who knows nothing of slabs. The database is asked for what the store has no object of, and for nothing else.
+        """
+        return OpenChunk(self.store.open(place.slab), place.offset, size)
+
+    async def _slice(self, content: Digest) -> tuple[Slice, int]:
+        async with self.access.database.read() as session:
+            found = await layouts.a_slice(session, content.hex)
+        reason = await self.damages.reason(found[0].slab if found else content)
+        if reason is not None:
+            raise ChunkDamagedError(reason, str(content))
+        if found is None:
+            raise NotFoundError(f"chunk {content}")
+        return found
+
+    def _wait_for(self, answer: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """The answer, when it comes in time. One that comes later is nobody's, but what was begun for it is done to its end."""
+        try:
+            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(_ANSWER_SECONDS)
+        except TimeoutError:
+            raise StoreUnavailableError(f"no answer within {_ANSWER_SECONDS:g} s") from None

@@ -1,0 +1,158 @@
+"""One answer on its way into a socket, as fast as its reader takes it and the server's own pace allows."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import select
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.pace.streaming import StallPolicy, StallWindow
+from bdn.net.chunk_server.answer import Answer
+from bdn.net.chunk_server.body import ChunkBody
+
+logger = logging.getLogger(__name__)
+
+Pace = Callable[[int], float]
+
+_PACED_BYTES: Final = 1024 * 1024
+
+
+class EndedError(Exception):
+    """Nothing more is to be done on this connection; the message says why."""
+
+
+class StalledReaderError(EndedError):
+    """The client takes nothing, or too little: what lies in the socket for it is to be given up, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Call again when ``events`` (of epoll) happen on the socket, when ``future`` is done, or when it is ``until``."""
+
+    events: int
+    until: float
+    future: Future[object] | None = None
+
+
+class Sending:
+    """Owns ``body``. ``pace`` is given how many bytes come next, and says how many seconds to wait before them."""
+
+    __slots__ = (
+        "_body",
+        "_clock",
+        "_is_paced_until",
+        "_may_send",
+        "_opening",
+        "_pace",
+        "_slowest",
+        "_window",
+        "is_last",
+    )
+
+    def __init__(
+        self,
+        answer: Answer,
+        body: ChunkBody | None,
+        slowest: StallPolicy,
+        pace: Pace | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_last = answer.is_last
+        self._opening = memoryview(answer.opening)
+        self._body = body
+        self._slowest = slowest
+        self._pace = pace
+        self._clock = clock
+        self._may_send = 0  # of what is paced
+        self._is_paced_until: float | None = None
+        self._window: StallWindow | None = None  # since the reader first had to be waited for
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the body that were given to the socket."""
+        return self._body.sent if self._body else 0
+
+    def advance(self, connection: socket.socket) -> Wait | None:
+        """Send what can be sent now. None: all of it was, or all that the file has; then ``is_last`` holds.
+
+        Raises:
+            StalledReaderError, EndedError: it is not worth going on.
+            OSError: of the socket or of the disk.
+        """
+        try:
+            self._send_opening(connection)
+            return self._send_body(connection, self._body) if self._body else None
+        except BlockingIOError:
+            return self._wait_for_reader(connection)
+
+    def close(self) -> None:
+        """Close the chunk's file."""
+        if self._body is not None:
+            self._body.close()
+
+    def _send_opening(self, connection: socket.socket) -> None:
+        flags = socket.MSG_MORE if self._body is not None and not self._pace else 0
+        while self._opening:
+            self._opening = self._opening[connection.send(self._opening, flags) :]
+
+    def _send_body(self, connection: socket.socket, body: ChunkBody) -> Wait | None:
+        while body.left:
+            if self._pace and not self._may_send:
+                wait = self._wait_for_pace(connection, self._pace, min(body.left, _PACED_BYTES))
+                if wait is not None:
+                    return wait
+            count = body.send(connection, self._may_send if self._pace else body.left)
+            if not count:
+                # The reader must not wait for bytes that do not exist, and is never given others for them.
+                logger.error("a chunk's file is too short", extra={"missing_bytes": body.left})
+                self.is_last = True
+                return None
+            self._may_send -= count
+        return None
+
+    def _wait_for_pace(self, connection: socket.socket, pace: Pace, size: int) -> Wait | None:
+        """Ask for the next ``size`` bytes once, and then wait as long as was said."""
+        now = self._clock()
+        if self._is_paced_until is None:
+            self._is_paced_until = now + pace(size)
+        if now < self._is_paced_until:
+            if has_hung_up(connection, 0):
+                raise EndedError("the client went away")
+            return Wait(0, self._is_paced_until)
+        self._is_paced_until, self._may_send = None, size
+        self._window = None  # the wait was ours; the reader's time begins anew
+        return None
+
+    def _wait_for_reader(self, connection: socket.socket) -> Wait:
+        seconds, now = self._slowest.window_seconds, self._clock()
+        if self._window is None:
+            self._window = StallWindow(self._slowest, self._untaken(connection), now)
+        elif now >= self._window.begun + seconds:
+            problem = self._window.judge(self._window.missing - self._untaken(connection), now)
+            if problem:
+                raise StalledReaderError(f"the reader {problem}")
+        return Wait(select.EPOLLOUT, self._window.begun + seconds)
+
+    def _untaken(self, connection: socket.socket) -> int:
+        """Bytes that the client's kernel has not acknowledged, those in our own socket included.
+
+        Counting what the socket takes would be unfair: it takes nothing before a third of its buffer is free, which is a
+        megabyte and takes an honest reader with 50 KB/s 20 s.
+        """
+        (queued,) = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))
+        return int(queued) + len(self._opening) + (self._body.left if self._body else 0)
+
+
+def has_hung_up(connection: socket.socket, events: int) -> bool:
+    """Whether one of ``events`` (of poll), a reset or the end of both directions is there to be seen now."""
+    poll = select.poll()
+    poll.register(connection, events)
+    return bool(poll.poll(0))

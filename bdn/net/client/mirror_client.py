@@ -1,0 +1,175 @@
+"""The client side of both control planes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import InternalError
+from bdn.core.manifest import MalformedDocumentError, Manifest
+from bdn.net.client.persistence import PERSISTENT, Persistence
+from bdn.net.client.service_client import Params, ServiceClient
+from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
+from bdn.wire.event_schema import NodeEvents
+from bdn.wire.eviction_schema import Eviction, EvictionRequest
+from bdn.wire.layout_form import Layout
+from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
+from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorPage, Plan
+from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
+from bdn.wire.service_failures import WrongDocumentError
+from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
+from bdn.wire.stage_schema import Cache, Stage, StageRequest, Stages
+from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
+from bdn.wire.weights_schema import MirrorRequestBody
+
+LONGEST_WAIT_SECONDS = 60.0
+
+
+def _wait(seconds: float) -> dict[str, str]:
+    return {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
+
+
+class MirrorClient(ServiceClient):
+    """The mirror's API. An agent's data plane answers ``manifest`` and ``layout`` likewise."""
+
+    async def request(self, body: MirrorRequestBody) -> Mirror:
+        """``POST /mirror``."""
+        return await self._call(Mirror, "POST", "/mirror", body=body)
+
+    async def plan(self, body: MirrorRequestBody) -> Plan:
+        """``POST /mirror?dry_run=true``. Listing a large source takes a while."""
+        return await self._call(Plan, "POST", "/mirror", body=body, params={"dry_run": "true"}, wait_seconds=600)
+
+    async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
+        """``GET /mirror/{id}``."""
+        return await self._call(
+            Mirror, "GET", f"/mirror/{mirror_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def follow(
+        self, mirror_id: str, interval_seconds: float = 0.5, persistence: Persistence = PERSISTENT
+    ) -> AsyncIterator[Mirror]:
+        """The mirror again and again, the last time in a terminal state. A silence is endured as ``persistence`` says."""
+        while True:
+            mirror = await persistence.ask(partial(self.mirror, mirror_id, interval_seconds))
+            yield mirror
+            if mirror.status in MIRROR_TERMINAL:
+                return
+
+    async def cancel(self, mirror_id: str) -> Mirror:
+        """``POST /mirror/{id}/cancel``."""
+        return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
+
+    async def mirrors(self, params: dict[str, str]) -> MirrorPage:
+        """``GET /mirror``."""
+        return await self._call(MirrorPage, "GET", "/mirror", params=params)
+
+    async def manifest(self, digest: Digest, bearer: str | None) -> Manifest:
+        """The manifest, verified against its name."""
+        content = await self._send("GET", f"/manifests/{digest}", bearer=bearer, wait_seconds=60)
+        if (actual := digest_of(content)) != digest:
+            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
+        try:
+            return Manifest.parse(content)
+        except MalformedDocumentError as error:
+            raise InternalError(str(error)) from error
+
+    async def layout(self, digest: Digest, bearer: str | None) -> Layout:
+        """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
+        content = await self._send("GET", f"/manifests/{digest}/layout", bearer=bearer, wait_seconds=60)
+        name = f"the layout of {digest}"
+        try:
+            layout = await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
+        except MalformedDocumentError as error:
+            raise WrongDocumentError(name, self.address, str(error)) from error
+        if layout.manifest != digest:
+            raise WrongDocumentError(name, self.address, f"it is that of {layout.manifest}")
+        return layout
+
+    async def held(self) -> HeldManifests:
+        """``GET /manifests``."""
+        return await self._call(HeldManifests, "GET", "/manifests")
+
+    async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:
+        """``POST /evictions``."""
+        return await self._call(
+            Eviction, "POST", "/evictions", body=request, params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def eviction(self, eviction_id: str, wait_seconds: float = 0) -> Eviction:
+        """``GET /evictions/{id}``."""
+        return await self._call(
+            Eviction, "GET", f"/evictions/{eviction_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def prefetch(self, request: PrefetchRequest, wait_seconds: float = 0) -> Prefetch:
+        """``POST /prefetches``."""
+        return await self._call(
+            Prefetch, "POST", "/prefetches", body=request, params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def prefetch_by_id(self, prefetch_id: str, wait_seconds: float = 0) -> Prefetch:
+        """``GET /prefetches/{id}``."""
+        return await self._call(
+            Prefetch, "GET", f"/prefetches/{prefetch_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def agents(self) -> Agents:
+        """``GET /agents``."""
+        return await self._call(Agents, "GET", "/agents")
+
+    async def clusters(self) -> Clusters:
+        """``GET /clusters``."""
+        return await self._call(Clusters, "GET", "/clusters")
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """``POST /agents/heartbeat``; the mirror may keep it open for ``heartbeat.wait_seconds``."""
+        return await self._call(
+            HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
+        )
+
+
+class AgentClient(ServiceClient):
+    """The agent's control API."""
+
+    async def stage(self, request: StageRequest) -> Stage:
+        """``POST /stages``; with ``request.wait`` the answer comes when the stage is terminal."""
+        return await self._call(Stage, "POST", "/stages", body=request, wait_seconds=86400 if request.wait else 0)
+
+    async def stage_by_id(self, stage_id: str, wait_seconds: float = 0) -> Stage:
+        """``GET /stages/{id}``."""
+        return await self._call(
+            Stage, "GET", f"/stages/{stage_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
+        )
+
+    async def follow(
+        self, stage_id: str, interval_seconds: float = 0.5, persistence: Persistence = PERSISTENT
+    ) -> AsyncIterator[Stage]:
+        """The stage again and again, the last time in a terminal state. A silence is endured as ``persistence`` says."""
+        while True:
+            stage = await persistence.ask(partial(self.stage_by_id, stage_id, interval_seconds))
+            yield stage
+            if stage.state in STAGE_TERMINAL:
+                return
+
+    async def stages(self) -> Stages:
+        """``GET /stages``."""
+        return await self._call(Stages, "GET", "/stages")
+
+    async def unstage(self, stage_id: str) -> Stage:
+        """``DELETE /stages/{id}``."""
+        return await self._call(Stage, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
+
+    async def verify(self, request: PathVerificationRequest) -> VerifyReport:
+        """``POST /verifications``; the answer comes when all of it has been read, however long that takes."""
+        return await self._call(VerifyReport, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
+
+    async def events(self, params: Params) -> NodeEvents:
+        """``GET /events``."""
+        return await self._call(NodeEvents, "GET", "/events", params=params)
+
+    async def cache(self) -> Cache:
+        """``GET /cache``."""
+        return await self._call(Cache, "GET", "/cache")

@@ -1,0 +1,151 @@
+"""Requests to one service and its small JSON documents, over TCP or a unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+from pydantic import BaseModel, ValidationError
+
+from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
+from bdn.net.client.handshakes import Handshake
+from bdn.wire.errors import error_from
+from bdn.wire.paths import ORGANISATION_HEADER
+from bdn.wire.service_failures import ServiceUnreachableError, WrongDocumentError
+
+_CONNECT_SECONDS = 5.0  # a host that is gone does not say so
+# h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
+_ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
+_Body = TypeVar("_Body", bound=BaseModel)
+Params = Mapping[str, str | list[str]]
+
+
+class ServiceClient:
+    """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
+
+    A request takes ``timeout_seconds`` at most, and as long again as it asks the service to wait: also when bytes trickle.
+    ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
+    read to its end; None is for services that are trusted with this program's memory.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        bearer: str | None = None,
+        *,
+        organisation: str | None = None,
+        timeout_seconds: float = 30.0,
+        most_bytes: int | None = None,
+    ) -> None:
+        self.address = address
+        self._most_bytes = most_bytes
+        socket = address.removeprefix("unix:") if address.startswith("unix:") else None
+        self.base_url = "http://agent" if socket else address.rstrip("/")
+        self._timeout_seconds = timeout_seconds
+        self._http = httpx2.AsyncClient(
+            base_url=self.base_url,
+            transport=httpx2.AsyncHTTPTransport(uds=socket, limits=_ONE_REQUEST_EACH) if socket else None,
+            limits=_ONE_REQUEST_EACH,
+            headers=({"Authorization": f"Bearer {bearer}"} if bearer else {})
+            | ({ORGANISATION_HEADER: organisation} if organisation else {}),
+            timeout=timeout_seconds,
+            # The authorities that byte threads believe, and SSL_CERT_FILE names. They take 20 ms to load.
+            verify=ssl.create_default_context() if address.startswith("https:") else False,
+            trust_env=not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def ready(self) -> bool:
+        """Whether the service answers and can work."""
+        try:
+            await self._send("GET", "/readyz")
+        except BdnError:
+            return False
+        return True
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        bearer: str | None = None,
+        wait_seconds: float = 0,
+    ) -> bytes:
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        content = body.model_dump_json() if body is not None else None
+        longest = self._timeout_seconds + wait_seconds
+        try:
+            async with asyncio.timeout(longest):
+                async with self._http.stream(
+                    method,
+                    path,
+                    content=content,
+                    params=params,
+                    headers=headers,
+                    timeout=httpx2.Timeout(longest, connect=min(_CONNECT_SECONDS, self._timeout_seconds)),
+                    extensions={"trace": Handshake()},
+                ) as response:
+                    answer = await self._read(response, path)
+        except httpx2.RequestError as error:
+            raise ServiceUnreachableError(self.address, str(error) or type(error).__name__) from error
+        except TimeoutError as error:
+            raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
+        if not response.is_success:
+            reported = error_from(response.status_code, answer)
+            if isinstance(reported, StoreUnavailableError):
+                # A gateway's, which does not say in front of whom it stands.
+                raise ServiceUnreachableError(self.address, reported.reason)
+            raise reported
+        return answer
+
+    async def _read(self, response: httpx2.Response, path: str) -> bytes:
+        if self._most_bytes is None:
+            return await response.aread()
+        answer = bytearray()
+        async for piece in response.aiter_bytes():
+            answer += piece
+            if len(answer) > self._most_bytes:
+                raise WrongDocumentError(
+                    f"the answer for {path}", self.address, f"it has more than {self._most_bytes} bytes"
+                )
+        return bytes(answer)
+
+    async def _call(
+        self,
+        kind: type[_Body],
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        wait_seconds: float = 0,
+    ) -> _Body:
+        content = await self._send(method, path, body=body, params=params, wait_seconds=wait_seconds)
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
+
+
+def _host_of(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError as error:
+        raise InvalidRequestError(f"{address} is no service's address ({error}); such as http://mirror:8460") from None

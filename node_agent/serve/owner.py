@@ -1,0 +1,163 @@
+"""An owner obtains what its peers ask for: one read of the mirror, however many of them ask."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
+from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.ports import ChunkReader
+from bdn.core.ring.lanes import own_in_flight
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.transfer.byte_threads import ByteThreads
+from node_agent.background_tasks import Crew
+from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.held_chunks import NodeShelf
+from node_agent.fetch.bandwidth import Bandwidth
+from node_agent.fetch.members import Members
+from node_agent.fetch.origin_reads import OriginReads
+from node_agent.fetch.supply import chunk_base
+from node_agent.fill.turns import Turns
+from node_agent.serve.chunk_lists import ChunkList, ChunkLists, others
+
+
+class MirrorOpener(Protocol):
+    """Who knows how the mirror is read."""
+
+    def mirror(self, base_url: str, bearer: str, stop: threading.Event) -> ChunkReader:
+        """A reader that verifies and tries again, until ``stop`` is set. ``bearer`` is a grant."""
+        ...
+
+
+@dataclass(frozen=True)
+class Obtaining:
+    """Brings chunks into the cluster tier, from the mirror and never from another peer, so that no request goes in circles.
+
+    ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. They read in the
+    same turns, ``origin``: what a peer asks for comes before what this node wants next. ``on_obtained`` is told the bytes of
+    each chunk.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    crew: Crew
+    threads: ByteThreads
+    lists: ChunkLists
+    reads: OriginReads
+    bandwidth: Bandwidth
+    shelf: NodeShelf
+    tier: ClusterTier
+    opener: MirrorOpener
+    mirror_url: str
+    on_obtained: Callable[[int], None]
+    members: Members
+    origin: Turns
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def begin(self, request: ChunkRequest) -> Future[object]:
+        """Done when the chunk is here, or with the reason why it cannot be. From any thread; blocks nobody."""
+        future: Future[object] = Future()
+        self.loop.call_soon_threadsafe(self._start, request, future)
+        return future
+
+    def _start(self, request: ChunkRequest, future: Future[object]) -> None:
+        task = self.crew.start(self._answer(request, future), f"obtain {request.digest}")
+
+        def end(_: asyncio.Task[None]) -> None:
+            if not future.done():
+                future.set_exception(CanceledError("the request of a peer"))
+
+        task.add_done_callback(end)  # not a finally of the task: one that is canceled before its first step has none
+
+    async def _answer(self, request: ChunkRequest, future: Future[object]) -> None:
+        try:
+            await self.obtain(request)
+        except Exception as error:  # noqa: BLE001 - the server makes an answer of it, or a line in the log
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    async def obtain(self, request: ChunkRequest) -> None:
+        """The chunk is here when this returns, and ``lists`` knows that it is the manifest's.
+
+        Raises:
+            NotFoundError: the manifest does not exist for this bearer, or does not have the chunk.
+            CacheTooSmallError, CacheFullError: there is no room; other sources may have some.
+            StoreUnavailableError: somebody else on this node is about to hold it, whom nobody can wait for.
+            BdnError: the mirror could not be read, or the disk failed.
+        """
+        assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
+        reader = self.shelf.reader_of(request.bearer)
+        chunks = await self.lists.obtain(request.manifest, reader, request.bearer)
+        size = chunks.sizes.get(request.digest)
+        if size is None:
+            raise NotFoundError(f"chunk {request.digest}")
+        while not self.shelf.holds_for(request):  # it may have come and have been evicted
+            if (landing := self.reads.landing(request.digest)) is not None:
+                await others(landing)
+            else:
+                self.origin.limit = own_in_flight(len(self.members.current().members), self.threads.count)
+                # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
+                async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.take(()):
+                    # Canceled it is when the agent ends, and then no thread shall go through its retries.
+                    await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
+
+    def _read(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
+        """In a byte thread: read the chunk, unless somebody does already or has just done so."""
+        digest = request.digest
+        if not self.reads.lead(digest):
+            return
+        try:
+            if not self.shelf.holds(digest):
+                self._bring(request, chunks, buffer)
+        except BaseException as error:
+            self.reads.failed(digest, error)
+            raise
+        self.reads.landed(digest)
+
+    def _bring(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
+        digest, manifest = request.digest, request.manifest
+        assert manifest is not None  # noqa: S101 - likewise
+        base_url = chunk_base(self.mirror_url, chunks.data_port)
+        reader = self.opener.mirror(base_url, request.bearer or "", self._stop)
+        if self.tier.bring(manifest, digest, buffer, lambda room: reader.read_into(digest, room)):
+            self.on_obtained(len(buffer))
+        elif not self.shelf.holds(digest):  # to look again at once would be to look for ever, if it never comes
+            raise StoreUnavailableError(f"chunk {digest} is on its way to this node, and not here yet")
+
+
+@dataclass(frozen=True)
+class OwnersShelf:
+    """Wraps the shelf of an agent that owns chunks: what is asked of an owner and is not here is obtained."""
+
+    inner: NodeShelf
+    obtaining: Obtaining
+
+    def authorize(self, request: ChunkRequest) -> None:
+        """As the inner shelf: who may read a manifest may have its chunks obtained."""
+        self.inner.authorize(request)
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
+        """The chunk, or a Future until it is here. The request must say to which manifest it belongs; otherwise as inside."""
+        try:
+            if not self._is_of(request):
+                return self.inner.open_chunk(request)
+            if not request.is_suspect or self.inner.is_right(request.digest):
+                return self.inner.open_for(request)
+        except NotFoundError:
+            if request.manifest is None:
+                raise
+        else:
+            if self.inner.holds(request.digest):  # in a file, which the scrub looks at; another source has it right
+                raise NotFoundError(f"chunk {request.digest}")
+        return self.obtaining.begin(request)
+
+    def _is_of(self, request: ChunkRequest) -> bool:
+        if request.manifest is None:
+            return False
+        known = self.obtaining.lists.known(request.manifest, self.inner.reader_of(request.bearer))
+        return known is not None and request.digest in known.sizes

@@ -1,0 +1,168 @@
+"""A view at a directory of the user's choice: what ``bdn pull SOURCE DEST`` leaves behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NoReturn
+
+from bdn.core.digest import Digest
+from bdn.core.errors import DiskFailedError, InvalidRequestError
+from bdn.core.manifest import Manifest
+from bdn.disk.durable import remove_tree, sync_folder, sync_folders
+from bdn.disk.syscalls import exchange
+from node_agent.disk.places import Places
+from node_agent.stage.view.build import Built, build_view
+from node_agent.stage.view.check import compare_view
+
+_HINTS: Final = {
+    errno.EBUSY: "it is a mount point; name a directory below it",
+    errno.ENOTEMPTY: "it is not empty",
+    errno.EEXIST: "it is not empty",
+    errno.EACCES: "you may not write there",
+    errno.EPERM: "you may not write there",
+}
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What we published here before: the directory's inode, and the manifest, which a forced eviction may have taken."""
+
+    inode: int
+    digest: Digest
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True)
+class Destination:
+    """One directory outside the cache. Blocking. The user's own files there are never touched."""
+
+    path: Path
+    stage_id: str
+    places: Places
+
+    @property
+    def aside(self) -> Path:
+        """Where the view is built, on the same file system."""
+        return self.path.parent / f".{self.path.name[:150]}.bdn-{self.stage_id}"
+
+    def inode(self) -> int | None:
+        """The directory that stands here now, or None."""
+        try:
+            return self.path.stat().st_ino if self.path.is_dir() else None
+        except OSError:
+            return None
+
+    def check(self, earlier: Earlier | None, *, is_last: bool = False) -> None:
+        """Refuse, best before anything is fetched, a destination where the view could not be published.
+
+        An earlier view whose manifest is not known any more is let pass until the last look; it may be the one that comes.
+
+        Raises:
+            InvalidRequestError: names the directory and says why.
+        """
+        with _errors_at(self.path):
+            self._check(earlier, is_last=is_last)
+
+    def _check(self, earlier: Earlier | None, *, is_last: bool) -> None:
+        # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under
+        # its feet; empty; ours and holding nothing but ours; anything else is the user's.
+        if self.path == self.places.root or self.places.root in self.path.parents:
+            self._refuse("it lies in the cache directory")
+        if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
+            self._refuse("a part of the path is a file")
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            self._refuse("it is a file")
+        if self.path == Path.cwd() or self.path in Path.cwd().parents:
+            self._refuse("it is, or holds, the current directory; name a directory below it")
+        if any(self.path.iterdir()):
+            self._check_ours(earlier, is_last=is_last)
+
+    def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
+        if earlier is None or self.inode() != earlier.inode:
+            self._refuse("it is not empty; name a new directory")
+        if earlier.manifest is None:
+            if is_last:
+                self._refuse("what an earlier pull put there is not known any more; move it away first")
+            return
+        foreign = compare_view(earlier.manifest, self.path, self.places).foreign
+        if foreign is not None:
+            self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
+
+    def is_intact(self, earlier: Earlier) -> bool:
+        """Whether the directory is still exactly what we published."""
+        if earlier.manifest is None or self.inode() != earlier.inode:
+            return False
+        try:
+            return compare_view(earlier.manifest, self.path, self.places).is_intact
+        except OSError:
+            return False
+
+    def publish(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> tuple[Built, int]:
+        """Build the view beside the destination and let it appear there; an earlier view of ours goes.
+
+        Returns how it was made, and its inode. A failure leaves the destination as it was.
+        """
+        if earlier and earlier.digest == manifest.digest:
+            earlier = replace(earlier, manifest=manifest)
+        self.check(earlier, is_last=True)
+        with _errors_at(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.clear()
+            try:
+                built = build_view(manifest, self.aside, self.places.files, stop)
+                sync_folders(self.aside)
+                inode = self.aside.stat().st_ino
+                self.check(earlier, is_last=True)  # building took a while
+                self._appear()
+                sync_folder(self.path.parent)
+            finally:
+                self.clear()
+        return built, inode
+
+    def clear(self) -> None:
+        """Remove what a killed process was building here."""
+        with _errors_at(self.path):
+            remove_tree(self.aside)
+
+    def _appear(self) -> None:
+        if not self.path.exists() or not any(self.path.iterdir()):
+            self.aside.rename(self.path)
+            return
+        try:
+            exchange(self.aside, self.path)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            # This file system cannot exchange: for a moment there is no destination.
+            old = self.aside.with_name(f"{self.aside.name}.old")
+            self.path.rename(old)
+            self.aside.rename(self.path)
+            remove_tree(old)
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise InvalidRequestError(f"cannot put files at {self.path}: {problem}")
+
+
+def resolved(destination: Path) -> Path:
+    """Where the user means, links followed. Blocking."""
+    with _errors_at(destination):
+        return destination.resolve()
+
+
+@contextmanager
+def _errors_at(path: Path) -> Iterator[None]:
+    """The user's choice of directory is to blame for some errors, the disk for the others."""
+    try:
+        yield
+    except OSError as error:
+        if hint := _HINTS.get(error.errno or 0):
+            raise InvalidRequestError(f"cannot put files at {path}: {hint}") from error
+        raise DiskFailedError(os.fsdecode(error.filename or path), error.strerror or str(error)) from error

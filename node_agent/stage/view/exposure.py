@@ -1,0 +1,125 @@
+"""How a stage's view appears at the path that its job is told: one small Protocol, three ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bdn.core.errors import MountFailedError
+from bdn.disk.durable import make_folder, remove_empty
+from bdn.wire.stage_schema import ExposureKind
+from node_agent.disk.places import Places
+from node_agent.stage.view.bind_mount import bind_read_only, can_bind, unbind
+
+
+class Exposure(Protocol):
+    """One way to expose. Blocking; both calls can be repeated, also after a crash in the middle."""
+
+    @property
+    def kind(self) -> ExposureKind:
+        """Its name on the wire."""
+        ...
+
+    def expose(self, view: Path, place: Path) -> None:
+        """Make the view visible at ``place``. Raises ``MountFailedError``; then nothing is exposed."""
+        ...
+
+    def conceal(self, place: Path) -> str | None:
+        """Take it away and remove the mount point; the view stays. Returns what people should know, if anything."""
+        ...
+
+
+@dataclass(frozen=True)
+class BindExposure:
+    """A read-only bind mount: not even root can write through it."""
+
+    mounts: Path
+    kind: ExposureKind = "bind"
+
+    def expose(self, view: Path, place: Path) -> None:
+        """Mount the view over an empty directory."""
+        try:
+            make_folder(place, 0o755)
+            bind_read_only(view, place)
+        except OSError as error:
+            raise MountFailedError(str(place), error.strerror or str(error)) from error
+
+    def conceal(self, place: Path) -> str | None:
+        """Unmount; from a job that still has files open, the mount is only detached."""
+        try:
+            note = unbind(place)
+        except OSError as error:
+            raise MountFailedError(str(place), error.strerror or str(error)) from error
+        remove_empty(place, self.mounts)
+        return note
+
+
+@dataclass(frozen=True)
+class SymlinkExposure:
+    """A symbolic link: needs no rights, and protects nothing but what the files' modes protect."""
+
+    mounts: Path
+    kind: ExposureKind = "symlink"
+
+    def expose(self, view: Path, place: Path) -> None:
+        """Link to the view, in one step also when another link stands there."""
+        aside = place.with_name(f".{place.name[:200]}.new")
+        try:
+            make_folder(place.parent, 0o755)
+            aside.unlink(missing_ok=True)
+            aside.symlink_to(view)
+            aside.replace(place)
+        except OSError as error:
+            raise MountFailedError(str(place), error.strerror or str(error)) from error
+
+    def conceal(self, place: Path) -> str | None:
+        """Remove the link."""
+        try:
+            place.unlink(missing_ok=True)
+        except OSError as error:
+            raise MountFailedError(str(place), error.strerror or str(error)) from error
+        remove_empty(place.parent, self.mounts)
+        return None
+
+
+@dataclass(frozen=True)
+class NoExposure:
+    """The view itself stands at the place, so there is nothing to do; it goes when the view goes."""
+
+    mounts: Path
+    kind: ExposureKind = "none"
+
+    def expose(self, view: Path, place: Path) -> None:
+        """Only check that it is so."""
+        try:
+            is_there = view.is_dir() and view.samefile(place)
+        except OSError as error:
+            raise MountFailedError(str(place), error.strerror or str(error)) from error
+        if not is_there:
+            raise MountFailedError(str(place), "the view does not stand there")
+
+    def conceal(self, place: Path) -> str | None:
+        """Nothing to take away."""
+        remove_empty(place, self.mounts)
+        return None
+
+
+def exposures(places: Places) -> dict[ExposureKind, Exposure]:
+    """Every way there is."""
+    ways: tuple[Exposure, ...] = (
+        BindExposure(places.mounts),
+        SymlinkExposure(places.mounts),
+        NoExposure(places.mounts),
+    )
+    return {way.kind: way for way in ways}
+
+
+def choose(wanted: str, places: Places) -> ExposureKind:
+    """The way for new stages; ``auto`` is bind where the kernel permits it, otherwise symlink."""
+    if wanted == "auto":
+        try:
+            return "bind" if can_bind(places.mounts) else "symlink"
+        except OSError:  # a disk on which nothing can be tried: full, or read-only
+            return "symlink"
+    return next(kind for kind in exposures(places) if kind == wanted)

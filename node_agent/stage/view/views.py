@@ -1,0 +1,134 @@
+"""The views of stages: one directory per stage with its mounts below, published with one rename."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bdn.core.manifest import Manifest
+from bdn.disk.durable import disk_errors, make_folder, remove_tree
+from bdn.disk.syscalls import exchange
+from bdn.wire.stage_schema import ExposureKind
+from node_agent.disk.places import Places
+from node_agent.stage.view.bind_mount import mounts_below, unbind
+from node_agent.stage.view.build import Built, build_view
+from node_agent.stage.view.check import compare_view
+from node_agent.stage.view.exposure import Exposure
+
+_BUILDING: Final = ".building"
+_DROPPING: Final = ".dropping"
+
+
+@dataclass(frozen=True)
+class Views:
+    """Builds, exposes and drops. Blocking. ``kind`` is how new stages are exposed."""
+
+    places: Places
+    ways: Mapping[ExposureKind, Exposure]
+    kind: ExposureKind
+
+    def place(self, stage_id: str, mount_location: str) -> Path:
+        """Where a mount's files are for its job."""
+        return self.places.mounts / stage_id / mount_location.lstrip("/")
+
+    def view(self, stage_id: str, mount_location: str, kind: ExposureKind) -> Path:
+        """Where a mount's files stand, of a stage that was exposed in this way: never below a read-only mount."""
+        return self._root(stage_id, kind) / mount_location.lstrip("/")
+
+    def publish(self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event) -> dict[str, Built]:
+        """Build all mounts of a stage aside, and let them appear, in place of an earlier view if there is one.
+
+        Raises:
+            DiskFailedError, CanceledError: nothing of it is left.
+        """
+        root = self._root(stage_id, self.kind)
+        aside = root.with_name(f"{stage_id}{_BUILDING}")
+        with disk_errors(aside):
+            remove_tree(aside)
+            try:
+                make_folder(aside, 0o755)
+                built = {}
+                for location, manifest in manifests.items():
+                    target = aside / location.lstrip("/")
+                    make_folder(target.parent, 0o755)
+                    built[location] = build_view(manifest, target, self.places.files, stop)
+                _appear(aside, root)
+            finally:
+                remove_tree(aside)
+        return built
+
+    def expose(self, stage_id: str, mount_locations: Iterable[str]) -> None:
+        """Make the published view visible. Raises ``MountFailedError``."""
+        for location in mount_locations:
+            view = self._root(stage_id, self.kind) / location.lstrip("/")
+            self.ways[self.kind].expose(view, self.place(stage_id, location))
+
+    def stands(self, stage_id: str, kind: ExposureKind) -> bool:
+        """Whether anything is shown, of a stage that was exposed in this way. Raises ``DiskFailedError``: nobody can tell."""
+        root = self._root(stage_id, kind)
+        with disk_errors(root):
+            return root.is_dir()
+
+    def is_intact(self, stage_id: str, manifests: Mapping[str, Manifest]) -> bool:
+        """Whether the published view is complete and nothing else, for the present kind of exposure."""
+        root = self._root(stage_id, self.kind)
+        try:
+            return all(
+                compare_view(manifest, root / location.lstrip("/"), self.places).is_intact
+                for location, manifest in manifests.items()
+            )
+        except OSError:
+            return False
+
+    def drop(self, stage_id: str, mount_locations: Iterable[str]) -> str | None:
+        """Conceal and remove, whichever way it was exposed; can be repeated. Returns what people should know, if anything.
+
+        After a kill the view is whole or gone: its folder goes in one step, and is emptied aside.
+
+        Raises:
+            MountFailedError, DiskFailedError: something of it is left.
+        """
+        notes = [self._conceal(self.place(stage_id, location)) for location in mount_locations]
+        for root in (self.places.views / stage_id, self.places.mounts / stage_id):
+            aside = root.with_name(f"{stage_id}{_DROPPING}")
+            with disk_errors(root):
+                remove_tree(aside)
+                if root.is_dir():
+                    root.rename(aside)
+                    remove_tree(aside)
+        return "; ".join(note for note in notes if note) or None
+
+    def drop_others(self, stage_ids: frozenset[str]) -> list[Path]:
+        """At the start: remove views and mounts of stages that are not among these, and views that were being built."""
+        dropped = []
+        for folder in (self.places.mounts, self.places.views):
+            with disk_errors(folder):
+                for path in sorted(folder.iterdir()):
+                    if path.name in stage_ids or not path.name.startswith("stg_"):
+                        continue
+                    for mounted in mounts_below(path):
+                        unbind(mounted)
+                    remove_tree(path)
+                    dropped.append(path)
+        return dropped
+
+    def _root(self, stage_id: str, kind: ExposureKind) -> Path:
+        return (self.places.mounts if kind == "none" else self.places.views) / stage_id
+
+    def _conceal(self, place: Path) -> str | None:
+        """What stands there says how it was exposed; settings may have changed since."""
+        with disk_errors(place):
+            is_link = place.is_symlink()
+        return self.ways["symlink" if is_link else "bind"].conceal(place)
+
+
+def _appear(aside: Path, root: Path) -> None:
+    try:
+        aside.rename(root)
+    except OSError:
+        if not root.is_dir():
+            raise
+        exchange(aside, root)  # the earlier view is now aside, and is removed there
