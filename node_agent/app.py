@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.client.mirror_client import MirrorClient
 from node_agent.agent import Agent
-from node_agent.background_tasks import Crew
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import Clock
 from node_agent.delivery import Delivery, open_delivery
 from node_agent.duties import Duties, duties_of
@@ -79,7 +79,7 @@ async def _start(stack: AsyncExitStack, delivery: Delivery, jobs: Jobs, scrub: S
     await jobs.housekeeping.resume()
     delivery.server.start()
     stack.push_async_callback(duties.heartbeats.leave)
-    background = await stack.enter_async_context(Crew())
+    background = await stack.enter_async_context(BackgroundTasks())
     stack.callback(scrub.stop.set)
     duties.start(background)
     background.start(jobs.housekeeping.run(), "housekeeping")

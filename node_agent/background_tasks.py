@@ -13,7 +13,7 @@ _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
 
-class Crew:
+class BackgroundTasks:
     """A ``TaskGroup`` whose tasks last as long as the context: leaving it cancels what still runs and waits for it.
 
     Tasks handle their own failures. One that raises is a bug: it ends the context, as in any ``TaskGroup``.

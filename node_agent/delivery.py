@@ -13,7 +13,7 @@ from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.pacing import pacer
-from node_agent.background_tasks import Crew, in_thread
+from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.documents import HeldDocuments
 from node_agent.disk.group_sync import GroupSync
@@ -23,11 +23,11 @@ from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import PeerDocuments
 from node_agent.fetch.origin_reads import OriginReads
 from node_agent.fetch.peers import Peers
+from node_agent.fetch.turns import Turns
 from node_agent.fill.filler import Filler
 from node_agent.fill.flights import Flights
 from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
-from node_agent.fill.turns import Turns
 from node_agent.ground import Ground
 from node_agent.serve.chunk_lists import ChunkLists, LayoutSource
 from node_agent.serve.owner import Obtaining, OwnersShelf
@@ -70,7 +70,7 @@ async def open_delivery(
     provision = Provision(
         catalogue=Catalogue(ground.manifests, client, PeerDocuments(ground.members), policy, waits.document_seconds),
         cache=ground.cache,
-        flights=Flights(await stack.enter_async_context(Crew())),
+        flights=Flights(await stack.enter_async_context(BackgroundTasks())),
         filler=filler,
         supplier=supplier,
         pools=pools,
@@ -110,7 +110,7 @@ async def _open_obtaining(
     stack.push_async_callback(in_thread, serving.close)
     return Obtaining(
         loop=asyncio.get_running_loop(),
-        crew=await stack.enter_async_context(Crew()),
+        background=await stack.enter_async_context(BackgroundTasks()),
         threads=serving,
         lists=ChunkLists(LayoutSource(client, ground.manifests)),
         reads=reads,

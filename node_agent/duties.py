@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bdn import __version__
 from bdn.net.client.mirror_client import MirrorClient
-from node_agent.background_tasks import Crew
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.delivery import Delivery
 from node_agent.disk.owner import boot_id
 from node_agent.ground import Ground
@@ -30,16 +30,16 @@ class Duties:
     heartbeats: Heartbeats
     evictions: Evictions
 
-    def start(self, crew: Crew) -> None:
-        """Begin; they end with the crew."""
-        self.heartbeats.start(crew, self.evictions.carry_out)
+    def start(self, background: BackgroundTasks) -> None:
+        """Begin; they end with the background."""
+        self.heartbeats.start(background, self.evictions.carry_out)
 
 
 def duties_of(ground: Ground, delivery: Delivery, jobs: Jobs, scrub: Scrub, client: MirrorClient) -> Duties:
     """Nothing is said yet."""
     settings, book, cache, tier = ground.settings, ground.book, ground.cache, ground.tier
     holdings = Holdings(ground.disk.places, cache, tier, settings.roles, book, ground.disk.writes)
-    prefetches = Prefetches(jobs.crew, delivery.provision, cache, ground.trust, ground.news.wake)
+    prefetches = Prefetches(jobs.background, delivery.provision, cache, ground.trust, ground.news.wake)
     heartbeats = Heartbeats(
         _identity(settings, delivery.server.port),
         client,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from node_agent.background_tasks import Crew, in_thread
+from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock
 from node_agent.fill.provision import Provision
 from node_agent.ground import Ground
@@ -24,10 +24,10 @@ from node_agent.stage.warm import Warmer
 
 @dataclass(frozen=True)
 class Jobs:
-    """``crew`` works on stages, and on whatever else somebody asked for."""
+    """``background`` works on stages, and on whatever else somebody asked for."""
 
     book: StageBook
-    crew: Crew
+    background: BackgroundTasks
     views: Views
     records: StageRecords
     pulls: Pulls
@@ -45,11 +45,11 @@ async def open_jobs(stack: AsyncExitStack, ground: Ground, provision: Provision,
     settings, book, places, clock = ground.settings, ground.book, ground.disk.places, ground.clock
     views = Views(places, exposures(places), await in_thread(choose, settings.exposure, places))
     records, pulls = StageRecords(places), Pulls(book, ground.manifests, places)
-    crew = await stack.enter_async_context(Crew())
+    background = await stack.enter_async_context(BackgroundTasks())
     lifecycle = Lifecycle(
-        crew,
+        background,
         Staging(provision, views, places),
-        Warmer(crew, book, views, settings.warm_rate),
+        Warmer(background, book, views, settings.warm_rate),
         cache=ground.cache,
         views=views,
         records=records,
@@ -72,7 +72,7 @@ async def open_jobs(stack: AsyncExitStack, ground: Ground, provision: Provision,
         clock,
         ground.disk.is_rebooted,
     )
-    return Jobs(book, crew, views, records, pulls, lifecycle, housekeeping)
+    return Jobs(book, background, views, records, pulls, lifecycle, housekeeping)
 
 
 def stages_of(ground: Ground, jobs: Jobs, ask_for_keys: Callable[[], Awaitable[None]]) -> Stages:

@@ -70,5 +70,5 @@ async def open_scrub(ground: Ground, delivery: Delivery, jobs: Jobs) -> Scrub:
         clock,
     )
     rounds = Rounds(scrubber, record, StagesFirst(book, settings.scrub_rate), settings.scrub_seconds, clock)
-    verifications = Verifications(jobs.crew, scrubber, staged, ground.news.wake)
+    verifications = Verifications(jobs.background, scrubber, staged, ground.news.wake)
     return Scrub(rounds, verifications, stop)

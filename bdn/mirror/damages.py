@@ -16,9 +16,9 @@ from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.events import caches
 from bdn.core.ports import InspectedStore
-from bdn.mirror.access.shared_looks import SharedLooks
 from bdn.mirror.db import damaged, events, mirrors
 from bdn.mirror.db.database import Database, WriteSession
+from bdn.mirror.shared_looks import SharedLooks
 from bdn.mirror.watch import Watch
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from fastapi import FastAPI
 
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
-from bdn.mirror.agents.heartbeats import Membership
 from bdn.mirror.agents.holdings import Holdings
 from bdn.mirror.agents.members import Roll
 from bdn.mirror.api.collections import build_collections_router
@@ -25,6 +24,7 @@ from bdn.mirror.api.verifications import build_verifications_router
 from bdn.mirror.ground import Ground
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import Verifications

@@ -13,10 +13,10 @@ from pathlib import Path
 from bdn.core.errors import InUseError
 from bdn.core.ports import MirrorStore
 from bdn.disk.make_folder import make_folder
-from bdn.mirror.access.keys import load_signer
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
+from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store

@@ -17,11 +17,11 @@ from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth
 from node_agent.fetch.supply import Came
+from node_agent.fetch.turns import Position
 from node_agent.fill.lanes import Lane, Place
 from node_agent.fill.order import Order
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
-from node_agent.fill.turns import Position
 
 _Result = TypeVar("_Result")
 _Placed = tuple[Position, PlacedChunk]

@@ -11,7 +11,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
-from node_agent.background_tasks import Crew, to_the_end
+from node_agent.background_tasks import BackgroundTasks, to_the_end
 from node_agent.fill.order import FileReport
 
 Start = Callable[["Trip"], Coroutine[object, object, None]]
@@ -66,10 +66,10 @@ class Flight:
 
 
 class Flights:
-    """Fills in progress by file. Its crew outlives the stages, so that no fill dies with the stage that began it."""
+    """Fills in progress by file. Its background outlives the stages, so that no fill dies with the stage that began it."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, background: BackgroundTasks) -> None:
+        self._background = background
         self._flights: dict[Digest, Flight] = {}
 
     async def join(
@@ -118,7 +118,7 @@ class Flights:
         trip = Trip(report)
         trip.flights = {file: Flight(trip) for file in files}
         self._flights.update(trip.flights)
-        trip.task = self._crew.start(_fly(trip, start), f"fill {files[0]}")
+        trip.task = self._background.start(_fly(trip, start), f"fill {files[0]}")
         # Not in a finally of the task: a task that is canceled before its first step never gets there.
         trip.task.add_done_callback(lambda _: self._forget(files))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bdn.core.digest import Digest
 from bdn.core.ring.lanes import own_in_flight
 from bdn.transfer.byte_threads import ByteThreads
-from node_agent.fill.turns import Position, Turns
+from node_agent.fetch.turns import Position, Turns
 
 
 @dataclass(frozen=True)

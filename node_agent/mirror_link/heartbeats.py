@@ -13,7 +13,7 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand, EvictReport
-from node_agent.background_tasks import Crew, in_thread
+from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.change_signal import News
 from node_agent.fetch.members import Members
 from node_agent.journal.journal import Journal
@@ -78,11 +78,11 @@ class Heartbeats:
         self._believed = 0  # which of them the keys are from
         self._is_down = False
 
-    def start(self, crew: Crew, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
-        """Begin; the loops end with the crew."""
-        crew.start(self._listen(), "heartbeat")
-        crew.start(self._tell(), "heartbeat: news")
-        crew.start(self._work(carry_out), "commands")
+    def start(self, background: BackgroundTasks, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
+        """Begin; the loops end with the background."""
+        background.start(self._listen(), "heartbeat")
+        background.start(self._tell(), "heartbeat: news")
+        background.start(self._work(carry_out), "commands")
 
     async def beat(self, wait_seconds: float = 0) -> HeartbeatReply:
         """One heartbeat; takes up what the answer brings. Raises ``BdnError`` when there is none."""

@@ -17,7 +17,7 @@ from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport, ReportedState
 from bdn.wire.stage_schema import BytesFrom
-from node_agent.background_tasks import Crew, in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.fetch.retry_budget import Effort
@@ -38,9 +38,14 @@ class Prefetches:
     """
 
     def __init__(
-        self, crew: Crew, provision: Provision, cache: NodeCache, trust: Trust, wake: Callable[[], None]
+        self,
+        background: BackgroundTasks,
+        provision: Provision,
+        cache: NodeCache,
+        trust: Trust,
+        wake: Callable[[], None],
     ) -> None:
-        self._crew = crew
+        self._background = background
         self._provision = provision
         self._cache = cache
         self._trust = trust
@@ -51,7 +56,7 @@ class Prefetches:
         """Begin, unless it is at work or has ended and the mirror has not heard of it."""
         if command.id not in self._runs:
             run = self._runs[command.id] = _Run(command.id, self._wake)
-            run.task = self._crew.start(self._work(run, command.grant), f"prefetch {command.id}")
+            run.task = self._background.start(self._work(run, command.grant), f"prefetch {command.id}")
 
     def reports(self) -> list[PrefetchReport]:
         """How far each is; one that has ended is told until ``delivered``."""

@@ -12,7 +12,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError
 from bdn.wire.errors import body_of
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
-from node_agent.background_tasks import Crew, in_thread
+from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
@@ -26,7 +26,7 @@ _REMEMBERED: Final = 1000
 class Verifications:
     """The mirror repeats a command until it has the report. ``wake`` is called when there is one. One event loop."""
 
-    crew: Crew
+    background: BackgroundTasks
     scrubber: Scrubber
     staged: StagedFiles
     wake: Callable[[], object]
@@ -42,7 +42,7 @@ class Verifications:
         self._seen[command.id] = None
         if len(self._seen) > _REMEMBERED:
             self._seen.pop(next(iter(self._seen)))
-        self.crew.start(self._work(command), f"verification {command.id}")
+        self.background.start(self._work(command), f"verification {command.id}")
 
     def reports(self) -> list[VerifyReport]:
         """Of those that have ended; told until ``delivered``."""

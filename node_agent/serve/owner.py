@@ -15,14 +15,14 @@ from bdn.core.ports import ChunkReader
 from bdn.core.ring.lanes import own_in_flight
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
-from node_agent.background_tasks import Crew
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.fetch.bandwidth import Bandwidth
 from node_agent.fetch.members import Members
 from node_agent.fetch.origin_reads import OriginReads
 from node_agent.fetch.supply import chunk_base
-from node_agent.fill.turns import Turns
+from node_agent.fetch.turns import Turns
 from node_agent.serve.chunk_lists import ChunkList, ChunkLists, others
 
 
@@ -44,7 +44,7 @@ class Obtaining:
     """
 
     loop: asyncio.AbstractEventLoop
-    crew: Crew
+    background: BackgroundTasks
     threads: ByteThreads
     lists: ChunkLists
     reads: OriginReads
@@ -65,7 +65,7 @@ class Obtaining:
         return future
 
     def _start(self, request: ChunkRequest, future: Future[object]) -> None:
-        task = self.crew.start(self._answer(request, future), f"obtain {request.digest}")
+        task = self.background.start(self._answer(request, future), f"obtain {request.digest}")
 
         def end(_: asyncio.Task[None]) -> None:
             if not future.done():

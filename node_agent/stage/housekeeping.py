@@ -90,7 +90,7 @@ class Housekeeping:
         elif record.state == "READY":
             with suppress(BdnError):  # the look in the background finds out, and mends it
                 await in_thread(self.views.expose, record.id, [mount.mount_location for mount in record.mounts])
-            stage.task = self.lifecycle.crew.start(self._look_through(stage), f"look through {record.id}")
+            stage.task = self.lifecycle.background.start(self._look_through(stage), f"look through {record.id}")
 
     async def _look_through(self, stage: Stage) -> None:
         """What a READY stage lacks is brought again: its files may be in quarantine, or its view be of another kind."""

@@ -15,7 +15,7 @@ from bdn.core.errors import BdnError, InternalError
 from bdn.core.events.stages import Ending
 from bdn.wire.errors import body_of
 from bdn.wire.stage_schema import StageState
-from node_agent.background_tasks import Crew, in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import Decided
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.stage import accounts
@@ -41,7 +41,7 @@ class Lifecycle:
     ``decided``, in a thread, writes down each transition before it is recorded.
     """
 
-    crew: Crew
+    background: BackgroundTasks
     staging: Staging
     warmer: Warmer
     cache: NodeCache
@@ -88,7 +88,7 @@ class Lifecycle:
     def _set_out(self, stage: Stage) -> None:
         stage.stop.clear()
         stage.progress = stage.effort = stage.mend_at = None
-        stage.task = self.crew.start(self._work(stage), f"stage {stage.record.id}")
+        stage.task = self.background.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 
     async def stop(self, stage: Stage) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from bdn.core.pace.token_bucket import TokenBucket
 from bdn.core.sizes import format_size
-from node_agent.background_tasks import Crew, in_thread
+from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.disk.memory import memory_left
 from node_agent.stage.registry import StageBook
 from node_agent.stage.stage import Stage
@@ -36,7 +36,7 @@ class Warmer:
 
     def __init__(
         self,
-        crew: Crew,
+        background: BackgroundTasks,
         book: StageBook,
         views: Views,
         rate: int,
@@ -46,7 +46,7 @@ class Warmer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``memory`` says how many bytes may lie in the page cache without taking memory from anybody. Blocking."""
-        self._crew = crew
+        self._background = background
         self._book = book
         self._views = views
         self._memory = memory
@@ -61,7 +61,7 @@ class Warmer:
         if not record.warm or record.state != "READY" or (stage.warming and stage.warming.is_going_on):
             return
         stage.warming = warming = Warming(sum(mount.bytes_total or 0 for mount in record.mounts))
-        warming.task = self._crew.start(self._warm(stage, warming), f"warm {record.id}")
+        warming.task = self._background.start(self._warm(stage, warming), f"warm {record.id}")
 
     async def _warm(self, stage: Stage, warming: Warming) -> None:
         places = [self._views.place(stage.record.id, mount.mount_location) for mount in stage.record.mounts]

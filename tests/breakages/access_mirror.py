@@ -25,7 +25,7 @@ def _broken(file: str, what: str, old: str, new: str, test: str, *also: str) -> 
 BREAKAGES: Final = [
     _broken("bdn/wire/grants.py", "agents are told the key that signs", "OKPAlgorithm.to_jwk(key.public_key(), as_dict=True)",
             "OKPAlgorithm.to_jwk(key, as_dict=True)", f"{_MIRROR}test_a_grant_is_verified_with_the_public_key_alone"),
-    _broken("bdn/mirror/access/keys.py", "everybody on the machine reads the key that signs", "partial.touch(mode=0o600, exist_ok=False)",
+    _broken("bdn/mirror/keys.py", "everybody on the machine reads the key that signs", "partial.touch(mode=0o600, exist_ok=False)",
             "partial.touch(exist_ok=False)",
             f"{_MIRROR}test_the_signing_key_survives_a_restart_and_is_readable_by_its_owner_alone"),
     _broken("bdn/mirror/ingest/views.py", "a grant is given for what is left of a mirror",

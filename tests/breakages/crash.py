@@ -26,7 +26,7 @@ _UPGRADES: Final = "tests/promises/test_upgrades.py"
 BREAKAGES: Final = [
     Breakage(
         "power-loss",
-        "bdn/mirror/access/keys.py",
+        "bdn/mirror/keys.py",
         "the key that signs grants is not synced",
         "            os.fsync(file.fileno())\n",
         "",

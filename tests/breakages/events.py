@@ -171,7 +171,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "bdn/mirror/agents/heartbeats.py",
+        "bdn/mirror/operations/heartbeats.py",
         "what agents have decided is not kept",
         "await self.events.take(heartbeat.cluster, heartbeat.node, heartbeat.events)",
         "pass",

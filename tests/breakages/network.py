@@ -95,7 +95,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/access/shared_look.py",
+        "bdn/mirror/shared_look.py",
         "where a look takes long, each listener looks for itself",
         "oldest = asked if anew else min(asked, self._clock() - self._seconds)",
         "oldest = max(asked if anew else 0.0, self._clock() - self._seconds)",
@@ -103,7 +103,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/access/shared_look.py",
+        "bdn/mirror/shared_look.py",
         "where the database is away, each who asks the same waits for all before him",
         "if self._failed is not None and self._failed[0] >= asked:",
         "if self._failed is not None and False:",
@@ -111,7 +111,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/access/shared_look.py",
+        "bdn/mirror/shared_look.py",
         "every listener looks for itself",
         "if self._kept is not None and self._kept[0] >= oldest:",
         "if False:",
@@ -119,7 +119,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/access/shared_looks.py",
+        "bdn/mirror/shared_looks.py",
         "what nobody asks any more is remembered",
         "if not wanted.askers:",
         "if wanted.askers > 1_000_000:",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node_agent.agent import Agent
-from node_agent.background_tasks import Crew
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.stage.stage import Stage
 from node_agent.stage.warm import STEP, Warmer
 from tests.support.agent_mirror import AgentMirror
@@ -120,8 +120,8 @@ async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) 
 
 @asynccontextmanager
 async def warmer(agent: Agent, **given: Any) -> Any:
-    async with Crew() as crew:
-        yield Warmer(crew, agent.stages.book, agent.stages.views, given.pop("rate", 10**12), **given)
+    async with BackgroundTasks() as background:
+        yield Warmer(background, agent.stages.book, agent.stages.views, given.pop("rate", 10**12), **given)
 
 
 async def instantly(_: float) -> None:

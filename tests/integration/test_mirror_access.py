@@ -14,7 +14,7 @@ import pytest
 from bdn.core.digest import Digest
 from bdn.core.errors import GrantInvalidError, InvalidRequestError, NotFoundError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.mirror.access.keys import load_signer
+from bdn.mirror.keys import load_signer
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.doubles.hub import Hub

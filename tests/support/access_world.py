@@ -19,7 +19,7 @@ from sqlalchemy import event
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.grant import AUDIENCE, Grant, GrantedMount
-from bdn.mirror.access.keys import load_signer
+from bdn.mirror.keys import load_signer
 from bdn.wire.grants import ISSUER, GrantSigner, new_signing_key
 from tests.doubles.hub import Hub
 from tests.support.mirror_service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from bdn.mirror.access.shared_look import SharedLook
 from bdn.mirror.agents.liveness import ALIVE_SECONDS, Hearing
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import AgentRow, ClusterRow
+from bdn.mirror.shared_look import SharedLook
 from bdn.wire.agent_schema import Heartbeat, Member
 
 logger = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from bdn.core.digest import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import ChunkStore
 from bdn.mirror.access.confinement import check_confined
-from bdn.mirror.agents.heartbeats import Membership
 from bdn.mirror.api.callers import Agent, Controller
 from bdn.mirror.api.mirrors import WaitSeconds
 from bdn.mirror.db.database import Database
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import Eviction, EvictionRequest

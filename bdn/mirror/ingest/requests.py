@@ -15,13 +15,13 @@ from sqlalchemy.exc import IntegrityError
 from bdn.core.digest import digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.source.weights import WeightsSource
-from bdn.mirror.access.shared_looks import SharedLooks
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.views import MirrorViews
 from bdn.mirror.ingest.worker import NEW_WORK
+from bdn.mirror.shared_looks import SharedLooks
 from bdn.mirror.upstream.subject import DRY_RUN
 from bdn.mirror.watch import Watch
 from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource

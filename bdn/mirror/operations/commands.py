@@ -14,12 +14,12 @@ from typing import Final, Generic, Protocol
 from pydantic import BaseModel
 
 from bdn.core.errors import NotFoundError
-from bdn.mirror.access.shared_look import SharedLook
 from bdn.mirror.agents.addressees import MIRROR, Narrowed, agents_asked, name_of
 from bdn.mirror.agents.liveness import is_alive
 from bdn.mirror.db import agents, asked
 from bdn.mirror.db.asked import Asked
 from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.shared_look import SharedLook
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.errors import ErrorBody
 

@@ -12,12 +12,12 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.mirror.access.shared_look import SharedLook
 from bdn.mirror.agents.liveness import is_alive
 from bdn.mirror.db import agents, prefetches
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import PrefetchNodeRow, PrefetchRow
 from bdn.mirror.operations.selection import Selection
+from bdn.mirror.shared_look import SharedLook
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.grants import GrantSigner
 from bdn.wire.moments import moment

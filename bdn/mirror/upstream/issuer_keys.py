@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.access.keys import kept_key
+from bdn.mirror.keys import kept_key
 
 ALGORITHM: Final = "RS256"  # the one that AWS and Google both take
 _BITS: Final = 2048

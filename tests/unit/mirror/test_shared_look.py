@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from bdn.mirror.access.shared_look import SharedLook
-from bdn.mirror.access.shared_looks import SharedLooks
+from bdn.mirror.shared_look import SharedLook
+from bdn.mirror.shared_looks import SharedLooks
 
 
 class Sight:

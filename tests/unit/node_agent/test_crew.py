@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from node_agent.background_tasks import Crew, in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 
 
 async def test_a_canceled_caller_waits_for_its_thread() -> None:
@@ -67,8 +67,8 @@ async def test_leaving_a_crew_cancels_its_tasks_and_waits_for_them() -> None:
             await asyncio.sleep(0)
             ended.append(True)
 
-    async with Crew() as crew:
-        crew.start(work(), "work")
+    async with BackgroundTasks() as background:
+        background.start(work(), "work")
         await asyncio.sleep(0)
 
     assert ended == [True]
@@ -76,8 +76,8 @@ async def test_leaving_a_crew_cancels_its_tasks_and_waits_for_them() -> None:
 
 async def test_an_error_of_the_body_leaves_a_crew_as_it_is() -> None:
     async def program() -> None:
-        async with Crew() as crew:
-            crew.start(asyncio.sleep(3600), "work")
+        async with BackgroundTasks() as background:
+            background.start(asyncio.sleep(3600), "work")
             raise ValueError("the caller's own")
 
     with pytest.raises(ValueError, match="the caller's own"):
@@ -89,8 +89,8 @@ async def test_a_task_that_raises_is_a_bug_and_ends_the_body() -> None:
         raise ValueError("a bug")
 
     async def program() -> None:
-        async with Crew() as crew:
-            crew.start(work(), "work")
+        async with BackgroundTasks() as background:
+            background.start(work(), "work")
             await asyncio.Event().wait()
 
     with pytest.raises(ValueError, match="a bug"):

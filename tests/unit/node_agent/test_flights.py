@@ -9,7 +9,7 @@ import pytest
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.eviction_schema import Tier
-from node_agent.background_tasks import Crew
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.fill.flights import Flights, Trip
 
 FILE, SECOND, THIRD = map(digest_of, (b"the file", b"the second", b"the third"))
@@ -60,8 +60,8 @@ async def settle() -> None:
 
 
 async def test_a_file_is_filled_once_for_all_who_wait() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         leader, others = Passenger(flights), [Passenger(flights) for _ in range(3)]
         tasks = [leader.board()]
         await settle()
@@ -77,8 +77,8 @@ async def test_a_file_is_filled_once_for_all_who_wait() -> None:
 
 
 async def test_a_fill_goes_on_when_its_leader_leaves() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         leader, other = Passenger(flights), Passenger(flights)
         leading = leader.board()
         await settle()
@@ -94,8 +94,8 @@ async def test_a_fill_goes_on_when_its_leader_leaves() -> None:
 
 
 async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_last_one_is_gone() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         passenger = Passenger(flights)
         task = passenger.board()
         await settle()
@@ -107,8 +107,8 @@ async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_l
 
 
 async def test_a_waiter_takes_over_when_the_leaders_fill_fails() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         leader, other = Passenger(flights, GrantExpiredError("then")), Passenger(flights)
         leading = leader.board()
         await settle()
@@ -126,8 +126,8 @@ async def test_a_waiter_takes_over_when_the_leaders_fill_fails() -> None:
 
 
 async def test_a_disk_that_failed_for_one_failed_for_all() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         leader, other = Passenger(flights, DiskFailedError("/cache", "no space")), Passenger(flights)
         tasks = [leader.board()]
         await settle()
@@ -141,8 +141,8 @@ async def test_a_disk_that_failed_for_one_failed_for_all() -> None:
 
 
 async def test_who_comes_while_a_fill_is_being_canceled_begins_a_new_one() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         first, second = Passenger(flights), Passenger(flights)
         leaving = first.board()
         await settle()
@@ -155,8 +155,8 @@ async def test_who_comes_while_a_fill_is_being_canceled_begins_a_new_one() -> No
 
 
 async def test_files_that_come_together_share_a_trip_with_those_who_wait_for_one_of_them() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         leader, other = Passenger(flights), Passenger(flights)
         tasks = [leader.board(FILE, SECOND)]
         await settle()
@@ -174,8 +174,8 @@ async def test_files_that_come_together_share_a_trip_with_those_who_wait_for_one
 
 
 async def test_a_trip_goes_on_while_somebody_waits_for_one_of_its_files_and_ends_with_the_last() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         leader, other = Passenger(flights), Passenger(flights)
         leading = leader.board(FILE, SECOND)
         await settle()
@@ -193,8 +193,8 @@ async def test_a_trip_goes_on_while_somebody_waits_for_one_of_its_files_and_ends
 
 
 async def test_who_waits_for_files_of_a_trip_that_failed_fills_them_on_a_trip_of_its_own() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         leader, other = Passenger(flights, GrantExpiredError("then")), Passenger(flights)
         leading = leader.board(FILE, SECOND)
         await settle()
@@ -212,8 +212,8 @@ async def test_who_waits_for_files_of_a_trip_that_failed_fills_them_on_a_trip_of
 
 
 async def test_who_leads_one_trip_and_fails_leaves_the_others_that_it_waits_for() -> None:
-    async with Crew() as crew:
-        flights = Flights(crew)
+    async with BackgroundTasks() as background:
+        flights = Flights(background)
         first, second = Passenger(flights), Passenger(flights, GrantExpiredError("then"))
         flying = first.board(FILE)
         await settle()

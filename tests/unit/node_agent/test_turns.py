@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.fill.turns import Turns
+from node_agent.fetch.turns import Turns
 
 
 async def settle() -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from bdn.mirror.access.shared_look import SharedLook
+from bdn.mirror.shared_look import SharedLook
 
 _Seen = TypeVar("_Seen")
 _Key = TypeVar("_Key")
