@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.support.bytes_authority import new_authority
-from tests.support.promises import (  # noqa: F401 - hooks and fixtures
+from tests.support.network.authority import new_authority
+from tests.support.promises.tally import (  # noqa: F401 - hooks and fixtures
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_terminal_summary,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.promise_breakages import all_breakages
+from tests.support.promises.breakages import all_breakages
 
 _ROOT = Path(__file__).parents[2]
 _ROWS = [

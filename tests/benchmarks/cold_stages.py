@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.benchmarks import disk
 from tests.benchmarks.mirrored import Mirrored
-from tests.support import services
+from tests.support.services import services
 
 
 @dataclass

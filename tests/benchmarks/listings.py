@@ -13,8 +13,8 @@ from tests.benchmarks.report import Figure
 from tests.benchmarks.scale import scaled
 from tests.doubles.hub import Hub
 from tests.doubles.s3_numbers import NAME, NumberedBucket
-from tests.support import services
-from tests.support.processes import cpu_seconds, peak_megabytes
+from tests.support.services import services
+from tests.support.services.processes import cpu_seconds, peak_megabytes
 
 INTRODUCTION = """
 A mirror in a process of its own (`bdn serve`, all defaults) and doubles of a hub and of S3 that page by 1000. Every object

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.benchmarks.report import Figure
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
-from tests.support import services
-from tests.support.processes import peak_megabytes
+from tests.support.services import services
+from tests.support.services.processes import peak_megabytes
 
 INTRODUCTION = """
 One generated file through the hub double, a mirror and an agent in processes of their own; the figures are `VmHWM` of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import altered_agent, page_cache, s3_origin
-from tests.support import services
+from tests.support.services import services
 
 PREFIX = "model"
 _REPOSITORY = Path(__file__).parents[2]

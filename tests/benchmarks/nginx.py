@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.commands import wait_until
-from tests.support.ports import free_port
+from tests.support.network.ports import free_port
+from tests.support.services.commands import wait_until
 
 _CONFIGURATION = """
 {user} worker_processes 2; daemon off; pid {own}/pid; error_log {own}/error.log;

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.benchmarks.report import Figure
 from tests.benchmarks.scale import FEW_RUNS
 from tests.doubles.hub import Hub
-from tests.support.commands import Shell
+from tests.support.services.commands import Shell
 
 INTRODUCTION = """
 `bdn pull` of a Hugging Face repository that was pulled before, to the same directory and to a new one. *ready* is what the

@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.benchmarks import s3_origin
 from tests.benchmarks.report import Figure, Missing, Row
 from tests.benchmarks.scale import scaled_size
-from tests.support import network, ring
+from tests.support.agent import ring_of_agents as ring
+from tests.support.network import network
 
 INTRODUCTION = """
 Agents on one machine, each in a network namespace of its own (`BDN_AUTH=token`, addresses that are not loopback), all asked

@@ -10,10 +10,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from tests.benchmarks.report import Figure, Row
 from tests.benchmarks.scale import scaled
 from tests.benchmarks.simulation_page import write_page
-from tests.support.simulated_fluid import FluidLinks
-from tests.support.simulated_links import Links, QueuedLinks
-from tests.support.simulated_node import Case
-from tests.support.simulated_ring import Ring
+from tests.support.simulation.fluid import FluidLinks
+from tests.support.simulation.links import Links, QueuedLinks
+from tests.support.simulation.node import Case
+from tests.support.simulation.ring import Ring
 
 INTRODUCTION = """
 Simulated, not measured: time is that of modelled links. Placement, order of requests, routes, patience, hedging and standing

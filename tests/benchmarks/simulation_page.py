@@ -36,7 +36,7 @@ mirror: by itself, and by those who come next.
 
 - The rules are the real ones, imported from the agent: placement, the order of both lanes, how much is read from the mirror at
   once, routes, deadlines, hedge budget, standing of peers (`bdn/core`), and the patience with each request
-  (`node_agent/fetch/deadlines.py`). The simulator (`tests/support/simulated_*.py`) carries out and counts.
+  (`node_agent/fetch/deadlines.py`). The simulator (`tests/support/simulation`) carries out and counts.
 - Every node has an uplink and a downlink of the same rate, the mirror an uplink; the network between them is not the limit. A
   request takes 0.5 ms.
 - **By number of nodes**, a node's uplink serves chunk after chunk, first come first served; the mirror's uplink is shared

@@ -12,7 +12,7 @@ from typing import Any
 from tests.benchmarks.mirrored import PREFIX, Mirrored, mirrored
 from tests.benchmarks.report import Figure, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled
-from tests.support import services
+from tests.support.services import services
 
 INTRODUCTION = """
 20,000 files of 32 KiB, which the mirror keeps in slabs. *cold stage*: a new agent has none of them; the clock is the agent's

@@ -13,7 +13,7 @@ from tests.benchmarks import peers, s3_origin
 from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.s3_origin import Origin
 from tests.benchmarks.scale import FEW_RUNS, scaled, scaled_size
-from tests.support import services
+from tests.support.services import services
 
 INTRODUCTION = """
 `POST /mirror` to READY of a fresh mirror (`bdn serve`, all defaults), in turn with `s5cmd cp` of the same objects to the same

@@ -10,7 +10,7 @@ from tests.benchmarks import page_cache
 from tests.benchmarks.mirrored import mirrored
 from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled_size
-from tests.support import services
+from tests.support.services import services
 
 INTRODUCTION = """
 A job's first read of a file of 2 GiB of its stage, in one thread, in pieces of 8 MiB: *cold*, after direct writes, when the

@@ -11,10 +11,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.manifest import Manifest
 from tests.benchmarks.report import Figure, Row
 from tests.benchmarks.scale import scaled
-from tests.support import services
-from tests.support.agent_mirror import AgentMirror
-from tests.support.commands import wait_until
-from tests.support.sparse_cache import hold_sparse
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.sparse_cache import hold_sparse
+from tests.support.services import services
+from tests.support.services.commands import wait_until
 
 INTRODUCTION = """
 Stages of what the cache of a `bdn-node-agent` holds, one after the other, each by a new job: from the request to READY by

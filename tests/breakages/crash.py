@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _POWER: Final = "tests/promises/test_power_loss.py"
 _AGENT: Final = f"{_POWER}::test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"

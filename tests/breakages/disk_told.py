@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _TEST = "tests/promises/test_disk_told.py::"
 _FULL = f"{_TEST}test_a_full_disk_is_alive_and_not_ready_until_there_is_room_again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _WHY: Final = "tests/promises/test_why.py"
 _MIRROR: Final = "tests/integration/test_mirror_events.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _TEST: Final = "tests/promises/test_evictions.py::"
 _KILLED: Final = f"{_TEST}test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_stay_whole"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _SUPPLY: Final = "tests/unit/node_agent/test_ring_supply.py::"
 _WIRE: Final = "tests/fault/test_agent_wire.py::"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _PARSERS: Final = "tests/promises/test_hostile_parsers.py"
 _SERVICES: Final = "tests/promises/test_hostile_services.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _CLIENTS: Final = "tests/promises/test_hostile_clients.py"
 _NONSENSE: Final = f"{_CLIENTS}::test_nonsense_is_refused_on_every_port_and_costs_nothing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _NUMBERS: Final = "tests/promises/test_hostile_numbers.py"
 _CLOCKS: Final = f"{_NUMBERS}::test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _TEST = "tests/promises/test_leases.py::"
 _CLOCKS = f"{_TEST}test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it"

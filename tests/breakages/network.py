@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _FAULTS: Final = "tests/promises/test_network_faults.py"
 _PARTITION: Final = "tests/promises/test_partition.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _NAMES: Final = "tests/promises/test_network_names.py"
 _STAYS: Final = "test_an_upstream_whose_name_stays_lost_is_named_and_nothing_is_published"

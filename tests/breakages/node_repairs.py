@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _NODE: Final = "tests/promises/test_corruption_on_the_node.py"
 _STORE: Final = "tests/promises/test_corruption_in_the_store.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _RECORDS: Final = "tests/promises/test_corruption_of_records.py"
 _SCRUB: Final = f"{_RECORDS}::test_the_scrub_finds_a_damaged_record_within_its_period_and_writes_it_right_again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _NODE: Final = "tests/promises/test_corruption_on_the_node.py"
 _PATH: Final = "tests/e2e/test_services.py::test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node"

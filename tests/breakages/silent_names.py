@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _TESTS: Final = "tests/promises/test_silent_names.py"
 _GOES_ON: Final = f"{_TESTS}::test_an_agent_goes_on_while_the_name_of_its_mirror_hangs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _STEPS = "tests/promises/test_space_steps.py::test_a_million_steps_never_pass_the_budget_nor_touch_what_is_leased"
 _LAWS = "tests/property/test_tier_budget_laws.py::"

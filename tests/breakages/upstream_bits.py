@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.promise_breakages import Breakage
+from tests.support.promises.breakages import Breakage
 
 _FROM: Final = "tests/promises/test_corruption_from_upstreams.py"
 _WIRE: Final = f"{_FROM}::test_a_bit_flipped_on_the_wire_costs_the_file_once_more_and_only_its_wrong_chunk_is_kept[s3]"

@@ -13,8 +13,8 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.core.ports import ChunkReader
 from bdn.store.memory import MemoryStore
-from tests.support.bytes_readers import read_chunk
-from tests.support.names import named
+from tests.support.content.names import named
+from tests.support.content.readers import read_chunk
 
 CONTENT = b"the bytes of a chunk"
 LARGEST = b"".join(number.to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))

@@ -14,7 +14,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.ports import ChunkStore, CollectableStore, StoredChunk
-from tests.support.names import named
+from tests.support.content.names import named
 
 CONTENT = b"the bytes of a chunk"
 CHUNK = digest_of(CONTENT)

@@ -13,9 +13,9 @@ from bdn.core.errors import EgressRefusedError
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin
 from tests.doubles.request_log import RequestLog
-from tests.support.bytes_raw_server import message
-from tests.support.bytes_tunnels import ConnectProxy
-from tests.support.egress_streets import Doorbell, Names, note_attempts
+from tests.support.network.egress_streets import Doorbell, Names, note_attempts
+from tests.support.network.raw_server import message
+from tests.support.network.tunnels import ConnectProxy
 
 ONE_ADDRESS = EgressPolicy.parse("127.0.0.1")
 Door = Callable[[str, EgressPolicy], Awaitable[None]]

@@ -9,7 +9,7 @@ import pytest
 from bdn.core.errors import MountFailedError
 from node_agent.disk.places import Places
 from node_agent.stage.view.exposure import Exposure
-from tests.support.trees import tree
+from tests.support.content.trees import tree
 
 FILES = {"config.json": b"{}", "a b/\u00fc.txt": b"unicode"}
 

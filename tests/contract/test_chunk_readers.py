@@ -15,9 +15,9 @@ from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.retrying import Retrier, RetryingReader
 from bdn.transfer.verifying import VerifyingReader
 from tests.contract.chunk_reader_contract import ChunkReaderContract
-from tests.support.bytes_raw_server import RawServer
-from tests.support.bytes_readers import CountedWaits, ScriptedReader, StoreReader
-from tests.support.bytes_shelves import Shelf, serving
+from tests.support.content.readers import CountedWaits, ScriptedReader, StoreReader
+from tests.support.content.shelves import Shelf, serving
+from tests.support.network.raw_server import RawServer
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from bdn.sources.guarded_connector import guarded_connector
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.transfer.ranged import RangedReader, RangeRequest
-from tests.support.bytes_authority import Authority, new_authority
-from tests.support.bytes_raw_server import RawServer, message, read_head
-from tests.support.bytes_tunnels import over_tls
-from tests.support.egress import LOOPBACK
-from tests.support.egress_streets import Names
+from tests.support.network.authority import Authority, new_authority
+from tests.support.network.egress import LOOPBACK
+from tests.support.network.egress_streets import Names
+from tests.support.network.raw_server import RawServer, message, read_head
+from tests.support.network.tunnels import over_tls
 
 Ask = Callable[[str, Authority], Awaitable[None]]
 

@@ -17,8 +17,8 @@ from node_agent.stage.view import exposure as module
 from node_agent.stage.view.bind_mount import is_mount_point, mounts_below
 from node_agent.stage.view.exposure import BindExposure, Exposure, NoExposure, SymlinkExposure, choose
 from tests.contract.exposure_contract import FILES, CheckingExposureContract, ExposureContract
-from tests.support.agent_mounts import needs_mounts
-from tests.support.trees import tree
+from tests.support.agent.mounts import needs_mounts
+from tests.support.content.trees import tree
 
 
 class TestNoExposure(CheckingExposureContract):

@@ -12,7 +12,7 @@ import pytest
 from bdn.core.errors import AuthRequiredError, SecretMalformedError
 from tests.contract.source_contract import listed
 from tests.doubles.gcs import GcsServer
-from tests.support.gcs_sources import Way
+from tests.support.mirror.gcs_sources import Way
 
 
 @pytest.fixture

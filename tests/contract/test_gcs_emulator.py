@@ -15,7 +15,7 @@ from bdn.core.source.upstream import Checksum, ChecksumKind
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
 from tests.doubles.gcs_emulator import EmulatedBucket, GcsEmulator
-from tests.support.gcs_sources import FolderUpstream, PrefixedBucket, Way
+from tests.support.mirror.gcs_sources import FolderUpstream, PrefixedBucket, Way
 
 NUMBERS = count()
 

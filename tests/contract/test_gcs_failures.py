@@ -25,8 +25,8 @@ from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, rate_limited, truncate
 from tests.doubles.gcs import GcsServer, gcs_error
-from tests.support.egress import LOOPBACK
-from tests.support.gcs_sources import Way
+from tests.support.mirror.gcs_sources import Way
+from tests.support.network.egress import LOOPBACK
 
 Answered = TypeVar("Answered")
 

@@ -18,8 +18,8 @@ from tests.contract.source_contract import CONTENT, listed
 from tests.doubles.faults import flip_byte, rate_limited
 from tests.doubles.gcs import GcsServer
 from tests.doubles.gcs_objects import GcsBucket
-from tests.support.egress import LOOPBACK
-from tests.support.gcs_sources import Way
+from tests.support.mirror.gcs_sources import Way
+from tests.support.network.egress import LOOPBACK
 
 
 @pytest.fixture

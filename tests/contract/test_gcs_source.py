@@ -23,7 +23,7 @@ from tests.doubles.gcs import GcsServer
 from tests.doubles.gcs_accounts import GoogleAccount
 from tests.doubles.gcs_objects import GcsBucket
 from tests.doubles.ranges import read_range
-from tests.support.gcs_sources import FolderUpstream, PrefixedBucket, Way
+from tests.support.mirror.gcs_sources import FolderUpstream, PrefixedBucket, Way
 
 NUMBERS = count()
 

@@ -34,8 +34,8 @@ from tests.doubles.faults import Fault, answer, drop
 from tests.doubles.gcs import GcsServer
 from tests.doubles.gcs_accounts import GoogleAccount
 from tests.doubles.ranges import read_range
-from tests.support.egress import LOOPBACK
-from tests.support.gcs_sources import Way
+from tests.support.mirror.gcs_sources import Way
+from tests.support.network.egress import LOOPBACK
 
 
 class Clock:

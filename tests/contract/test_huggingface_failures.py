@@ -35,7 +35,7 @@ from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, rate_limited, stall, truncate
 from tests.doubles.hub import Hub
-from tests.support.egress import LOOPBACK
+from tests.support.network.egress import LOOPBACK
 
 REFUSALS = [
     ("hf://org/open", "wrong", AuthRequiredError, "token is not valid"),

@@ -22,7 +22,7 @@ from tests.doubles.content import Content, GeneratedContent, git_blob_of, sha256
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.ranges import read_range
-from tests.support.egress import LOOPBACK
+from tests.support.network.egress import LOOPBACK
 
 LARGE = GeneratedContent(CHUNK_SIZE + 1)
 

@@ -22,8 +22,8 @@ from tests.contract.source_contract import CONTENT, SourceContract, Upstream, li
 from tests.doubles.ranges import read_range
 from tests.doubles.s3 import S3Server
 from tests.doubles.sigv4 import Account
-from tests.support.egress import LOOPBACK
-from tests.support.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like, keys_of
+from tests.support.mirror.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like, keys_of
+from tests.support.network.egress import LOOPBACK
 
 STRANGER = Account("AKIASTRANGER", "stranger")
 

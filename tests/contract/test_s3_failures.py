@@ -27,7 +27,7 @@ from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.ranges import read_range
 from tests.doubles.s3 import S3Server, s3_error
 from tests.doubles.sigv4 import Account
-from tests.support.egress import LOOPBACK
+from tests.support.network.egress import LOOPBACK
 
 TEMPORARY = Account("ASIATEMPORARY", "temporary", "session-token")
 

@@ -26,8 +26,8 @@ from tests.doubles.faults import Fault, answer, drop
 from tests.doubles.ranges import read_range
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.doubles.sigv4 import Account
-from tests.support.egress import LOOPBACK
-from tests.support.s3_upstreams import S3Like
+from tests.support.mirror.s3_upstreams import S3Like
+from tests.support.network.egress import LOOPBACK
 
 LARGE = bytes(CHUNK_SIZE) + b"last"
 NUMBERS = count()

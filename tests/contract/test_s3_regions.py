@@ -24,8 +24,8 @@ from tests.doubles.faults import Fault, answer
 from tests.doubles.ranges import read_range
 from tests.doubles.s3 import S3Server, s3_error
 from tests.doubles.sigv4 import Account
-from tests.support.egress import LOOPBACK
-from tests.support.s3_upstreams import S3Like
+from tests.support.mirror.s3_upstreams import S3Like
+from tests.support.network.egress import LOOPBACK
 
 NUMBERS = count()
 LARGE = bytes(CHUNK_SIZE) + b"last"

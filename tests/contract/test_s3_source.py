@@ -20,8 +20,8 @@ from tests.contract.source_contract import CONTENT, SourceContract, Upstream, co
 from tests.doubles.ranges import read_range, read_whole
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.doubles.sigv4 import Account
-from tests.support.egress import LOOPBACK
-from tests.support.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
+from tests.support.mirror.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
+from tests.support.network.egress import LOOPBACK
 
 STRANGER = Account("AKIASTRANGER", "stranger")
 LARGE = bytes(CHUNK_SIZE) + b"last"

@@ -16,8 +16,8 @@ from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
 from tests.doubles.sigv4 import Account
-from tests.support.egress import LOOPBACK
-from tests.support.s3_upstreams import S3Like
+from tests.support.mirror.s3_upstreams import S3Like
+from tests.support.network.egress import LOOPBACK
 
 FILES = 50_000
 

@@ -19,8 +19,8 @@ from tests.contract.source_contract import CONTENT, SourceContract, Upstream, li
 from tests.doubles.ranges import read_range, read_whole
 from tests.doubles.sigv4 import Account
 from tests.doubles.swift import PAGE, SwiftBucket, SwiftServer
-from tests.support.egress import LOOPBACK
-from tests.support.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
+from tests.support.mirror.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
+from tests.support.network.egress import LOOPBACK
 
 
 @pytest.fixture(scope="module")

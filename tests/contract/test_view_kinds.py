@@ -14,10 +14,10 @@ import pytest
 from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, build_view
 from node_agent.stage.view.check import compare_view
-from tests.support.agent_cache import cached
-from tests.support.agent_mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
-from tests.support.agent_rig import noise
-from tests.support.trees import tree
+from tests.support.agent.cache import cached
+from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
+from tests.support.agent.rig import noise
+from tests.support.content.trees import tree
 
 FILES = {"large.bin": noise(3_000_000), "a b/\u00fc.txt": b"unicode", "empty": b"", "twice": b"unicode"}
 

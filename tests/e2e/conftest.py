@@ -9,7 +9,7 @@ import pytest
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
-from tests.support.commands import Shell
+from tests.support.services.commands import Shell
 
 
 @pytest.fixture

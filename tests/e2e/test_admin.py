@@ -17,9 +17,9 @@ import pytest
 from bdn.core.digest import digest_of
 from bdn.core.sizes import format_size
 from tests.doubles.hub import Hub
-from tests.support.cluster import Cluster
-from tests.support.commands import Finished, Shell
-from tests.support.promises import Tally
+from tests.support.promises.tally import Tally
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import Finished, Shell
 
 TOKEN: Final = "operator-token-7"
 FILES: Final = {"config.json": b"{}", "weights": bytes(range(256)) * 5000}

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 from tests.doubles.hub import Hub
-from tests.support.cluster import Cluster
-from tests.support.trees import tree
+from tests.support.content.trees import tree
+from tests.support.services.cluster import Cluster
 
 MODEL = {"config.json": b"{}", "model.safetensors": random.Random(1).randbytes(17_000_000), "small.bin": b"one" * 999}
 SIZE = sum(map(len, MODEL.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.doubles.hub import Hub
-from tests.support.commands import Shell
+from tests.support.services.commands import Shell
 
 
 def test_a_refused_upstream_ends_a_command_with_1_and_says_what_the_operator_can_do(

@@ -14,8 +14,8 @@ from safetensors.numpy import save
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
-from tests.support.commands import Shell
-from tests.support.trees import tree
+from tests.support.content.trees import tree
+from tests.support.services.commands import Shell
 
 AWS = Path(__file__).parents[2] / ".venv-aws/bin/aws"
 

@@ -12,8 +12,8 @@ import pytest
 from tests.doubles.faults import flip_byte
 from tests.doubles.gcs import GcsServer
 from tests.doubles.gcs_objects import GcsBucket
-from tests.support.commands import Finished, Shell
-from tests.support.trees import tree
+from tests.support.content.trees import tree
+from tests.support.services.commands import Finished, Shell
 
 FILES = {
     "config.json": b"{}",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.cluster import Cluster
-from tests.support.commands import SCRIPTS, Shell
-from tests.support.trees import tree
+from tests.support.content.trees import tree
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import SCRIPTS, Shell
 
 VALUE = "hf_sesame_0123456789"
 CTRL_C = b"\x03"

@@ -14,11 +14,11 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from tests.doubles.hub import Hub
-from tests.support.cluster import Cluster
-from tests.support.commands import Shell
-from tests.support.promises import Tally
-from tests.support.rot import flip
-from tests.support.trees import tree
+from tests.support.content.trees import tree
+from tests.support.crash.rot import flip
+from tests.support.promises.tally import Tally
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import Shell
 
 MODEL = {
     "config.json": b"{}",

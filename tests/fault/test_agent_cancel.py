@@ -14,12 +14,12 @@ import pytest
 from bdn.disk.direct import DirectWrites
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_points import Points
-from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.points import Points
+from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {"large": noise(9 * MIB, 1), "middle": noise(MIB, 2), "small": noise(1000, 3)}
 WAYS = [("whole", "direct"), ("packed", "direct"), ("whole", "cached")]  # packs are never written directly

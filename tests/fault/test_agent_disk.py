@@ -12,12 +12,12 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.fill.part import Part
-from tests.support.agent_mirror import FORMS, AgentMirror, refused
-from tests.support.agent_mounts import mounted_tmpfs, needs_mounts, read_only
-from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import FORMS, AgentMirror, refused
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
+from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
 

@@ -16,10 +16,10 @@ from bdn.core.digest import digest_of
 from bdn.wire.stage_schema import StageRequest
 from node_agent.disk.group_sync import GroupSync
 from node_agent.fill.part import SYNC_CHUNKS
-from tests.support.agent_mirror import AgentMirror, held_by
-from tests.support.agent_process import Program
-from tests.support.agent_rig import Rig, disk_bytes, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror, held_by
+from tests.support.agent.process import Program
+from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.content.trees import tree
 
 CHUNKS, THREADS = 22, 2
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from bdn.core.digest import Digest
 from bdn.wire.stage_schema import StageRequest
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_process import Program
-from tests.support.agent_rig import MIB, noise
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.process import Program
+from tests.support.agent.rig import MIB, noise
+from tests.support.content.trees import tree
 
 FILES = {"large": noise(97 * MIB, 1), "other": noise(23 * MIB, 2)}
 NODES = ("node-0", "node-1", "node-2")

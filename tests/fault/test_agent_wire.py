@@ -13,11 +13,11 @@ import pytest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.net.guarded_dialing import dial
 from bdn.net.http1.pool import ConnectionPool
-from tests.support.agent_mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
-from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
+from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {"large": noise(9 * MIB, 1), "small": b"small"}
 busy = failing(StoreUnavailableError("it is busy"))

@@ -13,11 +13,11 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
-from tests.support.mirror_process import ServingProcess
-from tests.support.mirror_service import source
-from tests.support.promises import Scale, Tally
+from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.service import source
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 # All begin with the same chunks, and share a small file.
 _AT_ONCE = {"BDN_TOMBSTONE_SECONDS": "0", "BDN_COLLECT_GRACE_SECONDS": "0"}

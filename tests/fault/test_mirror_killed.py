@@ -12,10 +12,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.mirror_process import ServingProcess
-from tests.support.mirror_service import source, until
+from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.service import source, until
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 CHUNKS = 24
 LARGE = GeneratedContent((CHUNKS - 1) * CHUNK_SIZE + 12345)

@@ -11,10 +11,10 @@ from pathlib import Path
 from bdn.mirror.db.database import HEAD
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.mirror_process import SERVE, ServingProcess, serve
-from tests.support.mirror_service import source, with_secret
+from tests.support.mirror.process import SERVE, ServingProcess, serve
+from tests.support.mirror.service import source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 
 async def test_a_second_mirror_and_a_taken_port_are_in_use_and_the_log_holds_no_secret(

@@ -12,8 +12,7 @@ from tests.doubles.faults import Script, answer, right_after
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.hub import Hub
 from tests.doubles.request_log import RequestLog
-from tests.support.mirror_service import MirrorUnderTest, source, with_secret
-from tests.support.scripted_upstreams import (
+from tests.support.mirror.scripted_upstreams import (
     CONTENT,
     FILES,
     LARGE,
@@ -23,8 +22,9 @@ from tests.support.scripted_upstreams import (
     ScriptedUpstream,
     check,
 )
+from tests.support.mirror.service import MirrorUnderTest, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
 CHANGED = {**FILES, LARGE: OTHER_CONTENT}
 

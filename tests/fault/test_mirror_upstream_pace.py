@@ -15,10 +15,10 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, answer, rate_limited, right_after
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until, with_secret
-from tests.support.scripted_upstreams import FILES, LARGE, SMALL, Pauses, ScriptedUpstream, check
+from tests.support.mirror.scripted_upstreams import FILES, LARGE, SMALL, Pauses, ScriptedUpstream, check
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
 
 class HeldPauses:

@@ -22,10 +22,10 @@ from tests.doubles.faults import (
     trickle,
     truncate,
 )
-from tests.support.mirror_service import MirrorUnderTest
-from tests.support.scripted_upstreams import FILES, SMALL, TRANSFERS, ScriptedUpstream, check
+from tests.support.mirror.scripted_upstreams import FILES, SMALL, TRANSFERS, ScriptedUpstream, check
+from tests.support.mirror.service import MirrorUnderTest
 
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
 CHUNKS = 3
 FAILURES_OF_A_FILE = 10  # that it is forgiven

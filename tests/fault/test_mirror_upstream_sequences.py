@@ -32,9 +32,7 @@ from tests.doubles.faults import (
 from tests.doubles.gcs import GcsServer
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
-from tests.support.egress import ALLOW_LOOPBACK
-from tests.support.mirror_service import mirror_under_test
-from tests.support.scripted_upstreams import (
+from tests.support.mirror.scripted_upstreams import (
     FILES,
     LARGE,
     SMALL,
@@ -47,6 +45,8 @@ from tests.support.scripted_upstreams import (
     ScriptedUpstream,
     check,
 )
+from tests.support.mirror.service import mirror_under_test
+from tests.support.network.egress import ALLOW_LOOPBACK
 
 # Without a search for a smaller example, which would take minutes: a sequence is short.
 PROFILE = settings(

@@ -10,10 +10,11 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from tests.doubles.hub import Hub
-from tests.support import network, services
-from tests.support.agent_rig import noise
-from tests.support.commands import wait_until
-from tests.support.ring import Content, Member, planted, ring
+from tests.support.agent.rig import noise
+from tests.support.agent.ring_of_agents import Content, Member, planted, ring
+from tests.support.network import network
+from tests.support.services import services
+from tests.support.services.commands import wait_until
 
 pytestmark = pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable() or "there is a network")
 

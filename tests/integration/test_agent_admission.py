@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Clock, Rig, noise, staged
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import StageRequest
-from tests.support.agent_mirror import AgentMirror, flipped, held_by
-from tests.support.agent_mounts import needs_mounts, read_only
-from tests.support.agent_rig import MIB, Rig, metrics, noise
-from tests.support.agent_site import serving_agent
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror, flipped, held_by
+from tests.support.agent.mounts import needs_mounts, read_only
+from tests.support.agent.rig import MIB, Rig, metrics, noise
+from tests.support.agent.site import serving_agent
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {"weights": noise(MIB, 1), "config.json": b"{}"}
 

@@ -18,11 +18,11 @@ from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from node_agent.agent import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
-from tests.support.agent_mirror import FORMS, AgentMirror, failing, held_by, missing
-from tests.support.agent_rig import MIB, Clock, Rig, disk_bytes, noise, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by, missing
+from tests.support.agent.rig import MIB, Clock, Rig, disk_bytes, noise, staged
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 
 @pytest.fixture(params=FORMS)

@@ -14,10 +14,10 @@ from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.verifying import VerifyingReader
 from node_agent.agent import Agent
 from node_agent.background_tasks import in_thread
-from tests.support.agent_mirror import FORMS, AgentMirror
-from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
+from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 LARGE = noise(9 * MIB, 1)
 FILES = {"large": LARGE, "small": b"small"}

@@ -10,11 +10,11 @@ import pytest
 
 from bdn.core.cache import ended_stages
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Rig, staged
-from tests.support.rot import now
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig, staged
+from tests.support.crash.rot import now
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from node_agent.journal.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.holdings import Holdings
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise, staged
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise, staged
 
 
 class ListeningMirror(AgentMirror):

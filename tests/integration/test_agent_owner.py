@@ -20,12 +20,12 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror, failing, flipped, held_by
-from tests.support.agent_process import Program
-from tests.support.agent_rig import MIB, Clock, Rig, metrics, noise, staged
-from tests.support.ports import free_port
+from tests.support.agent.mirror import AgentMirror, failing, flipped, held_by
+from tests.support.agent.process import Program
+from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
+from tests.support.network.ports import free_port
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 LARGE = noise(9 * MIB, 1)
 FILES = {"large": LARGE, "small": b"small", "other": b"other"}

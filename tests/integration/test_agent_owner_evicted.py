@@ -22,12 +22,12 @@ from bdn.wire.paths import MANIFEST_HEADER, chunk_path
 from node_agent.agent import Agent
 from node_agent.cache.accounts import over_budget
 from node_agent.cache.held_chunks import NodeShelf
-from tests.support.agent_mirror import AgentMirror, held_by
-from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror, held_by
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 LARGE = noise(17 * MIB, 1)
 PIECES = [LARGE[start : start + CHUNK_SIZE] for start in range(0, len(LARGE), CHUNK_SIZE)]

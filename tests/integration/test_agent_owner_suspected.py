@@ -16,11 +16,11 @@ from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.rot import cached, flip
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.crash.rot import cached, flip
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 LARGE = noise(9 * MIB, 1)
 FIRST = LARGE[:CHUNK_SIZE]

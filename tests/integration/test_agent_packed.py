@@ -15,12 +15,12 @@ from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.wire.mirror_schema import FileLayoutBody
 from node_agent.fill import provision
-from tests.support.agent_mirror import AgentMirror, flipped, held_by, missing, refused
-from tests.support.agent_rig import Rig, disk_bytes, noise, staged
-from tests.support.slabs import pack
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror, flipped, held_by, missing, refused
+from tests.support.agent.rig import Rig, disk_bytes, noise, staged
+from tests.support.content.trees import tree
+from tests.support.mirror.slabs import pack
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 THOUSAND = {f"part-{number % 7}/{number:04}.bin": noise(300, number) for number in range(1000)}
 SMALL = dict(list(THOUSAND.items())[:100])

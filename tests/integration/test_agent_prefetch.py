@@ -13,11 +13,11 @@ from bdn.core.digest import Digest
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror, held_by
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.mirror_service import until
+from tests.support.agent.mirror import AgentMirror, held_by
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.mirror.service import until
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {"a.bin": noise(20 * MIB, 1), "b.bin": noise(3 * MIB, 2)}
 SIZE = sum(map(len, FILES.values()))

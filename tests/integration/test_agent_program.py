@@ -16,10 +16,10 @@ import pytest
 from bdn.core.errors import InUseError
 from bdn.wire.stage_schema import StageRequest
 from node_agent.fill.bitmap import Bitmap
-from tests.support.agent_mirror import AgentMirror, held_by
-from tests.support.agent_mounts import needs_mounts, read_only
-from tests.support.agent_process import Program
-from tests.support.agent_rig import MIB, Rig, noise
+from tests.support.agent.mirror import AgentMirror, held_by
+from tests.support.agent.mounts import needs_mounts, read_only
+from tests.support.agent.process import Program
+from tests.support.agent.rig import MIB, Rig, noise
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import Stage
 from node_agent.agent import Agent
-from tests.support.agent_mirror import FORMS, AgentMirror
-from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 OLD, NEW = {"config.json": b"{}", "weights": noise(MIB, 1)}, {"config.json": b"{}", "weights": noise(MIB, 2)}
 

@@ -12,12 +12,12 @@ from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.manifest import Manifest
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Member
-from tests.support.agent_mirror import FORMS, AgentMirror, failing, held_by
-from tests.support.agent_rig import MIB, noise, staged
-from tests.support.agent_ring import Ring, came_from
-from tests.support.trees import tree
+from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by
+from tests.support.agent.rig import MIB, noise, staged
+from tests.support.agent.ring import Ring, came_from
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {
     "large.safetensors": noise(41 * MIB + 5, 1),

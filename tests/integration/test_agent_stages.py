@@ -21,12 +21,12 @@ from bdn.core.errors import (
 )
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.agent import Agent
-from tests.support.agent_mirror import FORMS, AgentMirror
-from tests.support.agent_mounts import needs_mounts, unmounting
-from tests.support.agent_rig import MIB, Clock, Rig, noise, staged
-from tests.support.trees import tree
+from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.mounts import needs_mounts, unmounting
+from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
+from tests.support.content.trees import tree
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {
     "model.safetensors": noise(17 * MIB + 3),

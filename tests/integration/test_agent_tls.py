@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from bdn.core.errors import BdnError
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.bytes_authority import Authority, new_authority
-from tests.support.tls_face import tls_face
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.network.authority import Authority, new_authority
+from tests.support.network.tls_face import tls_face
 
 FILES = {"large": noise(9 * MIB + 1, 1), "small": b"small", "other": b"other"}
 

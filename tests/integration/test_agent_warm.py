@@ -14,10 +14,10 @@ from node_agent.agent import Agent
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.stage.stage import Stage
 from node_agent.stage.warm import STEP, Warmer
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_mounts import unmounting
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.resident import drop_from_memory, resident_bytes
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.mounts import unmounting
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.services.resident import drop_from_memory, resident_bytes
 
 FILES = {"weights/model.bin": noise(17 * MIB + 3), "config.json": b"{}", "empty": b""}
 TOTAL = sum(map(len, FILES.values()))

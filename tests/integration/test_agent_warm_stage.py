@@ -9,8 +9,8 @@ import pytest
 
 from node_agent.disk.places import Places
 from node_agent.stage.record import StageRecord
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Rig, staged
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig, staged
 
 FILES = {f"{number}.txt": str(number).encode() for number in range(50)}
 

@@ -12,8 +12,8 @@ import pytest
 from bdn.core.errors import BdnError
 from node_agent.fetch import partial_chunk as gathering
 from tests.benchmarks.altered_agent import believing, discarding
-from tests.support.agent_mirror import AgentMirror, flipped
-from tests.support.agent_rig import MIB, Rig, noise, staged
+from tests.support.agent.mirror import AgentMirror, flipped
+from tests.support.agent.rig import MIB, Rig, noise, staged
 
 CONTENT = noise(9 * MIB)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import PRELOADED, ForkedProcess, Process, executed, start
+from tests.support.services.forked import PRELOADED, ForkedProcess, Process, executed, start
 
 _TELLING = """
 import json, os, sys

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Rig
-from tests.support.mirror_service import MirrorUnderTest
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig
+from tests.support.mirror.service import MirrorUnderTest
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 

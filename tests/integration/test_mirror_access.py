@@ -18,9 +18,9 @@ from bdn.mirror.keys import load_signer
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 TOKEN = "operator-token"

@@ -12,10 +12,10 @@ import pytest
 from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.wire.eviction_schema import EvictCommand
 from tests.doubles.hub import Hub
-from tests.support.fake_agent import USE, FakeAgent
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.fake_agent import USE, FakeAgent
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 
 @dataclass

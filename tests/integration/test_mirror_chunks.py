@@ -13,9 +13,9 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import MirrorUnderTest, source, until
+from tests.support.mirror.service import MirrorUnderTest, source, until
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 CONTENT = GeneratedContent(CHUNK_SIZE + 1000, seed=3).read(0, CHUNK_SIZE + 1000)
 FIRST, LAST = CONTENT[:CHUNK_SIZE], CONTENT[CHUNK_SIZE:]

@@ -28,9 +28,9 @@ from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.objects import StoredObject
 from bdn.mirror.db.records import Record
 from bdn.mirror.db.tables import Base
-from tests.support.mirror_service import mirror_under_test
+from tests.support.mirror.service import mirror_under_test
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -10,10 +10,10 @@ from huggingface_hub import close_session
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.egress_streets import Doorbell, Names, note_attempts
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.network.egress_streets import Doorbell, Names, note_attempts
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 CONTENT = {"model.safetensors": b"weights" * 1000}
 

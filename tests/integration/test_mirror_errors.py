@@ -15,9 +15,9 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, flip_byte, ignore_range, truncate
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 MODEL = source("hf://org/model")
 JSON = {"Content-Type": "application/json"}

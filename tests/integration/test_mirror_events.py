@@ -24,10 +24,10 @@ from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.operations.names import Names
 from bdn.wire.event_schema import NodeEvent
 from tests.doubles.hub import Hub
-from tests.support.fake_agent import FakeAgent
-from tests.support.mirror_service import Json, MirrorUnderTest, database_under_test, mirror_under_test, source
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import Json, MirrorUnderTest, database_under_test, mirror_under_test, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 FILES = {"a.txt": b"12345", "b.txt": b"67890", "weights": b"w" * (9 * 1024 * 1024)}
 

@@ -22,9 +22,9 @@ from bdn.store.directory import DirectoryStore
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 SHARED, MIB = b"in both", 1024 * 1024
 ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.doubles.s3 import S3Bucket
-from tests.support.cloud_identity import (
+from tests.support.content.cloud_identity import (
     ASSUMED_ROLE,
     ROLE,
     Clouds,
@@ -15,7 +15,7 @@ from tests.support.cloud_identity import (
     trusted_mirror,
 )
 
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.cloud_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.content.cloud_fixtures")
 
 
 async def test_a_role_is_taken_with_the_mirror_s_own_identity_token(

@@ -18,9 +18,9 @@ from bdn.mirror.upstream.issuer_keys import IdentityKeys, new_identity_key
 from bdn.mirror.upstream.subject import Subject
 from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.openid import OpenIdReader
-from tests.support.mirror_service import mirror_under_test
+from tests.support.mirror.service import mirror_under_test
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 ISSUER = "https://mirror.example.test/tenant"
 DOCUMENTS = ("/.well-known/openid-configuration", "/.well-known/jwks.json")

@@ -14,7 +14,7 @@ from tests.doubles.faults import Fault, answer, drop, rate_limited
 from tests.doubles.google_sts import Provider, ServiceAccount
 from tests.doubles.s3 import S3Bucket
 from tests.doubles.sts import AccountTrust, WebTrust, sts_error
-from tests.support.cloud_identity import (
+from tests.support.content.cloud_identity import (
     ASSUMED_ROLE,
     ISSUER,
     POOL,
@@ -28,9 +28,9 @@ from tests.support.cloud_identity import (
     gcp_oidc,
     trusted_mirror,
 )
-from tests.support.mirror_service import Json
+from tests.support.mirror.service import Json
 
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.cloud_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.content.cloud_fixtures")
 
 XML = {"Content-Type": "text/xml"}
 

@@ -14,10 +14,10 @@ from tests.doubles.faults import answer, stall
 from tests.doubles.request_log import LoggedRequest, RequestLog
 from tests.doubles.s3 import S3Bucket
 from tests.doubles.sts import sts_error
-from tests.support.cloud_identity import Clouds, aws_assume_role, aws_oidc, gcp_oidc, trusted_mirror
-from tests.support.mirror_service import Json
+from tests.support.content.cloud_identity import Clouds, aws_assume_role, aws_oidc, gcp_oidc, trusted_mirror
+from tests.support.mirror.service import Json
 
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.cloud_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.content.cloud_fixtures")
 
 CHUNKS = 5
 CONTENT = GeneratedContent(CHUNKS * CHUNK_SIZE)

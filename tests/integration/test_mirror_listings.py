@@ -11,9 +11,9 @@ import pytest
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3_numbers import NAME, NumberedBucket
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 FILES = 3500
 

@@ -16,11 +16,11 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, rate_limited
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
-from tests.support.cloud_identity import Clouds, aws_assume_role, aws_oidc, gcp_oidc, trusted_mirror
-from tests.support.mirror_service import Json, MirrorUnderTest, source, with_secret
-from tests.support.secret_search import KEY_FILES, Seen, logging_like_a_program, text_of
+from tests.support.content.cloud_identity import Clouds, aws_assume_role, aws_oidc, gcp_oidc, trusted_mirror
+from tests.support.mirror.secret_search import KEY_FILES, Seen, logging_like_a_program, text_of
+from tests.support.mirror.service import Json, MirrorUnderTest, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.cloud_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.content.cloud_fixtures")
 
 OPERATOR = "operator-bearer-7"
 TABLE_KEY = base64.b64encode(b"the table's own key of 32 bytes.").decode()

@@ -19,10 +19,10 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.retention.weights import EvictionWeights
 from bdn.store.memory import MemoryStore
-from tests.support.mirror_service import database_under_test
-from tests.support.slabs import pack
+from tests.support.mirror.service import database_under_test
+from tests.support.mirror.slabs import pack
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 A, B, C, D = b"content a", b"content bb", b"content ccc", b"content dddd"
 

@@ -19,10 +19,10 @@ from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises import Scale, Tally
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 LARGE = GeneratedContent(3 * CHUNK_SIZE + 1)
 MODEL = source("hf://org/model")

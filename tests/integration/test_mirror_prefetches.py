@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.fake_agent import FakeAgent
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 MODEL = source("hf://org/model")
 

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import bdn
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import MirrorUnderTest, source
+from tests.support.mirror.service import MirrorUnderTest, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 
 async def refusal(mirror: MirrorUnderTest) -> tuple[int, str, bool]:

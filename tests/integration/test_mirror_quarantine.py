@@ -12,9 +12,9 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from tests.doubles.faults import flip_byte
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 SMALL = b"the right configuration"
 LARGE = b"w" * (CHUNK_SIZE + 100)

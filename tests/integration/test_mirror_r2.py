@@ -12,9 +12,9 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from tests.doubles.content import GeneratedContent
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 NUMBERS = count()
 LARGE = GeneratedContent(CHUNK_SIZE + 5).read(0, CHUNK_SIZE + 5)

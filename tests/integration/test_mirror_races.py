@@ -24,9 +24,9 @@ from bdn.transfer.ranged import RangedReader
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source, until
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 MODEL = source("hf://org/model")
 LARGE = GeneratedContent(CHUNK_SIZE + 10)

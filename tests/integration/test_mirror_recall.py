@@ -6,9 +6,9 @@ import pytest
 
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
-from tests.support.mirror_service import MirrorUnderTest, source
+from tests.support.mirror.service import MirrorUnderTest, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 FILES = {"config.json": b"{}", "weights.bin": b"w" * 1000}
 SIZE = 1002

@@ -13,9 +13,9 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.mirror_service import Json, MirrorUnderTest, source, until, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, source, until, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 LARGE = GeneratedContent(CHUNK_SIZE + 5)
 AWKWARD = {

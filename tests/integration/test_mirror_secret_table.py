@@ -18,9 +18,9 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sealing import Keyring, new_key
 from bdn.mirror.upstream.secret_table import SecretTable
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 KEY, NEWER = new_key(), new_key()
 VALUE = "hf_sesame_0123456789"

@@ -14,9 +14,9 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, truncate
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.mirror_service import mirror_under_test, source, with_secret
+from tests.support.mirror.service import mirror_under_test, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 OPERATOR = "operator-token-7"
 CONTENT = GeneratedContent(CHUNK_SIZE + 9)

@@ -12,10 +12,10 @@ import pytest
 
 from bdn.mirror.db.database import Database
 from tests.doubles.hub import Hub
-from tests.support.fake_agent import FakeAgent
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 OPERATOR = "the-operator-of-the-settings"

@@ -14,13 +14,13 @@ from bdn.core.digest import digest_of
 from bdn.mirror.agents.liveness import ALIVE_SECONDS
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.hub import Hub
-from tests.support.agent_rig import Clock
-from tests.support.cluster import Cluster
-from tests.support.fake_agent import FakeAgent
-from tests.support.mirror_service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source
-from tests.support.rotting import rot
+from tests.support.agent.rig import Clock
+from tests.support.crash.rotting import rot
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.services.cluster import Cluster
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 MODEL = source("hf://org/model")
 CONTENT = b"12345"

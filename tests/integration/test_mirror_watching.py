@@ -14,9 +14,9 @@ from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import rate_limited, stall
 from tests.doubles.hub import Hub
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 MODEL = source("hf://org/model")
 LARGE = GeneratedContent(3 * CHUNK_SIZE + 5)

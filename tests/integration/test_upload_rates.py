@@ -11,11 +11,11 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.transfer.pacing import Pacer
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Rig, noise, staged
-from tests.support.mirror_service import mirror_under_test, source
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig, noise, staged
+from tests.support.mirror.service import mirror_under_test, source
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 CHUNK = noise(CHUNK_SIZE, 1)
 

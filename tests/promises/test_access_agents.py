@@ -21,12 +21,12 @@ from bdn.core.manifest import Manifest
 from bdn.wire.grants import ISSUER, GrantSigner, new_signing_key
 from node_agent.agent import Agent
 from node_agent.api import build_app
-from tests.support.access_world import UNKNOWN, tampered
-from tests.support.agent_mirror import FORMS, AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.promises import Scale, Tally
+from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.mirror.access_world import UNKNOWN, tampered
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 NOTHING: Final = Digest("1" * 64)  # a manifest that was never mirrored, or was evicted since

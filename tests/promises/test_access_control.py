@@ -11,13 +11,13 @@ import pytest
 from bdn.mirror.upstream.sealing import Keyring, new_key
 from bdn.mirror.upstream.secret_table import SecretTable
 from tests.doubles.hub import Hub
-from tests.support.access_world import UNKNOWN, World, access_world
-from tests.support.fake_agent import FakeAgent
-from tests.support.mirror_service import LONGEST_SECONDS, Json, source
-from tests.support.promises import Tally
-from tests.support.rotting import rot
+from tests.support.crash.rotting import rot
+from tests.support.mirror.access_world import UNKNOWN, World, access_world
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import LONGEST_SECONDS, Json, source
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 KEY: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="

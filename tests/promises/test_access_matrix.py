@@ -15,10 +15,10 @@ import pytest
 
 from bdn.core.digest import Digest, digest_of
 from tests.doubles.hub import Hub
-from tests.support.access_world import UNKNOWN, World, access_world, tampered
-from tests.support.promises import Scale, Tally
+from tests.support.mirror.access_world import UNKNOWN, World, access_world, tampered
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 STATUS: Final = {"NOT_FOUND": 404, "UNAUTHENTICATED": 401, "GRANT_INVALID": 403, "GRANT_EXPIRED": 403}

@@ -17,12 +17,12 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_mounts import needs_mounts, read_only
-from tests.support.agent_rig import MIB, Clock, Rig, noise
-from tests.support.promises import Tally
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.mounts import needs_mounts, read_only
+from tests.support.agent.rig import MIB, Clock, Rig, noise
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("space")
 
 OLD, NEW = noise(2 * MIB, 1), noise(3 * MIB, 2)

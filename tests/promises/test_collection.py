@@ -21,14 +21,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from bdn.core.digest import digest_of
 from bdn.mirror.db import damaged, mirrors
 from tests.doubles.hub import Hub
-from tests.support.calendar import Calendar
-from tests.support.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
-from tests.support.mirror_service import LONGEST_SECONDS, database_under_test, mirror_under_test, source
-from tests.support.promises import Scale, Tally
-from tests.support.rotting import rot
+from tests.support.content.calendar import Calendar
+from tests.support.crash.rotting import rot
+from tests.support.mirror.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
+from tests.support.mirror.service import LONGEST_SECONDS, database_under_test, mirror_under_test, source
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("collection")
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 _Result = TypeVar("_Result")
 _MEMORY: Final = Path("/dev/shm")

@@ -17,16 +17,16 @@ from bdn.mirror.db.database import Database
 from bdn.store.directory import DirectoryStore
 from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub
-from tests.support import services
-from tests.support.agent_rig import noise
-from tests.support.commands import wait_until
-from tests.support.mirror_process import ServingProcess
-from tests.support.mirror_service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises import Scale, Tally
-from tests.support.rotting import rot
-from tests.support.trees import tree
+from tests.support.agent.rig import noise
+from tests.support.content.trees import tree
+from tests.support.crash.rotting import rot
+from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.promises.tally import Scale, Tally
+from tests.support.services import services
+from tests.support.services.commands import wait_until
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
 ONE: Final = noise(3_000_000, 6)

@@ -15,16 +15,16 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from tests.doubles.faults import flip_byte
 from tests.doubles.hub import Hub
-from tests.support.fault_proxy import FaultProxy, passes
-from tests.support.fault_proxy_faults import flips_a_bit
-from tests.support.mirror_service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source
-from tests.support.promises import Scale, Tally
-from tests.support.rotting import rot
-from tests.support.scripted_upstreams import CONTENT, FILES, LARGE, SMALL, STALL, Pauses, ScriptedUpstream
+from tests.support.crash.rotting import rot
+from tests.support.mirror.scripted_upstreams import CONTENT, FILES, LARGE, SMALL, STALL, Pauses, ScriptedUpstream
+from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source
+from tests.support.network.fault_proxy import FaultProxy, passes
+from tests.support.network.fault_proxy_faults import flips_a_bit
+from tests.support.promises.tally import Scale, Tally
 
 KINDS: Final = ["hf", "s3", "r2", "gs"]
 pytestmark = pytest.mark.promise("corruption")
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
 CHUNKS: Final = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
 

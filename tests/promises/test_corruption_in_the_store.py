@@ -24,8 +24,10 @@ from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
-from tests.support.agent_rig import Clock, noise
-from tests.support.mirror_service import (
+from tests.support.agent.rig import Clock, noise
+from tests.support.crash.not_permitted import not_permitted
+from tests.support.crash.rotting import HOW, rot
+from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,
     MirrorUnderTest,
@@ -34,11 +36,9 @@ from tests.support.mirror_service import (
     until,
     with_secret,
 )
-from tests.support.not_permitted import not_permitted
-from tests.support.promises import Scale, Tally
-from tests.support.rotting import HOW, rot
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 PERIOD: Final = 7 * 24 * 3600.0
 LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)

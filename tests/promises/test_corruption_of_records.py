@@ -20,14 +20,14 @@ from bdn.core.store.layout import FileLayout
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
-from tests.support import services
-from tests.support.agent_rig import Clock, noise
-from tests.support.commands import wait_until
-from tests.support.mirror_service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises import Tally
+from tests.support.agent.rig import Clock, noise
+from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.promises.tally import Tally
+from tests.support.services import services
+from tests.support.services.commands import wait_until
 
 pytestmark = pytest.mark.promise("corruption")
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 PERIOD: Final = 7 * 24 * 3600.0
 LARGE: Final = noise(CHUNK_SIZE + 12345, 7)

@@ -9,12 +9,12 @@ import pytest
 
 from bdn.core.errors import DiskFailedError
 from node_agent.scrub.record import ScrubRecord
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Rig, noise, staged
-from tests.support.promises import Tally
-from tests.support.rot import a_week_later, cached, figures, flip, now, repaired
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig, noise, staged
+from tests.support.crash.rot import a_week_later, cached, figures, flip, now, repaired
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
 FILES = {f"{number}.bin": noise(20_000 + number, number) for number in range(4)}
 

@@ -29,13 +29,13 @@ from node_agent.disk.places import Places
 from node_agent.scrub import mending, rounds
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.scrubber import Scrubber
-from tests.support.agent_mirror import FORMS, AgentMirror, held_by, missing
-from tests.support.agent_mounts import mounted_xfs, needs_xfs
-from tests.support.agent_process import Program
-from tests.support.agent_rig import Rig, noise, staged
-from tests.support.agent_ring import Ring
-from tests.support.promises import Scale, Tally
-from tests.support.rot import (
+from tests.support.agent.mirror import FORMS, AgentMirror, held_by, missing
+from tests.support.agent.mounts import mounted_xfs, needs_xfs
+from tests.support.agent.process import Program
+from tests.support.agent.rig import Rig, noise, staged
+from tests.support.agent.ring import Ring
+from tests.support.content.trees import tree
+from tests.support.crash.rot import (
     DAMAGES,
     WEEK,
     a_week_later,
@@ -47,9 +47,9 @@ from tests.support.rot import (
     now,
     repaired,
 )
-from tests.support.trees import tree
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
 MIB = 1024 * 1024
 FILES = {

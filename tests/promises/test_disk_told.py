@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent_rig import MIB, Rig, metrics, noise, staged
-from tests.support.agent_site import Site, serving_agent
-from tests.support.promises import Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
+from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.agent.site import Site, serving_agent
+from tests.support.content.trees import tree
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("space")
 
 FILES = {"f": noise(MIB, 1)}

@@ -19,13 +19,13 @@ from node_agent.agent import Agent
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.record import StageRecord, StageRecords
 from node_agent.stage.stage import Stage
-from tests.support.agent_mirror import AgentMirror, held_by, missing
-from tests.support.agent_rig import Rig, noise, staged
-from tests.support.promises import Tally
-from tests.support.rot import cached, digest_of_path
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror, held_by, missing
+from tests.support.agent.rig import Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.crash.rot import cached, digest_of_path
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases")
 FILES = {"weights": noise(CHUNK_SIZE + 100), "config.json": b"{}"}
 

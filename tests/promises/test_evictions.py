@@ -16,13 +16,13 @@ from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from node_agent.agent import Agent
-from tests.support.agent_mirror import FORMS, AgentMirror
-from tests.support.agent_rig import Rig, disk_bytes, noise, staged
-from tests.support.agent_steps import Steps
-from tests.support.promises import Scale, Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.rig import Rig, disk_bytes, noise, staged
+from tests.support.agent.steps import Steps
+from tests.support.content.trees import tree
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 SHARED = {"tokenizer.json": noise(30_000, 1)}
 FILES = {"weights": noise(2_000_000, 2), "config.json": b"{}", "empty": b"", **SHARED}
 OTHER = {"other": noise(50_000, 3), **SHARED}
@@ -37,7 +37,7 @@ def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_s
 ) -> None:
     seeds = scale.of(1, 4)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.eviction_kills", str(seeds)],
+        [sys.executable, "-m", "tests.support.crash.eviction_kills", str(seeds)],
         stdout=subprocess.PIPE,
         text=True,
         timeout=900,

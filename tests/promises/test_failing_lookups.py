@@ -9,13 +9,13 @@ import pytest
 
 from bdn.core.errors import BdnError
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Clock, Rig, noise, staged
-from tests.support.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
-from tests.support.promises import Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = [needs_forgetful_disks, pytest.mark.promise("space")]
 
 FILES, OTHER = {"f": noise(MIB, 1)}, {"g": noise(MIB, 2)}

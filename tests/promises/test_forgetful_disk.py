@@ -14,8 +14,8 @@ import pytest
 
 from bdn.disk.durable import sync_folder, write_at_once, write_durably
 from bdn.disk.syscalls import allocate, exchange
-from tests.support.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
-from tests.support.trees import tree
+from tests.support.content.trees import tree
+from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
 
 pytestmark = needs_forgetful_disks
 SEEDS = range(50)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import COMMAND, Program
-from tests.support.mirror_process import SERVE, ServingProcess
-from tests.support.mirror_service import until
-from tests.support.ports import free_port
-from tests.support.promises import Scale, Tally
+from tests.support.agent.process import COMMAND, Program
+from tests.support.mirror.process import SERVE, ServingProcess
+from tests.support.mirror.service import until
+from tests.support.network.ports import free_port
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
 

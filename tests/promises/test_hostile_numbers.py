@@ -21,13 +21,13 @@ from bdn.mirror.events import Events
 from bdn.wire.agent_schema import Heartbeat
 from bdn.wire.event_schema import EventPage, NodeEvent
 from tests.doubles.hub import Hub
-from tests.support.agent_rig import Clock
-from tests.support.fake_agent import USE
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
-from tests.support.promises import Scale, Tally
+from tests.support.agent.rig import Clock
+from tests.support.mirror.fake_agent import USE
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 NUMBERS: Final = (2**63 - 1, 10**400, math.inf, 10**30, 1e18, -1, -(10**30), 1e308, -1e308, math.nan)
 FEW: Final = 3  # of them find most

@@ -15,7 +15,7 @@ import pytest
 
 from tests.fuzz.mutation import all_of
 from tests.fuzz.targets import TARGETS, Target
-from tests.support.promises import Scale, Tally
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
 

@@ -23,11 +23,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.agent_process import Program
-from tests.support.mirror_process import ServingProcess
-from tests.support.ports import free_port
-from tests.support.promises import Scale, Tally
-from tests.support.spoiled import Spoiler
+from tests.support.agent.process import Program
+from tests.support.crash.spoiled import Spoiler
+from tests.support.mirror.process import ServingProcess
+from tests.support.network.ports import free_port
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
 

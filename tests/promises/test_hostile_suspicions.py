@@ -14,12 +14,12 @@ from bdn.mirror import served_chunks as shelf
 from bdn.mirror.damages import Damages
 from bdn.wire.paths import SUSPECT_HEADER
 from tests.doubles.hub import Hub
-from tests.support.agent_rig import MIB, noise
-from tests.support.mirror_service import mirror_under_test, source
-from tests.support.promises import Scale, Tally
+from tests.support.agent.rig import MIB, noise
+from tests.support.mirror.service import mirror_under_test, source
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 LONGEST_SECONDS: Final = 60.0
 WHOLE: Final = noise(2 * MIB, 1)  # a chunk of its own

@@ -25,8 +25,8 @@ from bdn.sources.settings import UpstreamSettings
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
-from tests.support.egress import LOOPBACK
-from tests.support.promises import Scale, Tally
+from tests.support.network.egress import LOOPBACK
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
 

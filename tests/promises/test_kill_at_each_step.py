@@ -8,15 +8,15 @@ from random import Random
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.forgetful_mirror import Central, fill
-from tests.support.forgetful_node import JOBS, Node, trees
-from tests.support.killing_pairs import two_at_a_time
-from tests.support.killing_reader import Watched, reading
-from tests.support.killing_steps import Fuse
-from tests.support.promises import Scale, Tally
+from tests.support.agent.mirror import AgentMirror
+from tests.support.crash.forgetful_mirror import Central, fill
+from tests.support.crash.forgetful_node import JOBS, Node, trees
+from tests.support.crash.killing_pairs import two_at_a_time
+from tests.support.crash.killing_reader import Watched, reading
+from tests.support.crash.killing_steps import Fuse
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 AGENT_STEPS, MIRROR_STEPS = 400, 120  # of a whole run, after the start
 
 

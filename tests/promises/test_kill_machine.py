@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.promises import Scale, Tally
+from tests.support.promises.tally import Scale, Tally
 
 PROCESSES = 2
 
@@ -20,7 +20,7 @@ def test_ten_thousand_kills_lose_nothing_that_was_acknowledged_and_show_nothing_
     scale: Scale, tally: Tally
 ) -> None:
     cycles = scale.of(200, 10_000) // PROCESSES
-    command = [sys.executable, "-m", "tests.support.cache_kills"]
+    command = [sys.executable, "-m", "tests.support.crash.cache_kills"]
     running = [
         subprocess.Popen(
             [*command, str(seed), str(cycles)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]

@@ -10,12 +10,12 @@ import pytest
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent
 from node_agent.stage.stage import Stage
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Clock, Rig, noise
-from tests.support.promises import Scale, Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Clock, Rig, noise
+from tests.support.content.trees import tree
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases")
 DAY = 86400.0
 FILES = [{"weights": noise(4000, number), "config.json": bytes([number])} for number in range(3)]

@@ -22,15 +22,15 @@ from bdn.net.api_server.http_server import bind_tcp, serving
 from node_agent.agent import Agent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise
-from tests.support.mirror_process import ServingProcess
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises import Scale, Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.content.trees import tree
+from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("load")
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 DISTINCT: Final = 10
 SMALL_BUFFER: Final = 4096  # of a socket; Linux makes it a little more

@@ -17,13 +17,13 @@ from bdn.wire.verification_schema import VerifyCommand
 from node_agent.agent import Agent
 from node_agent.journal.journal import Journal
 from node_agent.stage.stage import Stage
-from tests.support.agent_mirror import AgentMirror, missing
-from tests.support.agent_rig import Clock, Rig, noise, staged
-from tests.support.promises import Tally
-from tests.support.rot import cached, flip
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror, missing
+from tests.support.agent.rig import Clock, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.crash.rot import cached, flip
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases")
 FILES = {"weights": noise(40_000), "config.json": b"{}"}
 

@@ -22,10 +22,12 @@ from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 from node_agent.api import build_app
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise
-from tests.support.fault_proxy import Fault, FaultProxy, parted, passes
-from tests.support.fault_proxy_faults import (
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.content.trees import tree
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, until
+from tests.support.network.fault_proxy import Fault, FaultProxy, parted, passes
+from tests.support.network.fault_proxy_faults import (
     PASSING,
     answers_busy,
     drips,
@@ -36,12 +38,10 @@ from tests.support.fault_proxy_faults import (
     repeats_the_answer,
     resets_at_once,
 )
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, until
-from tests.support.promises import Tally
-from tests.support.trees import tree
+from tests.support.promises.tally import Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.agent_fixtures", "tests.support.mirror_fixtures")
+pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 
 LONGEST_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 0.5  # of the client

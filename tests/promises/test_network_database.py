@@ -18,13 +18,13 @@ from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.ingest import worker
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent_rig import MIB, noise
-from tests.support.fault_proxy_bytes import ByteProxy
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises import Scale, Tally
+from tests.support.agent.rig import MIB, noise
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.network.fault_proxy_bytes import ByteProxy
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 LONGEST_SECONDS: Final = 30.0
 FILES: Final = {"w.bin": noise(3 * MIB, 1)}

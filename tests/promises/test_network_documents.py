@@ -17,14 +17,14 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.service_failures import WrongDocumentError
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Rig, noise, staged
-from tests.support.fault_proxy import Exchange, Fault, FaultProxy
-from tests.support.promises import Scale, Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.network.fault_proxy import Exchange, Fault, FaultProxy
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES: Final = {"large": noise(9_000_000, 1), **{f"small/{number}": noise(3000, number) for number in range(4)}}
 LONGEST_SECONDS: Final = 120.0

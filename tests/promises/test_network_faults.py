@@ -10,16 +10,16 @@ from typing import Final
 import pytest
 
 from bdn.core.errors import BdnError
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, metrics, noise, staged
-from tests.support.fault_proxy import Fault, parted
-from tests.support.fault_proxy_faults import LASTING, PASSING, Swap, later, name_of, trickles
-from tests.support.fault_proxy_ring import FaultyRing, faulty_ring
-from tests.support.promises import Scale, Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, metrics, noise, staged
+from tests.support.content.trees import tree
+from tests.support.network.fault_proxy import Fault, parted
+from tests.support.network.fault_proxy_faults import LASTING, PASSING, Swap, later, name_of, trickles
+from tests.support.network.fault_proxy_ring import FaultyRing, faulty_ring
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES: Final = {
     "large": noise(17 * MIB, 1),

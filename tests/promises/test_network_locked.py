@@ -16,13 +16,13 @@ from bdn.mirror.db import database
 from bdn.mirror.ingest import worker
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent_rig import MIB, noise
-from tests.support.fake_agent import FakeAgent
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises import Tally
+from tests.support.agent.rig import MIB, noise
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.promises.tally import Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 LONGEST_SECONDS: Final = 60.0
 RUNNING, ASKED = source("hf://org/running"), source("hf://org/asked")

@@ -13,17 +13,21 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.net.client.mirror_client import MirrorClient
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.fault_proxy_ring import HASTY
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test
-from tests.support.promises import Tally
-from tests.support.scripted_names import Names
-from tests.support.scripted_upstreams import FILES, STALL, TRANSFERS, Pauses, ScriptedUpstream
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.mirror.scripted_names import Names
+from tests.support.mirror.scripted_upstreams import FILES, STALL, TRANSFERS, Pauses, ScriptedUpstream
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test
+from tests.support.network.fault_proxy_ring import HASTY
+from tests.support.promises.tally import Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.agent_fixtures", "tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+pytest_plugins = (
+    "tests.support.agent.fixtures",
+    "tests.support.mirror.fixtures",
+    "tests.support.mirror.upstream_fixtures",
+)
 
 LONGEST_SECONDS: Final = 60.0
 FOR_GOOD: Final = 1_000_000

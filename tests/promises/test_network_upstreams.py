@@ -10,14 +10,14 @@ from typing import Final
 
 import pytest
 
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.fault_proxy_faults import LASTING, PASSING, flips_a_bit, name_of, shifts_the_range
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test
-from tests.support.promises import Tally
-from tests.support.scripted_upstreams import FILES, STALL, TRANSFERS, Pauses, ScriptedUpstream
+from tests.support.mirror.scripted_upstreams import FILES, STALL, TRANSFERS, Pauses, ScriptedUpstream
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test
+from tests.support.network.fault_proxy import Fault, FaultProxy
+from tests.support.network.fault_proxy_faults import LASTING, PASSING, flips_a_bit, name_of, shifts_the_range
+from tests.support.promises.tally import Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.mirror_fixtures", "tests.support.upstream_fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
 LONGEST_SECONDS: Final = 60.0
 

@@ -17,19 +17,19 @@ from bdn.mirror.ingest import worker
 from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.fake_agent import FakeAgent
-from tests.support.fault_proxy import Fault, parted
-from tests.support.fault_proxy_bytes import ByteProxy
-from tests.support.fault_proxy_faults import falls_silent, name_of, resets_at_once
-from tests.support.fault_proxy_ring import HASTY, FaultyRing, faulty_ring
-from tests.support.mirror_service import MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises import Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.network.fault_proxy import Fault, parted
+from tests.support.network.fault_proxy_bytes import ByteProxy
+from tests.support.network.fault_proxy_faults import falls_silent, name_of, resets_at_once
+from tests.support.network.fault_proxy_ring import HASTY, FaultyRing, faulty_ring
+from tests.support.promises.tally import Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.agent_fixtures", "tests.support.mirror_fixtures")
+pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 
 FILES: Final = {"large": noise(17 * MIB, 1), **{f"small/{number}": noise(30_000, number) for number in range(4)}}
 SIZE: Final = sum(map(len, FILES.values()))

@@ -10,14 +10,14 @@ from random import Random
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.forgetful_disk import ForgetfulDisk, Way, forgetful_disk, needs_forgetful_disks
-from tests.support.forgetful_mirror import Central, fill
-from tests.support.forgetful_node import Node
-from tests.support.killing_pairs import two_at_a_time
-from tests.support.promises import Scale, Tally
+from tests.support.agent.mirror import AgentMirror
+from tests.support.crash.forgetful_disk import ForgetfulDisk, Way, forgetful_disk, needs_forgetful_disks
+from tests.support.crash.forgetful_mirror import Central, fill
+from tests.support.crash.forgetful_node import Node
+from tests.support.crash.killing_pairs import two_at_a_time
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = needs_forgetful_disks
 WAYS: Sequence[Way] = ("forgotten", "any", "any", "kept")
 _START_STEPS = 550  # of an agent on an empty disk: its folders, and their syncs

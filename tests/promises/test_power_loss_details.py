@@ -14,11 +14,11 @@ from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as filling
 from node_agent.fill.part import Part
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.forgetful_disk import ForgetfulDisk, Way, forgetful_disk, needs_forgetful_disks
-from tests.support.promises import Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.crash.forgetful_disk import ForgetfulDisk, Way, forgetful_disk, needs_forgetful_disks
+from tests.support.promises.tally import Tally
 
 pytestmark = [needs_forgetful_disks, pytest.mark.promise("power-loss")]
 LARGE = noise(CHUNK_SIZE + 5000, 21)

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.forgetful_mirror import fill, repositories
-from tests.support.killing_cluster import NODES, Cluster, Kills
-from tests.support.killing_reader import reading_all
-from tests.support.promises import FULL, Scale, Tally
+from tests.support.crash.forgetful_mirror import fill, repositories
+from tests.support.crash.killing_cluster import NODES, Cluster, Kills
+from tests.support.crash.killing_reader import reading_all
+from tests.support.promises.tally import FULL, Scale, Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 
 @pytest.mark.promise("whole-files", "commit-order")

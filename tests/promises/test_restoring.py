@@ -13,11 +13,11 @@ from bdn.core.digest import Digest
 from bdn.mirror.access import access
 from bdn.mirror.retention.collector import Collector
 from tests.doubles.hub import Hub
-from tests.support.calendar import DAY, Calendar
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
-from tests.support.promises import Tally
+from tests.support.content.calendar import DAY, Calendar
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("collection")
 
 TOKEN = "operator-token"

@@ -21,19 +21,19 @@ from bdn.net.host_lookups import NameSilentError
 from bdn.net.http1.dialing import Dialer
 from bdn.wire.stage_schema import Stage
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_process import Program
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.egress_streets import Doorbell
-from tests.support.fault_proxy_ring import HASTY
-from tests.support.mirror_service import until
-from tests.support.promises import Scale, Tally
-from tests.support.scripted_names import Names
-from tests.support.silent_resolver import SILENT
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.process import Program
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.mirror.scripted_names import Names
+from tests.support.mirror.service import until
+from tests.support.network.egress_streets import Doorbell
+from tests.support.network.fault_proxy_ring import HASTY
+from tests.support.network.silent_resolver import SILENT
+from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 
 LONGEST_SECONDS: Final = 20.0
 THREADS: Final = 2  # of the default executor: as many attempts would hold them all
@@ -141,7 +141,7 @@ def test_byte_threads_get_free_of_a_name_that_hangs_and_share_its_thread(
 async def test_an_agent_ends_while_the_name_of_its_mirror_hangs(tmp_path: Path, tally: Tally) -> None:
     """Neither the loop's end nor the interpreter's waits for the thread."""
     asked = tmp_path / "asked"
-    command = (sys.executable, "-m", "tests.support.silent_resolver", str(asked), "node_agent")
+    command = (sys.executable, "-m", "tests.support.network.silent_resolver", str(asked), "node_agent")
     program = Program(tmp_path / "node", f"http://{SILENT}:8460", command=command)
     async with program.daemon() as daemon:
         await until(asked.exists)

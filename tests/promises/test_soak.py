@@ -20,17 +20,17 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import StageRequest
 from tests.doubles.hub import Hub
-from tests.support.agent_process import COMMAND, Daemon, Program
-from tests.support.agent_rig import MIB, noise
-from tests.support.egress import ALLOW_LOOPBACK
-from tests.support.forked import executed
-from tests.support.mirror_process import SERVE, ServingProcess
-from tests.support.mirror_service import source, until
-from tests.support.promises import Scale, Tally
-from tests.support.soak import Figure, figures_of, slope
-from tests.support.trees import tree
+from tests.support.agent.process import COMMAND, Daemon, Program
+from tests.support.agent.rig import MIB, noise
+from tests.support.content.trees import tree
+from tests.support.crash.soak import Figure, figures_of, slope
+from tests.support.mirror.process import SERVE, ServingProcess
+from tests.support.mirror.service import source, until
+from tests.support.network.egress import ALLOW_LOOPBACK
+from tests.support.promises.tally import Scale, Tally
+from tests.support.services.forked import executed
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 MODELS: Final = 8
 FILES: Final = [

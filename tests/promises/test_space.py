@@ -15,13 +15,13 @@ import pytest
 from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.agent import Agent
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota, read_only
-from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
-from tests.support.promises import Scale, Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota, read_only
+from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.content.trees import tree
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("space")
 
 

@@ -25,13 +25,13 @@ from node_agent.ground import open_ground
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.registry import StageBook
-from tests.support.agent_cache import cached, put
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import MIB, Rig, disk_bytes, noise, staged
-from tests.support.names import stage
-from tests.support.promises import Tally
+from tests.support.agent.cache import cached, put
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.content.names import stage
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("space")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ledger_steps import Disk
-from tests.support.promises import Scale, Tally
+from tests.support.agent.ledger_steps import Disk
+from tests.support.promises.tally import Scale, Tally
 
 SEEDS = 10
 

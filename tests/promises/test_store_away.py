@@ -14,13 +14,13 @@ import pytest
 
 from bdn.mirror.scrub import rounds as keeping
 from tests.doubles.hub import Hub
-from tests.support.agent_rig import MIB, noise
-from tests.support.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
-from tests.support.mirror_service import Json, MirrorUnderTest, mirror_under_test, source
-from tests.support.promises import Tally
+from tests.support.agent.rig import MIB, noise
+from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.promises.tally import Tally
 
 pytestmark = [pytest.mark.promise("network"), needs_forgetful_disks]
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 LONGEST_SECONDS: Final = 60.0
 FILES: Final = {"w.bin": noise(9 * MIB, 1), "config.json": b"{}"}

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tests.support.promise_breakages import all_breakages
-from tests.support.promise_page import ROOT, marked, marked_tests, with_section
-from tests.support.promises import PROMISES
+from tests.support.promises.breakages import all_breakages
+from tests.support.promises.page import ROOT, marked, marked_tests, with_section
+from tests.support.promises.tally import PROMISES
 
 pytest_plugins = ("pytester",)
 
@@ -18,7 +18,7 @@ OF_AN_INSTRUMENT = "tests/promises/test_forgetful_disk.py::test_a_program_that_d
 
 def test_a_test_that_saw_a_wrong_byte_fails_and_the_table_says_so(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
-        "from tests.support.promises import pytest_collection_modifyitems, pytest_configure, pytest_terminal_summary, scale, tally"
+        "from tests.support.promises.tally import pytest_collection_modifyitems, pytest_configure, pytest_terminal_summary, scale, tally"
     )
     pytester.makepyfile(
         """
@@ -58,7 +58,7 @@ def test_a_test_that_saw_a_wrong_byte_fails_and_the_table_says_so(pytester: pyte
 
 def test_the_readme_names_every_promise_with_the_tests_that_show_it() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert readme == with_section(readme), "run: python -m tests.support.promise_page"
+    assert readme == with_section(readme), "run: python -m tests.support.promises.page"
 
 
 @pytest.mark.parametrize("promise", PROMISES)

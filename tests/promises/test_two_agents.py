@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from bdn.wire.stage_schema import Stage, StageRequest
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_process import Daemon, Program
-from tests.support.agent_rig import noise
-from tests.support.promises import Scale, Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.process import Daemon, Program
+from tests.support.agent.rig import noise
+from tests.support.content.trees import tree
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 FILES = {"weights": noise(300_000, 1), "config.json": b"{}"}
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from bdn.wire.verification_schema import VerifyCommand
-from tests.support.agent_mirror import AgentMirror, missing
-from tests.support.agent_rig import MIB, Rig, noise, staged
-from tests.support.not_permitted import not_permitted
-from tests.support.promises import Tally
-from tests.support.rot import a_week_later, cached, evidence, now
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror, missing
+from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.content.trees import tree
+from tests.support.crash.not_permitted import not_permitted
+from tests.support.crash.rot import a_week_later, cached, evidence, now
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
 
 FILES = {"weights": noise(17 * MIB, 1), "one.bin": noise(2 * MIB + 17, 2), "small": noise(20_000, 3)}

@@ -16,14 +16,14 @@ from sqlalchemy import create_engine
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db.database import HEAD, MIGRATIONS, DatabaseNotMigratedError
 from tests.doubles.hub import Hub
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import Rig, staged
-from tests.support.forgetful_mirror import fill, repositories
-from tests.support.mirror_service import mirror_under_test, source
-from tests.support.promises import Tally
-from tests.support.trees import tree
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.trees import tree
+from tests.support.crash.forgetful_mirror import fill, repositories
+from tests.support.mirror.service import mirror_under_test, source
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 EARLIER = "0005"  # the schema of the first landed version
 FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
 

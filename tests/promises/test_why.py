@@ -31,12 +31,12 @@ from bdn.wire.verification_schema import VerifyCommand
 from node_agent.agent import Agent
 from node_agent.cache.removal import Removal
 from node_agent.cache.space import Room, Space
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_process import Program
-from tests.support.agent_rig import Rig, noise, staged
-from tests.support.promises import Scale, Tally
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.process import Program
+from tests.support.agent.rig import Rig, noise, staged
+from tests.support.promises.tally import Scale, Tally
 
-pytest_plugins = ("tests.support.agent_fixtures",)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases", "space")
 
 Expected = Callable[[Decision], bool] | None  # what an operation's victims must be said to have fallen to

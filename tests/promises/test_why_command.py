@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.cluster import Cluster
-from tests.support.commands import Shell, wait_until
-from tests.support.promises import Tally
+from tests.support.promises.tally import Tally
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import Shell, wait_until
 
 pytestmark = pytest.mark.promise("leases")
 SIZE = 2_000_000

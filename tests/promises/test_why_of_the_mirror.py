@@ -20,8 +20,9 @@ from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
-from tests.support.calendar import DAY, Calendar
-from tests.support.mirror_service import (
+from tests.support.content.calendar import DAY, Calendar
+from tests.support.crash.rotting import rot
+from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,
     MirrorUnderTest,
@@ -30,10 +31,9 @@ from tests.support.mirror_service import (
     until,
     with_secret,
 )
-from tests.support.promises import Tally
-from tests.support.rotting import rot
+from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 TOKEN: Final = "operator-token"
 FILES: Final = {"weights": b"w" * 2_000_000, "a.txt": b"12345", "b.txt": b"67890"}

@@ -21,7 +21,7 @@ from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.departures import Departures
 from node_agent.cache.records import Held
 from node_agent.cache.removal import Found
-from tests.support.names import named, stage
+from tests.support.content.names import named, stage
 
 CONTENTS = [named(f"content {number}") for number in range(6)]
 trees = st.frozensets(st.sampled_from(range(len(CONTENTS))), min_size=1, max_size=2)

@@ -11,8 +11,8 @@ from bdn.core.cache.index import CacheIndex, EvictionPlan, Victim
 from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
-from tests.support.cache_oracle import CacheOracle, Full, Gone, TooSmall
-from tests.support.names import named, stage
+from tests.support.agent.cache_oracle import CacheOracle, Full, Gone, TooSmall
+from tests.support.content.names import named, stage
 
 CONTENTS = [named(f"content {number}") for number in range(10)]
 MANIFESTS = [named(f"manifest {number}") for number in range(6)]

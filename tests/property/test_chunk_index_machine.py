@@ -12,7 +12,7 @@ from bdn.core.cache.chunk_index import IN_USE_SECONDS, ChunkIndex, Room
 from bdn.core.cache.index import EvictionPlan, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
-from tests.support.names import named
+from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(6)]
 MANIFESTS = [named(f"manifest {number}") for number in range(4)]

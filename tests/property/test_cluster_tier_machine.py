@@ -23,7 +23,7 @@ from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
-from tests.support.names import named
+from tests.support.content.names import named
 
 CONTENT = {digest_of(bytes([number]) * size): bytes([number]) * size for number, size in enumerate((1, 2, 3, 4, 5))}
 MANIFESTS = [named(f"manifest {number}") for number in range(3)]

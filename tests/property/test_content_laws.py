@@ -13,7 +13,7 @@ from bdn.core.sizes import parse_size
 from bdn.core.source.paths import UnsafePathError, check_tree
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout
-from tests.support.names import named
+from tests.support.content.names import named
 
 near_chunk_borders = st.builds(
     lambda chunks, off: max(0, chunks * CHUNK_SIZE + off), st.integers(0, 40), st.integers(-2, 2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bdn.core.ring.lanes import lanes
 from bdn.core.ring.placement import Placement
-from tests.support.names import named
+from tests.support.content.names import named
 
 placements = st.builds(
     lambda chunks, members: Placement(

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bdn.core.cache.leases import Holder, LeaseBook
 from bdn.core.digest import Digest
-from tests.support.names import named, stage
+from tests.support.content.names import named, stage
 
 MANIFESTS = [named(f"manifest {number}") for number in range(4)]
 STAGES = ["s0", "s1", "s2"]

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.digest import Digest
-from tests.support.names import named
+from tests.support.content.names import named
 
 CONTENTS = [named(f"content {number}") for number in range(5)]
 contents = st.sampled_from(CONTENTS)

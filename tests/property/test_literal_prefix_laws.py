@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bdn.core.source.literal_prefixes import MOST, literal_prefixes
 from bdn.core.source.patterns import COUNT_LIMIT, EVERYTHING, Patterns, literal_start, select
 from tests.property.test_pattern_laws import paths, paths_and_patterns_made_from_them, patterns
-from tests.support.naive_globs import matches
+from tests.support.content.naive_globs import matches
 
 
 def begins(path: str, prefixes: tuple[str, ...]) -> bool:

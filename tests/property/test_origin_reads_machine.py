@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, StoreUnavailableError
 from node_agent.fetch.origin_reads import OriginReads
-from tests.support.names import named
+from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(3)]
 chunks = st.sampled_from(CHUNKS)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
-from tests.support.paced_upstream import Capacity, Host, RateLimited, Run, Treatment, simulate
+from tests.support.mirror.paced_upstream import Capacity, Host, RateLimited, Run, Treatment, simulate
 
 MB = 1_000_000
 MOST = 64

@@ -18,8 +18,8 @@ from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
 from node_agent.fill.part import Part
-from tests.support.agent_rig import noise
-from tests.support.scripted_writes import aligned
+from tests.support.agent.rig import noise
+from tests.support.crash.scripted_writes import aligned
 
 SYNC_CHUNKS = 2
 NOISE = noise(4 * CHUNK_SIZE)

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from bdn.core.digest import Digest
 from bdn.core.ring.placement import Placement
-from tests.support.names import named
+from tests.support.content.names import named
 
 chunk_lists = st.integers(0, 60).map(lambda count: [named(f"chunk {number}") for number in range(count)])
 member_lists = st.lists(st.text(max_size=8), min_size=1, max_size=12, unique=True)

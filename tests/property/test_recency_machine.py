@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bdn.core.cache.recency import RecencyOrder
 from bdn.core.digest import Digest
-from tests.support.names import named
+from tests.support.content.names import named
 
 MANIFESTS = [named(f"manifest {number}") for number in range(5)]
 

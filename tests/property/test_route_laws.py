@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bdn.core.ring.lanes import lanes
 from bdn.core.ring.placement import Placement
 from bdn.core.ring.routes import ahead, route
-from tests.support.names import named
+from tests.support.content.names import named
 
 names = st.sampled_from(["a", "b", "c", "d", "me"])
 walks = st.permutations(["a", "b", "c", "d", "me"]).flatmap(

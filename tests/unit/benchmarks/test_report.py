@@ -15,7 +15,7 @@ from tests.benchmarks.mirrored import PREFIX, Mirrored
 from tests.benchmarks.peers import Peer
 from tests.benchmarks.report import Figure, Missing, Row
 from tests.benchmarks.s3_origin import Origin
-from tests.support.services import Mirror
+from tests.support.services.services import Mirror
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from bdn.net.client.admin_client import AdminClient
 from bdn.net.client.service_client import Params
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Event, EventPage, Named
 from bdn.wire.mirror_schema import HeldManifests
-from tests.support.names import named
+from tests.support.content.names import named
 
 MANIFESTS = [str(named(f"revision {number}")) for number in range(2 * MANIFESTS_AT_ONCE + 1)]
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 from bdn.core.cache.index import Admission, CacheIndex, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
-from tests.support.names import named, sizes, stage
+from tests.support.content.names import named, sizes, stage
 
 M, N, P, Q = (named(word) for word in ("M", "N", "P", "Q"))
 A, B, C = named("a"), named("b"), named("c")

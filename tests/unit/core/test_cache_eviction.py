@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.cache.index import Admission, CacheIndex, EvictionPlan, Leased, Victim
-from tests.support.names import named, sizes, stage
+from tests.support.content.names import named, sizes, stage
 
 M, N, P = (named(word) for word in ("M", "N", "P"))
 A, B, C, D = (named(word) for word in "abcd")

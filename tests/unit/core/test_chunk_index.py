@@ -4,7 +4,7 @@ import pytest
 
 from bdn.core.cache.chunk_index import IN_USE_SECONDS, ChunkIndex, Room
 from bdn.core.errors import CacheFullError, CacheTooSmallError
-from tests.support.names import named
+from tests.support.content.names import named
 
 A, B, C = named("a"), named("b"), named("c")
 M, N = named("m"), named("n")

@@ -6,7 +6,7 @@ import pytest
 
 from bdn.core.errors import InvalidMountError
 from bdn.core.grant import Grant, GrantedMount, stage_id_of
-from tests.support.names import named
+from tests.support.content.names import named
 
 A, B = named("a"), named("b")
 

@@ -6,7 +6,7 @@ import pytest
 
 from bdn.core.ring.lanes import lanes, own_in_flight
 from bdn.core.ring.placement import Placement
-from tests.support.names import named
+from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(40)]
 

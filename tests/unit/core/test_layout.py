@@ -7,7 +7,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.digest import EMPTY, digest_of
 from bdn.core.store.layout import FileLayout, PlacedChunk, Slab, Slice
-from tests.support.names import named
+from tests.support.content.names import named
 
 ONE, TWO = named("one"), named("two")
 SIZE = CHUNK_SIZE + 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bdn.core.cache.leases import LeaseBook
-from tests.support.names import named, stage
+from tests.support.content.names import named, stage
 
 A, B = named("a"), named("b")
 

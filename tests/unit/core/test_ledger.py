@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.cache.ledger import SpaceLedger
-from tests.support.names import named
+from tests.support.content.names import named
 
 A, B = named("a"), named("b")
 

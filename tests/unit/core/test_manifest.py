@@ -9,7 +9,7 @@ import pytest
 from bdn.core.digest import EMPTY, digest_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
 from bdn.core.source.paths import UnsafePathError
-from tests.support.names import named
+from tests.support.content.names import named
 
 A, B = named("a"), named("b")
 MANIFEST = Manifest.of([FileEntry("b/config.json", 2, B), FileEntry("a.bin", 1, A), FileEntry("b.bin", 1, A)])

@@ -15,7 +15,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.source.literal_prefixes import literal_prefixes
 from bdn.core.source.patterns import Patterns, select
 from bdn.wire.weights_schema import WeightsSourceBody
-from tests.support.naive_globs import matches
+from tests.support.content.naive_globs import matches
 
 PAGE = Path(__file__).parents[3] / "docs/patterns.md"
 SELECTION = ["allow_patterns", "ignore_patterns", "selected", "not selected"]

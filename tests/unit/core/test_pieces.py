@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bdn.core.digest import digest_of
 from bdn.core.store.pieces import Needed, Piece, closed_up
-from tests.support.names import named
+from tests.support.content.names import named
 
 
 def piece(content: bytes, offset: int) -> Piece:

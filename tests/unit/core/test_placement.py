@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.ring.placement import Placement
-from tests.support.names import named
+from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(12)]
 MEMBERS = ["node-a", "node-b", "node-c", "node-d"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.cache.recency import RecencyOrder
-from tests.support.names import named
+from tests.support.content.names import named
 
 A, B, C = named("a"), named("b"), named("c")
 

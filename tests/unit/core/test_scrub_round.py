@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bdn.core.cache.scrub_round import Position, ScrubRound
 from bdn.core.digest import Digest
-from tests.support.names import named
+from tests.support.content.names import named
 
 names = st.integers(0, 9).map(lambda number: named(str(number)))
 holdings = st.dictionaries(names, st.tuples(st.sets(names), st.sets(names)), max_size=5)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.pace.streaming import Persistence, ResumePolicy, StallPolicy, StallWindow
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
 
 MIB = 1024 * 1024
 POLICY = StallPolicy(least_bytes=1000, window_seconds=10)

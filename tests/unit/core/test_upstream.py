@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bdn.core.source.upstream import Identity, UpstreamFile, diff
-from tests.support.names import named
+from tests.support.content.names import named
 
 
 def listed(path: str, *parts: str, scope: str = "public") -> UpstreamFile:

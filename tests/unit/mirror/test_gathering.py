@@ -31,7 +31,7 @@ from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.located_file import LocatedFile
 from bdn.mirror.upstream.retries import Patience
 from bdn.store.memory import MemoryStore
-from tests.support.mirror_service import database_under_test
+from tests.support.mirror.service import database_under_test
 
 NAMES = [digest_of(bytes([index])) for index in range(4)]
 

@@ -11,7 +11,7 @@ from bdn.core.errors import SecretMalformedError, SecretNotFoundError
 from bdn.mirror.upstream.sealing import Keyring, new_key
 from bdn.mirror.upstream.secret_table import SecretTable
 from bdn.mirror.upstream.secrets import Secrets
-from tests.support.mirror_service import database_under_test
+from tests.support.mirror.service import database_under_test
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
 from bdn.settings import FileSettings, SettingsError
 
-pytest_plugins = ("tests.support.mirror_fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures",)
 
 
 def test_the_defaults_are_the_contract_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

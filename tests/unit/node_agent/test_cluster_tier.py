@@ -21,8 +21,8 @@ from node_agent.cache.accounts import over_budget
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
-from tests.support.agent_rig import Clock
-from tests.support.names import named
+from tests.support.agent.rig import Clock
+from tests.support.content.names import named
 
 M, N = named("m"), named("n")
 BRINGERS = 3

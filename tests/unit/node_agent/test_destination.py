@@ -12,9 +12,9 @@ from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
 from node_agent.stage.view import destination as module
 from node_agent.stage.view.destination import Destination, Earlier
-from tests.support.agent_cache import cached, put
-from tests.support.agent_mounts import mounted_tmpfs, needs_mounts
-from tests.support.trees import tree
+from tests.support.agent.cache import cached, put
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
+from tests.support.content.trees import tree
 
 OLD, NEW = {"config.json": b"{}", "a/old": b"old"}, {"config.json": b"{}", "a/new": b"new"}
 

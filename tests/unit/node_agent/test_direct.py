@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bdn.disk.direct import BLOCK, LEAST_BYTES, DirectWrites, PlacedFile
-from tests.support.agent_mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
-from tests.support.agent_rig import noise
-from tests.support.scripted_writes import Step, Writes, aligned, failing, open_descriptors, taking
+from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
+from tests.support.agent.rig import noise
+from tests.support.crash.scripted_writes import Step, Writes, aligned, failing, open_descriptors, taking
 
 CONTENT = noise(LEAST_BYTES + 3 * BLOCK + 1000)
 BODY = LEAST_BYTES + 3 * BLOCK

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
 from node_agent.fetch.origin_reads import OriginReads
-from tests.support.names import named
+from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(40)]
 NEVER = threading.Event()

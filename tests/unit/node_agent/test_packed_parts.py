@@ -15,7 +15,7 @@ from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside
 from node_agent.fill import packed_parts
 from node_agent.fill.packed_parts import PackedParts
-from tests.support.slabs import pack
+from tests.support.mirror.slabs import pack
 
 FILES = [f"small file {number}".encode() for number in range(12)]
 ((_, SLAB, LAYOUTS),) = pack(FILES)

@@ -15,8 +15,8 @@ from bdn.disk.durable import write_all
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
 from node_agent.fill.part import SYNC_CHUNKS, Part
-from tests.support.agent_rig import noise
-from tests.support.scripted_writes import Writes, aligned, failing, open_descriptors
+from tests.support.agent.rig import noise
+from tests.support.crash.scripted_writes import Writes, aligned, failing, open_descriptors
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from bdn.core.errors import StoreUnavailableError
 from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourcePatience
-from tests.support.ring_supply import StepClock
+from tests.support.agent.ring_supply import StepClock
 
 MIB = 1024 * 1024
 LIMITS = Limits(head_seconds=20.0, body_seconds=4.0)

@@ -25,10 +25,10 @@ from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.fetch.documents import PeerDocuments
 from node_agent.fetch.members import Members
-from tests.support.agent_mirror import AgentMirror
-from tests.support.agent_rig import IMPATIENT
-from tests.support.names import named
-from tests.support.promises import Tally
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import IMPATIENT
+from tests.support.content.names import named
+from tests.support.promises.tally import Tally
 
 FILES = {"a": b"first", "b": b"second", "c": bytes(9_000_000)}
 DEAD = "http://127.0.0.1:1"

@@ -11,7 +11,7 @@ from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.recent_manifests import RecentManifests
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
-from tests.support.names import named
+from tests.support.content.names import named
 
 
 def manifest(word: str, files: int) -> Manifest:

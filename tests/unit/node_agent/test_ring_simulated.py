@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from tests.support.simulated_fluid import FluidLinks
-from tests.support.simulated_links import QueuedLinks
-from tests.support.simulated_node import Case
-from tests.support.simulated_ring import Ring
+from tests.support.simulation.fluid import FluidLinks
+from tests.support.simulation.links import QueuedLinks
+from tests.support.simulation.node import Case
+from tests.support.simulation.ring import Ring
 
 LINK = 50e6
 

@@ -15,8 +15,8 @@ from bdn.core.ring.placement import Placement
 from bdn.wire.paths import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
-from tests.support.agent_rig import noise
-from tests.support.ring_supply import (
+from tests.support.agent.rig import noise
+from tests.support.agent.ring_supply import (
     Play,
     bench,
     breaks_off,

@@ -8,8 +8,8 @@ from bdn.core.store.layout import FileLayout, Slab
 from bdn.wire.layout_form import Layout
 from node_agent.fetch.members import Members
 from node_agent.fetch.routing import Routing, Turn, chunks_in_order
-from tests.support.names import named
-from tests.support.ring_supply import join
+from tests.support.agent.ring_supply import join
+from tests.support.content.names import named
 
 MIB = 1024 * 1024
 SLAB = Slab(named("slab"), MIB, "s")

@@ -11,8 +11,8 @@ from node_agent.cache.records import ManifestRecords
 from node_agent.cache.removal import Found
 from node_agent.cache.scan import Scanner
 from node_agent.disk.places import Places, name_aside
-from tests.support.agent_cache import cached, put
-from tests.support.agent_tiers import a_tier
+from tests.support.agent.cache import cached, put
+from tests.support.agent.tiers import a_tier
 
 
 def scan(places: Places) -> list[Found]:

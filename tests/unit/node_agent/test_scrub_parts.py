@@ -27,8 +27,8 @@ from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord
 from node_agent.stage.registry import StageBook
 from node_agent.stage.stage import Stage
-from tests.support.agent_rig import noise
-from tests.support.names import named
+from tests.support.agent.rig import noise
+from tests.support.content.names import named
 
 
 def evidence(number: int) -> Evidence:

@@ -15,9 +15,9 @@ from bdn.net.chunk_server.served_chunks import ChunkRequest
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
-from tests.support.agent_cache import cached, put
-from tests.support.agent_rig import noise
-from tests.support.agent_tiers import a_tier
+from tests.support.agent.cache import cached, put
+from tests.support.agent.rig import noise
+from tests.support.agent.tiers import a_tier
 
 LARGE = noise(2 * CHUNK_SIZE + 5)
 Hold = Callable[[Manifest], None]

@@ -12,7 +12,7 @@ from bdn.core.cache.tier_budgets import TierBudgets
 from node_agent.cache.space import Allowed, Space
 from node_agent.disk.aside import Aside
 from node_agent.disk.places import Places
-from tests.support.names import named
+from tests.support.content.names import named
 
 
 @pytest.fixture

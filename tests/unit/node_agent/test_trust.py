@@ -9,7 +9,7 @@ from bdn.core.errors import DiskFailedError, GrantExpiredError, GrantInvalidErro
 from bdn.core.grant import Grant, GrantedMount
 from bdn.wire.grants import GrantSigner, UnknownKeyError, new_signing_key
 from node_agent.trust import Trust
-from tests.support.agent_rig import Clock
+from tests.support.agent.rig import Clock
 
 SIGNER = GrantSigner(new_signing_key())
 GRANT = Grant("org", (GrantedMount("/m", digest_of(b"m"), "hf://org/model"),), 2000.0)

@@ -15,8 +15,8 @@ from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, build_view
 from node_agent.stage.view.check import Difference, compare_view
-from tests.support.agent_cache import cached
-from tests.support.trees import tree
+from tests.support.agent.cache import cached
+from tests.support.content.trees import tree
 
 FILES = {
     "config.json": b"{}",

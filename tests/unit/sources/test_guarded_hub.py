@@ -16,7 +16,7 @@ from bdn.sources.hub.session import HubUnreachableError, one_attempt
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin
 from tests.doubles.request_log import RequestLog
-from tests.support.egress_streets import Names
+from tests.support.network.egress_streets import Names
 
 ALLOWED = EgressPolicy.parse("127.0.0.1 127.0.0.3")
 

@@ -14,7 +14,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.store.directory import DirectoryStore
 from bdn.store.evidence import KEPT
-from tests.support.rotting import HOW, rot
+from tests.support.crash.rotting import HOW, rot
 
 CONTENT = b"the bytes of a chunk" * 1000
 CHUNK = digest_of(CONTENT)

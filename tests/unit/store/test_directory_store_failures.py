@@ -15,8 +15,8 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.ports import Buffer
 from bdn.store.directory import DirectoryStore
-from tests.support.bytes_disks import small_disk, writing_refused
-from tests.support.names import named
+from tests.support.content.disks import small_disk, writing_refused
+from tests.support.content.names import named
 
 CONTENT = b"the bytes of a chunk"
 CHUNK = digest_of(CONTENT)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.checksums import RunningChecksum
-from tests.support.bytes_naive_crc import naive_crc
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.content.naive_crc import naive_crc
+from tests.support.network.hypothesis import BRIEFLY
 
 HELLO = b"hello\n"
 KNOWN = [

@@ -18,8 +18,8 @@ from bdn.net.http1.head import ProtocolError
 from bdn.net.http1.pool import ConnectionPool, reason_of
 from bdn.net.http1.request import UnsendableError, origin_of
 from bdn.transfer.ranged import RangedReader
-from tests.support.bytes_raw_server import RawServer, answering, message, partial, read_head, waiting_after
-from tests.support.bytes_upstream import CONTENT, ONCE, SIZE, read_range, upstream
+from tests.support.network.raw_server import RawServer, answering, message, partial, read_head, waiting_after
+from tests.support.network.upstream import CONTENT, ONCE, SIZE, read_range, upstream
 
 GOOD = partial(CONTENT[:10], 0, SIZE)
 

@@ -18,8 +18,8 @@ from bdn.net.http1 import exchange as module
 from bdn.net.http1.connection import NoAnswerError, Wire
 from bdn.net.http1.exchange import Answer, StalledError, ask
 from bdn.net.http1.head import HEAD_LIMIT, ProtocolError
-from tests.support.bytes_raw_server import message
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
+from tests.support.network.raw_server import message
 
 BODY = bytes(range(256)) * 4
 WHOLE = message("200 OK", f"Content-Length: {len(BODY)}", body=BODY)

@@ -13,10 +13,10 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader, WrongLengthError
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer
-from tests.support.bytes_raw_server import RawServer, answering, message, partial, resetting_after
-from tests.support.bytes_readers import read_chunk
-from tests.support.bytes_shelves import Shelf, serving
-from tests.support.bytes_upstream import CONTENT, Upstream, upstream
+from tests.support.content.readers import read_chunk
+from tests.support.content.shelves import Shelf, serving
+from tests.support.network.raw_server import RawServer, answering, message, partial, resetting_after
+from tests.support.network.upstream import CONTENT, Upstream, upstream
 
 CHUNK = digest_of(CONTENT)
 PATH = f"/chunks/{CHUNK}"

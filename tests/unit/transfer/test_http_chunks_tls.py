@@ -14,10 +14,10 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
-from tests.support.bytes_authority import Authority, new_authority
-from tests.support.bytes_raw_server import RawServer, answering, message, partial
-from tests.support.bytes_readers import read_chunk
-from tests.support.bytes_tunnels import over_tls
+from tests.support.content.readers import read_chunk
+from tests.support.network.authority import Authority, new_authority
+from tests.support.network.raw_server import RawServer, answering, message, partial
+from tests.support.network.tunnels import over_tls
 
 CONTENT = bytes(range(251)) * 20_000
 SIZE = len(CONTENT)

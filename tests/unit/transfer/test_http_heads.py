@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.net.http1.head import HEADERS_LIMIT, Head, ProtocolError, parse_head
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
 
 
 def head(*lines: str, status: str = "HTTP/1.1 200 OK") -> Head:

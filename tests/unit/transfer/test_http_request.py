@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.net.http1.request import Origin, UnsendableError, format_get, split_address
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
 
 HOST: Origin = ("https", "host", 443)
 

@@ -13,8 +13,8 @@ from bdn.core import chunk
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.part_checksums import PartChecksums, part_checksum
-from tests.support.bytes_naive_crc import naive_crc
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.content.naive_crc import naive_crc
+from tests.support.network.hypothesis import BRIEFLY
 
 KINDS = [kind for kind in ChecksumKind if kind.is_combinable]
 EACH = pytest.mark.parametrize("kind", KINDS)

@@ -16,10 +16,10 @@ from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import Location
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
 from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError
-from tests.support.bytes_authority import Authority, new_authority
-from tests.support.bytes_raw_server import RawServer, answering, message, partial, waiting_after
-from tests.support.bytes_tunnels import ConnectProxy, over_tls
-from tests.support.bytes_upstream import CONTENT, SIZE, read_range
+from tests.support.network.authority import Authority, new_authority
+from tests.support.network.raw_server import RawServer, answering, message, partial, waiting_after
+from tests.support.network.tunnels import ConnectProxy, over_tls
+from tests.support.network.upstream import CONTENT, SIZE, read_range
 
 GOOD = partial(CONTENT[:10], 0, SIZE)
 WEIGHTS = "https://weights.example/file"  # a name that only the proxy can resolve

@@ -17,8 +17,16 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults
 from tests.doubles.faults import Fault
-from tests.support.bytes_raw_server import Play, RawServer, answering, message, partial, resetting_after, waiting_after
-from tests.support.bytes_upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, read_range, upstream
+from tests.support.network.raw_server import (
+    Play,
+    RawServer,
+    answering,
+    message,
+    partial,
+    resetting_after,
+    waiting_after,
+)
+from tests.support.network.upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, read_range, upstream
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer, Request
-from tests.support.bytes_raw_server import RawServer, answering, message
-from tests.support.bytes_upstream import CONTENT, Upstream, read_range, upstream
+from tests.support.network.raw_server import RawServer, answering, message
+from tests.support.network.upstream import CONTENT, Upstream, read_range, upstream
 
 CREDENTIALS = {
     "Authorization": "Bearer secret",

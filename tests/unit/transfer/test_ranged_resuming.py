@@ -27,9 +27,9 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer
-from tests.support.bytes_raw_server import Play, RawServer, answering, message, partial, read_head, resetting_after
-from tests.support.bytes_upstream import CONTENT, SIZE, SOURCE, read_range, upstream
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
+from tests.support.network.raw_server import Play, RawServer, answering, message, partial, read_head, resetting_after
+from tests.support.network.upstream import CONTENT, SIZE, SOURCE, read_range, upstream
 
 WINDOW = StallPolicy(least_bytes=100, window_seconds=0.03)
 HEAD = len(partial(CONTENT[:1000], 0, SIZE)) - 1000

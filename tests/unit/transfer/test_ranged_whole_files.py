@@ -18,8 +18,8 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer, Request
-from tests.support.bytes_raw_server import RawServer, answering, message, partial
-from tests.support.bytes_upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, upstream
+from tests.support.network.raw_server import RawServer, answering, message, partial
+from tests.support.network.upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, upstream
 
 SUM = "ab" * 8
 

@@ -20,7 +20,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.store.memory import MemoryStore
 from bdn.transfer.retrying import Retrier, RetryingReader
 from bdn.transfer.verifying import VerifyingReader
-from tests.support.bytes_readers import CountedWaits, ScriptedReader, read_chunk
+from tests.support.content.readers import CountedWaits, ScriptedReader, read_chunk
 
 POLICY = RetryPolicy(attempts=4, first_seconds=1.0, longest_seconds=3.0, longest_retry_after_seconds=60.0)
 AWAY = StoreUnavailableError("it restarts")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from bdn.transfer.slots import Slots, Turn
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
 
 
 def slots(count: int) -> Slots:

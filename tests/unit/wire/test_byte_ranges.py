@@ -14,7 +14,7 @@ from bdn.wire.ranges import (
     parse_content_range,
     parse_range,
 )
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
 
 SIZES = st.integers(min_value=0, max_value=2**50)
 POSITIONS = st.integers(min_value=0, max_value=2**50)

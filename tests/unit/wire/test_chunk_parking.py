@@ -11,7 +11,7 @@ from bdn.net.chunk_server.connection import ChunkConnection, Service
 from bdn.net.chunk_server.poller import Parking
 from bdn.net.chunk_server.sending import Wait
 from bdn.net.chunk_server.timeouts import Patience
-from tests.support.bytes_shelves import Shelf
+from tests.support.content.shelves import Shelf
 
 
 def test_a_future_that_is_done_while_a_worker_looks_at_its_connection_is_not_missed() -> None:

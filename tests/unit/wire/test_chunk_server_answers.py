@@ -22,8 +22,8 @@ from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.paths import chunk_path, parse_chunk_path
-from tests.support.bytes_shelves import Client, Shelf, connected, serving
-from tests.support.names import named
+from tests.support.content.names import named
+from tests.support.content.shelves import Client, Shelf, connected, serving
 
 CONTENT = bytes(range(256)) * 4
 SIZE = len(CONTENT)

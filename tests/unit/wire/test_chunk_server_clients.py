@@ -22,8 +22,8 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.chunk_server.timeouts import Patience
 from bdn.store.directory import DirectoryStore
 from bdn.wire.paths import chunk_path
-from tests.support.bytes_shelves import Shelf, connected, serving
-from tests.support.chunk_talk import connect, read_to_end
+from tests.support.content.shelves import Shelf, connected, serving
+from tests.support.network.chunk_talk import connect, read_to_end
 
 CONTENT = bytes(range(256)) * 4
 CHUNK = digest_of(CONTENT)

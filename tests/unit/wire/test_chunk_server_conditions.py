@@ -8,8 +8,8 @@ import pytest
 
 from bdn.core.digest import digest_of
 from bdn.wire.paths import chunk_path
-from tests.support.bytes_shelves import Client, Shelf, connected, serving
-from tests.support.names import named
+from tests.support.content.names import named
+from tests.support.content.shelves import Client, Shelf, connected, serving
 
 CONTENT = bytes(range(256))
 TAG = f'"{digest_of(CONTENT)}"'

@@ -20,9 +20,9 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.chunk_server.timeouts import Patience
 from bdn.store.directory import DirectoryStore
 from bdn.wire.paths import chunk_path
-from tests.support.bytes_shelves import Shelf, connected, serving
-from tests.support.chunk_talk import connect, read_answer, read_to_end
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.content.shelves import Shelf, connected, serving
+from tests.support.network.chunk_talk import connect, read_answer, read_to_end
+from tests.support.network.hypothesis import BRIEFLY
 
 CONTENT = os.urandom(100_000)
 PATH = chunk_path(digest_of(CONTENT))

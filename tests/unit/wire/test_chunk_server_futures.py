@@ -15,9 +15,9 @@ from bdn.core.errors import BdnError, CacheFullError, NotFoundError, StoreUnavai
 from bdn.net.chunk_server.timeouts import Patience
 from bdn.wire.errors import status_of
 from bdn.wire.paths import chunk_path
-from tests.support.bytes_shelves import connected, serving
-from tests.support.chunk_talk import WaitingShelf, connect, read_answer, read_to_end
-from tests.support.names import named
+from tests.support.content.names import named
+from tests.support.content.shelves import connected, serving
+from tests.support.network.chunk_talk import WaitingShelf, connect, read_answer, read_to_end
 
 CONTENT = b"on its way"
 PATH = chunk_path(digest_of(CONTENT))

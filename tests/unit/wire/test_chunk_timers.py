@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.net.chunk_server.timers import Timers
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
 
 KEYS = st.integers(0, 4)
 STEPS = st.one_of(

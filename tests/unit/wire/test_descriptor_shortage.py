@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from bdn.net.api_server.descriptor_shortage import tell_shortages
 from bdn.net.api_server.http_server import serving
-from tests.support.mirror_service import until
+from tests.support.mirror.service import until
 
 
 class _Short(socket.socket):

@@ -20,8 +20,8 @@ from bdn.net.api_server.service import describe_validation
 from bdn.wire.errors import ErrorDocument, ReportedError, body_of, document_of, error_from, status_of
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody
-from tests.support.wire_bodies import source
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.bodies import source
+from tests.support.network.hypothesis import BRIEFLY
 
 FACTS: dict[object, Any] = {
     str: 'a fact with "quotes", ü and\nlines',

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from bdn.net.api_server import http_server
 from bdn.wire.event_stream import EVENTS, EventStream
-from tests.support.wire_service import Order, listening, new_app
+from tests.support.network.service import Order, listening, new_app
 
 LARGE = "x" * 10_000
 SMALL_BUFFER = 4096

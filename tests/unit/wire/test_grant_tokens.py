@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError
 from bdn.core.grant import AUDIENCE, Grant, GrantedMount
 from bdn.wire.grants import ISSUER, GrantSigner, GrantVerifier, UnknownKeyError, new_signing_key
-from tests.support.names import named
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.content.names import named
+from tests.support.network.hypothesis import BRIEFLY
 
 NOW = 1_795_000_000.0
 GRANT = Grant(

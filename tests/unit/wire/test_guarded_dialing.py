@@ -10,7 +10,7 @@ import pytest
 from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.net.guarded_dialing import dial
-from tests.support.egress_streets import Doorbell, Names, note_attempts
+from tests.support.network.egress_streets import Doorbell, Names, note_attempts
 
 TWO = EgressPolicy.parse("127.0.0.1 127.0.0.3")
 

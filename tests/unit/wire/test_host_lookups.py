@@ -14,8 +14,8 @@ import pytest
 
 from bdn.net.api_server.service_loop import ServiceLoop, run_program
 from bdn.net.host_lookups import HostLookups, NameSilentError, Question
-from tests.support.mirror_service import until
-from tests.support.scripted_names import Names
+from tests.support.mirror.scripted_names import Names
+from tests.support.mirror.service import until
 
 SILENT, OTHER = Question("silent", 80, kind=socket.SOCK_STREAM), Question("other", 80, kind=socket.SOCK_STREAM)
 FOUND = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))]

@@ -14,7 +14,7 @@ import pytest
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.net.api_server.http_server import bind_tcp, serving
 from bdn.net.api_server.service import new_service
-from tests.support.wire_service import client_of, listening, new_app
+from tests.support.network.service import client_of, listening, new_app
 
 
 def test_a_free_port_is_found() -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bdn.net.api_server.impatience import ImpatientProtocol
-from tests.support.wire_service import listening, new_app
+from tests.support.network.service import listening, new_app
 
 HEAD = b"POST /orders HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 26\r\n\r\n"
 BODY = b'{"what": "tea", "count":2}'

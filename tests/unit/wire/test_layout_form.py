@@ -16,7 +16,7 @@ from bdn.core.manifest import MalformedDocumentError
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
-from tests.support.names import named
+from tests.support.content.names import named
 
 SLAB = Slab(named("slab"), 4096, "public")
 MANIFEST = named("manifest")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bdn.wire import retry_after
 from bdn.wire.retry_after import parse_retry_after
-from tests.support.wire_hypothesis import BRIEFLY
+from tests.support.network.hypothesis import BRIEFLY
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110, section 5.6.7
 

@@ -20,8 +20,8 @@ from bdn.wire.mirror_schema import Mirror, MirrorSource
 from bdn.wire.service_failures import ServiceUnreachableError
 from bdn.wire.stage_schema import Stage, StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
-from tests.support.wire_scripted import Scripted
-from tests.support.wire_service import listening
+from tests.support.network.scripted import Scripted
+from tests.support.network.service import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NOW = datetime(2026, 11, 20, tzinfo=UTC)

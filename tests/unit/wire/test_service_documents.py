@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from tests.support.wire_service import LIMIT_REQUEST_BYTES, client_of, new_app
+from tests.support.network.service import LIMIT_REQUEST_BYTES, client_of, new_app
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from bdn.net.api_server.service import new_service
-from tests.support.promises import Tally
+from tests.support.promises.tally import Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
 HALF = '{"text": "%s"}'

@@ -17,9 +17,9 @@ from bdn.core.store.layout import FileLayout
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.layout_form import Layout
 from bdn.wire.service_failures import WrongDocumentError
-from tests.support.names import named
-from tests.support.wire_scripted import Scripted
-from tests.support.wire_service import listening
+from tests.support.content.names import named
+from tests.support.network.scripted import Scripted
+from tests.support.network.service import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LARGE = FileLayout.of(CHUNK_SIZE + 1, (named("first"), named("second")))

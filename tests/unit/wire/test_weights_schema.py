@@ -14,7 +14,7 @@ from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import Auth, AuthMethod, WeightsSource
 from bdn.net.api_server.service import describe_validation
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody, body_from
-from tests.support.wire_bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
+from tests.support.network.bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
 
 EXPECTED = (
     WeightsSource(parse_source("hf://Qwen/Qwen3-0.6B"), "/app/models/q"),

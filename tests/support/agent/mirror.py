@@ -1,0 +1,337 @@
+"""A mirror for agents: real HTTP, real chunk server, real grants, content in memory, and faults that are scripted.
+
+``is_packed`` makes it rest small files in slabs; a file of a slab is then served with its slab and not by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import BinaryIO
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
+from bdn.core.grant import Grant, GrantedMount
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.store.layout import FileLayout
+from bdn.core.store.packing import SMALL_FILE_SIZE
+from bdn.core.store.seal import seal_of
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer
+from bdn.store.memory import MemoryStore
+from bdn.wire.agent_schema import Heartbeat, HeartbeatReply, Member
+from bdn.wire.errors import document_of, status_of
+from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
+from bdn.wire.prefetch_schema import PrefetchCommand
+from bdn.wire.verification_schema import VerifyCommand
+from tests.support.mirror.slabs import pack
+
+FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
+Fault = Callable[[OpenChunk], OpenChunk]
+
+
+# --- faults: what a request for a chunk may meet instead of the chunk ---
+
+
+def flipped(chunk: OpenChunk) -> OpenChunk:
+    """One bit is wrong."""
+    content = bytearray(chunk.file.read())
+    content[len(content) // 2] ^= 1
+    return OpenChunk(io.BytesIO(bytes(content)), 0, chunk.size)
+
+
+def truncated(chunk: OpenChunk) -> OpenChunk:
+    """The connection ends half-way through the body."""
+    return OpenChunk(_EndingFile(chunk.file.read(), chunk.size // 2), 0, chunk.size)
+
+
+def refused(chunk: OpenChunk) -> OpenChunk:
+    """The connection is closed without an answer."""
+    raise ConnectionAbortedError
+
+
+def missing(chunk: OpenChunk) -> OpenChunk:
+    """The mirror has lost it."""
+    raise NotFoundError("the chunk")
+
+
+def failing(error: BdnError) -> Fault:
+    """The mirror answers with an error."""
+
+    def fault(_: OpenChunk) -> OpenChunk:
+        raise error
+
+    return fault
+
+
+def held_by(gate: threading.Event, then: Fault | None = None) -> Fault:
+    """The answer waits for a gate."""
+
+    def fault(chunk: OpenChunk) -> OpenChunk:
+        assert gate.wait(60), "the test never opened the gate"
+        return then(chunk) if then else chunk
+
+    return fault
+
+
+class _EndingFile(io.BytesIO):
+    def __init__(self, content: bytes, end: int) -> None:
+        super().__init__(content)
+        self._end = end
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() >= self._end:
+            raise ConnectionAbortedError
+        return super().read(min(size or 0, self._end - self.tell()))
+
+
+# --- the mirror ---
+
+
+@dataclass
+class AgentMirror:
+    """Everything an agent asks a mirror for. ``chunk_requests`` counts requests by chunk since the last ``forget``."""
+
+    signer: GrantSigner = field(default_factory=lambda: GrantSigner(new_signing_key()))
+    chunk_requests: Counter[Digest] = field(default_factory=Counter)
+    documents: Counter[str] = field(default_factory=Counter)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    commands: list[EvictCommand] = field(default_factory=list)
+    prefetches: list[PrefetchCommand] = field(default_factory=list)
+    verifications: list[VerifyCommand] = field(default_factory=list)
+    faults: defaultdict[Digest, list[Fault]] = field(default_factory=lambda: defaultdict(list))
+    every: Fault | None = None  # met by each request that has no fault of its own
+    on_request: Callable[[Digest], object] = lambda _: None
+    url: str = ""
+    is_packed: bool = False
+    slab_size: int = CHUNK_SIZE
+    down: bool = False  # every connection ends without an answer
+    ring: dict[str, Member] | None = None  # members by node: whoever beats joins; None keeps all agents alone
+    epoch: int = 1
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore()
+        self.manifests: dict[Digest, Manifest] = {}
+        self.layouts: dict[Digest, LayoutBody] = {}
+        self.layouts_of: dict[tuple[str, Digest], LayoutBody] = {}  # for one organisation, instead
+        self.chunks_of: dict[Digest, set[Digest]] = {}
+        self.data_port: int | None = None
+        self.lock = threading.Lock()
+
+    # --- what a test does ---
+
+    def publish(self, files: Mapping[str, bytes]) -> Manifest:
+        """Mirror a tree."""
+        layouts: dict[Digest, FileLayout] = {}
+        entries = []
+        small = [content for content in files.values() if self.is_packed and 0 < len(content) < SMALL_FILE_SIZE]
+        for slab, packed, inside in pack(dict.fromkeys(small), slab_size=self.slab_size):
+            self.store.put(slab.digest, bytearray(packed))
+            layouts.update((layout.digest, layout) for layout in inside)
+        for path, content in files.items():
+            layout = layouts.get(digest_of(content)) or self._store(content)
+            layouts[layout.digest] = layout
+            entries.append(FileEntry(path, layout.size, layout.digest))
+        manifest = Manifest.of(entries)
+        bodies = [FileLayoutBody.of(layout) for layout in layouts.values()]
+        self.manifests[manifest.digest] = manifest
+        self.layouts[manifest.digest] = LayoutBody(manifest=str(manifest.digest), data_port=None, files=bodies)
+        self.chunks_of[manifest.digest] = {chunk for one in bodies for chunk in _requested(one)}
+        return manifest
+
+    def pack_for(self, organisation: str, manifest: Manifest, small: Iterable[bytes]) -> tuple[Digest, bytes]:
+        """This organisation packed the manifest's small files into one slab with these; returns the slab."""
+        scope = f"organisation:{organisation}"
+        ((slab, packed, inside),) = pack(small, scope, seal=seal_of(scope))
+        self.store.put(slab.digest, bytearray(packed))
+        places = {str(layout.digest): FileLayoutBody.of(layout) for layout in inside}
+        body = self.layouts[manifest.digest]
+        files = [places.get(file.digest, file) for file in body.files]
+        self.layouts_of[organisation, manifest.digest] = body.model_copy(update={"files": files})
+        self.chunks_of[manifest.digest].add(slab.digest)
+        return slab.digest, packed
+
+    def grant(self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org") -> str:
+        """A token for these manifests at /m0, /m1, …"""
+        mounts = tuple(
+            GrantedMount(f"/m{number}", manifest.digest, f"hf://org/model-{number}")
+            for number, manifest in enumerate(manifests)
+        )
+        return self.signer.sign(Grant(organisation, mounts, time.time() + expires_in))
+
+    def chunks(self, manifest: Manifest, path: str) -> list[Digest]:
+        """What an agent requests for one file, in order: its chunks, or the slab."""
+        digest = next(entry.digest for entry in manifest.files if entry.path == path)
+        body = next(one for one in self.layouts[manifest.digest].files if one.digest == str(digest))
+        return _requested(body)
+
+    @property
+    def requests(self) -> int:
+        """Chunk requests since the last ``forget``."""
+        return sum(self.chunk_requests.values())
+
+    def forget(self) -> None:
+        """Start counting anew."""
+        self.chunk_requests.clear()
+        self.documents.clear()
+
+    def renewed(self, *, is_packed: bool = False) -> AgentMirror:
+        """As new, at the same address: for the next test of a module that shares one, because stopping takes a while."""
+        fresh = AgentMirror(is_packed=is_packed)
+        for name in vars(fresh).keys() - {"url", "data_port", "lock"}:
+            setattr(self, name, getattr(fresh, name))
+        return self
+
+    @contextmanager
+    def running(self) -> Iterator[AgentMirror]:
+        """Answer on free loopback ports until the block ends."""
+        shelf = ChunkServer(_Shelf(self), "127.0.0.1", 0)
+        documents = _Server(("127.0.0.1", 0), type("_Bound", (_Documents,), {"mirror": self}))
+        thread = threading.Thread(target=documents.serve_forever, args=(0.01,), daemon=True)
+        self.data_port = shelf.port
+        self.url = f"http://127.0.0.1:{documents.server_address[1]}"
+        shelf.start()
+        thread.start()
+        try:
+            yield self
+        finally:
+            documents.shutdown()
+            documents.server_close()
+            thread.join()
+            shelf.close()
+
+    # --- what an agent asks ---
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        with self.lock:
+            self.heartbeats.append(heartbeat)
+            reported = {report.id for report in heartbeat.reports}
+            self.commands = [command for command in self.commands if command.id not in reported]
+            commands = list(self.commands)
+            ended = {report.id for report in heartbeat.prefetches if report.state != "RUNNING"}
+            self.prefetches = [one for one in self.prefetches if one.id not in ended]
+            reported = {report.id for report in heartbeat.verifications}
+            self.verifications = [one for one in self.verifications if one.id not in reported]
+            epoch, members = self._join(heartbeat)
+        return HeartbeatReply(
+            members=members,
+            epoch=epoch,
+            commands=commands,
+            prefetches=list(self.prefetches),
+            verifications=list(self.verifications),
+            public_keys=[self.signer.public_key],
+            interval_seconds=0.2,
+        )
+
+    def _join(self, heartbeat: Heartbeat) -> tuple[int, list[Member]]:
+        if self.ring is None:
+            return 1, []
+        member = Member(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
+        if self.ring.get(member.node) != member:
+            self.ring[member.node] = member
+            self.epoch += 1
+        return self.epoch, list(self.ring.values())
+
+    def document(self, path: str, bearer: str) -> bytes:
+        _, kind, name, *rest = path.split("/")
+        digest = Digest.parse(name)
+        grant = self._verify(bearer)
+        if kind != "manifests" or digest not in self.manifests or not grant.allows(digest):
+            raise NotFoundError(path)
+        self.documents[path] += 1
+        if rest == ["layout"]:
+            layout = self.layouts_of.get((grant.organisation, digest), self.layouts[digest])
+            return layout.model_copy(update={"data_port": self.data_port}).to_json().encode()
+        return self.manifests[digest].canonical
+
+    def check_chunk(self, bearer: str | None, digest: Digest) -> None:
+        if bearer is None:
+            raise UnauthenticatedError
+        grant = self._verify(bearer)
+        if not any(digest in chunks for manifest, chunks in self.chunks_of.items() if grant.allows(manifest)):
+            raise NotFoundError(f"chunk {digest}")
+
+    def _verify(self, bearer: str) -> Grant:
+        return GrantVerifier([self.signer.public_key]).verify(bearer, now=time.time())
+
+    def _store(self, content: bytes) -> FileLayout:
+        pieces = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+        digests = tuple(digest_of(piece) for piece in pieces)
+        for digest, piece in zip(digests, pieces, strict=True):
+            self.store.put(digest, bytearray(piece))
+        return FileLayout.of(len(content), digests)
+
+
+def _requested(file: FileLayoutBody) -> list[Digest]:
+    return [Digest.parse(digest) for digest in ([file.slab.digest] if file.slab else file.chunks)]
+
+
+@dataclass(frozen=True)
+class _Shelf:
+    mirror: AgentMirror
+
+    def authorize(self, request: ChunkRequest) -> None:
+        self.mirror.check_chunk(request.bearer, request.digest)
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        mirror, digest = self.mirror, request.digest
+        if mirror.down:
+            raise ConnectionAbortedError
+        with mirror.lock:
+            mirror.chunk_requests[digest] += 1
+            script = mirror.faults[digest]
+            fault = script.pop(0) if script else mirror.every
+        mirror.on_request(digest)
+        file: BinaryIO = mirror.store.open(digest)
+        chunk = OpenChunk(file, 0, len(file.read()))
+        file.seek(0)
+        return fault(chunk) if fault else chunk
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is its own business."""
+
+
+class _Documents(BaseHTTPRequestHandler):
+    mirror: AgentMirror
+    protocol_version = "HTTP/1.1"
+    timeout = 10
+
+    def do_GET(self) -> None:
+        self._answer(
+            lambda: self.mirror.document(self.path, (self.headers["Authorization"] or "").removeprefix("Bearer "))
+        )
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(lambda: self.mirror.beat(Heartbeat.model_validate_json(body)).model_dump_json().encode())
+
+    def _answer(self, make: Callable[[], bytes]) -> None:
+        if self.mirror.down:
+            self.close_connection = True
+            return
+        try:
+            status, content = 200, make()
+        except BdnError as error:
+            status, content = status_of(error), json.dumps(document_of(error)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass

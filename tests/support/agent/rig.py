@@ -1,0 +1,105 @@
+"""Agents for tests: opened in this process on a directory of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from bdn.core.manifest import Manifest
+from bdn.core.pace.retry import RetryPolicy
+from bdn.wire.stage_schema import Stage
+from node_agent.agent import Agent
+from node_agent.app import open_agent
+from node_agent.fetch.deadlines import Waits
+from node_agent.settings import AgentSettings, load_settings
+from tests.support.agent.mirror import AgentMirror
+
+MIB = 1024 * 1024
+IMPATIENT = RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002)
+
+
+@dataclass
+class Clock:
+    """A time that the test sets."""
+
+    now: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Rig:
+    """One node: a mirror, and a directory on which agents can be opened one after the other."""
+
+    mirror: AgentMirror
+    root: Path
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self, **changes: Any) -> AgentSettings:
+        defaults = {
+            "data_dir": self.root,
+            "url": self.mirror.url,
+            "data_port": 0,
+            "exposure": "none",
+            "headroom_bytes": 0,
+            "byte_threads": 4,
+            "node": "node-1",
+        }
+        return load_settings(**{**defaults, **self.given, **changes})
+
+    @asynccontextmanager
+    async def agent(
+        self,
+        clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
+        waits: Waits | None = None,
+        **changes: Any,
+    ) -> AsyncIterator[Agent]:
+        """A running agent until the block ends."""
+        async with open_agent(
+            self.settings(**changes), policy=IMPATIENT, clock=clock, elapsed=elapsed, waits=waits
+        ) as agent:
+            yield agent
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+
+async def staged(agent: Agent, mirror: AgentMirror, *manifests: Manifest, job: str = "job") -> Stage:
+    """Stage these manifests and wait; raises why it failed."""
+    stage = await agent.stages.start(job, mirror.grant(*manifests))
+    async with asyncio.timeout(30):
+        return await agent.stages.finish(stage.record.id)
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    """Bytes that do not repeat."""
+    return blake3(str(seed).encode()).digest(length=size)  # five times as fast as Python's random numbers
+
+
+def disk_bytes(cache: Path) -> int:
+    """Bytes of content on disk now, whole and in progress."""
+    total = 0
+    for folder in ("files", "filling"):
+        for path in (cache / folder).rglob("*"):
+            try:
+                if path.is_file() and path.suffix != ".bitmap":
+                    total += path.stat().st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def metrics(text: str) -> dict[str, float]:
+    """Prometheus' text form as a dictionary."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}

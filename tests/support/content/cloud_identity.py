@@ -1,0 +1,115 @@
+"""Clouds that trust a mirror: AWS STS and Google's token services beside their buckets, and a mirror that is their issuer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bdn.mirror.upstream.issuer_keys import new_identity_key
+from bdn.net.api_server.http_server import bind_tcp, serving
+from tests.doubles.gcs import GcsServer
+from tests.doubles.google_sts import GoogleTokenServer, Provider, ServiceAccount
+from tests.doubles.openid import OpenIdReader
+from tests.doubles.s3 import S3Server
+from tests.doubles.sigv4 import Account
+from tests.doubles.sts import AccountTrust, StsServer, WebTrust
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
+
+ISSUER = "https://mirror.example.test"
+ROLE = "arn:aws:iam::123456789012:role/team/weights-reader"
+ASSUMED_ROLE = "arn:aws:iam::210987654321:role/for-bdn"
+REGION = "eu-west-1"
+POOL = "projects/1234567/locations/global/workloadIdentityPools/bdn-pool"
+PROVIDER = f"{POOL}/providers/bdn-provider"
+SUBJECTS = "v=1:org=default:job=*:type=mirror"
+
+
+@dataclass
+class Clock:
+    """Seconds since the epoch, moved by hand."""
+
+    now: float = field(default_factory=time.time)
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for act in self.then:
+            act()
+
+
+@dataclass
+class Clouds:
+    """Both clouds trust the mirror at ``ISSUER``, for the organisation ``default``."""
+
+    clock: Clock
+    reader: OpenIdReader
+    sts: StsServer
+    google: GoogleTokenServer
+    s3: S3Server
+    gcs: GcsServer
+
+
+@contextmanager
+def clouds_of(s3: S3Server) -> Iterator[Clouds]:
+    clock = Clock()
+    reader = OpenIdReader(clock)
+    with GcsServer(clock=clock) as gcs, StsServer(reader, s3.accounts, clock) as sts:
+        clock.then.append(sts.end_sessions)
+        own = Account("AKIAOPERATOR", "operator/secret+key-3")
+        sts.principals[own.access_key_id] = own
+        sts.roles[ROLE] = WebTrust(ISSUER, SUBJECTS)
+        sts.roles[ASSUMED_ROLE] = AccountTrust(own.access_key_id, "bdn:default")
+        with GoogleTokenServer(reader, gcs.tokens, clock) as google:
+            google.providers[PROVIDER] = Provider(ISSUER, SUBJECTS)
+            google.accounts[gcs.account.email] = ServiceAccount({POOL: SUBJECTS})
+            yield Clouds(clock, reader, sts, google, s3, gcs)
+
+
+@asynccontextmanager
+async def trusted_mirror(clouds: Clouds, data_dir: Path, **options: Any) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror whose documents the clouds can read at ``ISSUER``, on the clouds' clock."""
+    options = {"issuer_url": ISSUER, "clock": clouds.clock, "identity_key_file": identity_key_file(), **options}
+    async with mirror_under_test(data_dir, **options) as mirror:
+        listener = bind_tcp("127.0.0.1", 0)
+        clouds.reader.reach[ISSUER] = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with serving(mirror.service.api, listener):
+            yield mirror
+
+
+_KEPT = TemporaryDirectory(prefix="bdn-test-")
+
+
+@cache
+def identity_key_file() -> Path:
+    """One key for all mirrors of the process: making one takes a tenth of a second."""
+    path = Path(_KEPT.name) / "identity.pem"
+    path.write_bytes(new_identity_key())
+    return path
+
+
+def aws_oidc(uri: str, mount: str = "/aws-oidc", role: str = ROLE, region: str = REGION) -> Json:
+    auth = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": role, "aws_oidc_region": region}
+    return source(uri, mount, auth=auth)
+
+
+def aws_assume_role(uri: str, mount: str = "/aws-role", role: str = ASSUMED_ROLE, region: str = REGION) -> Json:
+    auth = {"auth_method": "AWS_ASSUME_ROLE", "aws_assume_role_arn": role, "aws_assume_role_region": region}
+    return source(uri, mount, auth=auth)
+
+
+def gcp_oidc(uri: str, account: str, mount: str = "/gcp-oidc", provider: str = PROVIDER) -> Json:
+    auth = {
+        "auth_method": "GCP_OIDC",
+        "gcp_oidc_service_account": account,
+        "gcp_oidc_workload_id_provider": provider,
+    }
+    return source(uri, mount, auth=auth)

@@ -1,0 +1,193 @@
+"""Evictions on a node, killed at every call to the disk that they make, one after the other; each time the agent starts again.
+
+``python -m tests.support.crash.eviction_kills SEEDS`` prints what was tried and what was wrong, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from bdn.core.digest import Digest
+from bdn.wire.eviction_schema import EvictCommand
+from node_agent.metrics import Metrics
+from node_agent.settings import AgentSettings
+from node_agent.stage.registry import StageBook
+from tests.support.agent.cache_oracle_of_files import broken_views, differences, ready_on_disk, wrong_files
+from tests.support.agent.cache_world import World, shrink
+from tests.support.agent.local_node import LocalNode, local_node
+from tests.support.agent.rig import Clock
+from tests.support.content.trees import tree
+from tests.support.crash.cache_kills import inline
+from tests.support.crash.killed_disk import MortalDisk
+
+KINDS: Final = ("plan", "if-unused", "lru", "force")
+
+
+@dataclass
+class Ground:
+    """A directory with four manifests, two of them leased, as it stands before an eviction; and what was wrong after one."""
+
+    root: Path
+    seed: int
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    stages: dict[str, Digest] = field(default_factory=dict)  # READY ones
+    unleased: list[Digest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.world = World.of(self.seed, 4)
+        self.cache, self.copy = self.root / "cache", self.root / "before"
+        self.wall, self.elapsed = Clock(), Clock(0.0)
+        self.settings = AgentSettings(
+            data_dir=self.root, cache_bytes=10**9, headroom_bytes=0, cluster_cache_bytes=0, exposure="symlink"
+        )
+
+    def run(self) -> None:
+        """Every kind of eviction, killed at its first call to the disk, at its second, and so on to its end."""
+        asyncio.run(self._prepare())
+        self.cache.rename(self.copy)
+        for kind in KINDS:
+            step = 0
+            is_dead = True
+            while is_dead and not self.faults:
+                step += 1
+                is_dead = self._killed_at(kind, step)
+                self.counts["scenarios"] += 1
+                self.counts["kills"] += is_dead
+            self.counts[f"steps of {kind}"] = step
+
+    async def _prepare(self) -> None:
+        async with self._node() as node:
+            for number, manifest in enumerate(sorted(self.world.manifests)):
+                stage = await node.stages.start(f"job-{number}", str(manifest))
+                await node.stages.finish(stage.record.id)
+                if number % 2:
+                    await node.stages.release(stage.record.id)
+                    self.unleased.append(manifest)
+                else:
+                    self.stages[stage.record.id] = manifest
+                self.wall.now += 1
+
+    def _node(self) -> Any:
+        return local_node(self.settings, self.world, Metrics(StageBook()), self.wall, self.elapsed)
+
+    def _killed_at(self, kind: str, step: int) -> bool:
+        """Whether there was such a step."""
+        shutil.rmtree(self.cache, ignore_errors=True)
+        subprocess.run(["cp", "-a", self.copy, self.cache], check=True)  # as it was, hard links and all
+        disk = MortalDisk(step)
+        try:
+            asyncio.run(self._evict(kind, disk, step))
+        except BaseException:
+            if not disk.is_dead:
+                raise
+        before = len(self.faults)
+        self._look(kind)
+        asyncio.run(self._start_again(kind))
+        case = f"{kind}, killed at step {step} ({disk.last}): " if disk.is_dead else f"{kind}, not killed: "
+        self.faults[before:] = [case + fault for fault in self.faults[before:]]
+        return disk.is_dead
+
+    # --- the eviction ---
+
+    def _command(self, kind: str) -> EvictCommand:
+        if kind == "lru":
+            return EvictCommand(id="evc", lru_bytes=10**9)
+        if kind == "force":
+            return EvictCommand(id="evc", manifests=[str(one) for one in self._asked(kind)], force=True)
+        return EvictCommand(id="evc", all=True, dry_run=kind == "plan")
+
+    def _asked(self, kind: str) -> list[Digest]:
+        """What goes if nothing comes between."""
+        leased = sorted(self.stages.values())
+        return {"plan": [], "force": [leased[0], self.unleased[0]]}.get(kind, self.unleased)
+
+    def _staying(self, kind: str) -> dict[str, tuple[Digest, ...]]:
+        """The stages that an eviction may not touch."""
+        asked = self._asked(kind)
+        return {stage: (manifest,) for stage, manifest in self.stages.items() if manifest not in asked}
+
+    async def _evict(self, kind: str, disk: MortalDisk, step: int) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # tasks of a dead process are nobody's
+        async with self._node() as node:
+            await node.settled()
+            with disk.mounted():
+                disk.die_at(step)
+                await node.evictions.evict(self._command(kind))
+                disk.die_at(0)
+
+    # --- what is left ---
+
+    def _look(self, kind: str) -> None:
+        """With plain reads, as a job does: views are whole, and one that is taken away by force is whole or gone."""
+        self.faults += [f"{name} is wrong" for name in wrong_files(self.cache)]
+        self.faults += broken_views(self.cache, self.world, self._staying(kind), {})
+        for stage, manifest in self.stages.items():
+            place = self.cache / "mounts" / stage / "m0"
+            if place.is_dir() and tree(place) != self.world.files[manifest]:
+                self.faults.append(f"the view of {stage} has a hole")
+
+    async def _start_again(self, kind: str) -> None:
+        async with self._node() as node:
+            await node.settled()
+            self._check(node, kind)
+            again = await node.evictions.evict(self._command(kind))
+            await node.settled()
+            refused = {item.manifest for item in again if item.refused}
+            held = set(node.cache.index.manifests())
+            if kind != "force" and refused != {str(one) for one in self.stages.values()}:
+                self.faults.append(f"what is leased was not refused: {refused}")
+            if held != set(self.world.manifests) - set(self._asked(kind)):
+                self.faults.append("the eviction, asked for again, does not come to its end")
+            self._check(node, kind)
+
+    def _check(self, node: LocalNode, kind: str) -> None:
+        self.faults += differences(node, self.cache, self._staying(kind), {})
+        index, asked = node.cache.index, self._asked(kind)
+        for manifest in self.world.manifests:
+            if manifest not in index.manifests() and manifest not in asked:
+                self.faults.append(f"{manifest} went without being asked for")
+            if manifest in index.manifests() and not index.is_complete(manifest):
+                self.faults.append(f"{manifest} was evicted in part")
+        whole = {manifest: (stage,) for stage, (manifest,) in ready_on_disk_once(self.cache).items()}
+        self.faults += [f"{one} is READY and not held" for one in whole if one not in index.manifests()]
+        self._look(kind)
+
+
+def ready_on_disk_once(cache: Path) -> dict[str, tuple[Digest]]:
+    """READY stages as recorded, each of which names one manifest."""
+    return {stage: (manifests[0],) for stage, manifests in ready_on_disk(cache).items()}
+
+
+def run(seeds: int) -> dict[str, Any]:
+    """So many directories; stops at the first where something is wrong."""
+    shrink()
+    asyncio.to_thread = cast("Any", inline)
+    logging.disable(logging.CRITICAL)
+    memory = Path("/dev/shm")
+    counts: Counter[str] = Counter()
+    for seed in range(1, seeds + 1):
+        root = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+        ground = Ground(root, seed)
+        try:
+            ground.run()
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        counts.update(ground.counts)
+        if ground.faults:
+            return {"seed": seed, "counts": counts, "faults": ground.faults[:20]}
+    return {"seed": seeds, "counts": counts, "faults": []}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(int(sys.argv[1]))))

@@ -1,0 +1,124 @@
+"""A mirror on a disk whose power fails: what is asked of it, step by step, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+import httpx2
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
+from bdn.mirror.app import MirrorService
+from tests.doubles.hub import Hub
+from tests.support.agent.rig import MIB, noise
+from tests.support.mirror.process import SERVE, ServingProcess
+from tests.support.mirror.service import Json, MirrorUnderTest, source
+from tests.support.network.egress import ALLOW_LOOPBACK
+
+KEY: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+
+
+@cache
+def repositories() -> dict[str, dict[str, bytes]]:
+    """Files of several chunks, of one, and packed ones."""
+    small = {f"{number}.json": noise(50_000, number) for number in range(9)}
+    return {
+        "org/one": {"weights.bin": noise(2 * CHUNK_SIZE + 100_000, 11), "one.bin": noise(MIB + 5, 12), **small},
+        "org/two": {"other.bin": noise(MIB + 7, 13), **{f"two/{name}": content for name, content in small.items()}},
+        "org/three": {"more.bin": noise(MIB + 9, 14), "config.json": b"{}"},
+    }
+
+
+def fill(hub: Hub) -> None:
+    """The upstream that the mirror reads."""
+    for name, files in repositories().items():
+        hub.repo(name).commit(files)
+
+
+@dataclass
+class Central:
+    """One mirror's data directory on ``place``, and the user who asks for mirrors. ``ready`` is what it was told."""
+
+    hub: Hub
+    place: Path
+    ready: dict[str, Json] = field(default_factory=dict)  # by repository
+    done: int = 0
+
+    @property
+    def data_dir(self) -> Path:
+        return self.place / "mirror"
+
+    async def start(self, command: Sequence[str] = SERVE) -> ServingProcess:
+        environ = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": self.hub.url, "BDN_SECRETS_KEY": KEY}
+        return await ServingProcess.start(self.data_dir, command=command, BDN_TRANSFERS="4", **environ)
+
+    # --- the user ---
+
+    async def live(self, process: ServingProcess) -> None:
+        """Go on with the next thing that the user wants, to the end."""
+        mirror = self._client(process)
+        actions: list[Callable[[], Awaitable[Any]]] = [
+            lambda: self._mirror(mirror, "org/one"),
+            lambda: self._mirror(mirror, "org/two"),
+            lambda: self._evict(mirror, "org/two"),
+            lambda: mirror.http.put("/secrets/a-secret", json={"value": "of mine"}),
+            lambda: self._mirror(mirror, "org/three"),
+            lambda: self._mirror(mirror, "org/two"),
+        ]
+        for action in actions[self.done :]:
+            await action()
+            self.done += 1
+
+    async def until_killed(self, process: ServingProcess) -> bool:
+        """The same, until the process has ended; whether all was done before."""
+        living = asyncio.create_task(self.live(process))
+        ending = asyncio.create_task(process.process.wait())
+        await asyncio.wait([living, ending], return_when=asyncio.FIRST_COMPLETED, timeout=120)
+        is_done = living.done() and living.exception() is None
+        for task in (living, ending):
+            task.cancel()
+            with suppress(asyncio.CancelledError, httpx2.HTTPError, ValueError, AssertionError):
+                await task
+        return is_done
+
+    async def _mirror(self, mirror: MirrorUnderTest, name: str) -> None:
+        self.ready[name] = await mirror.ready(source(f"hf://{name}"))
+
+    async def _evict(self, mirror: MirrorUnderTest, name: str) -> None:
+        if name in self.ready:
+            manifest = self.ready.pop(name)["sources"][0]["manifest"]
+            await mirror.http.post("/evictions", params={"wait": 20}, json={"manifest": manifest, "tier": "mirror"})
+
+    def _client(self, process: ServingProcess) -> MirrorUnderTest:
+        return MirrorUnderTest(cast("MirrorService", None), process.http, self.data_dir)
+
+    # --- what is left ---
+
+    def wrong_files(self) -> Iterator[Path]:
+        """Chunks under their names that are not what these say. Absent ones are none."""
+        for path in self.data_dir.glob("store/chunks/*/*/*"):
+            if digest_of(path.read_bytes()).hex != path.name:
+                yield path
+
+    async def lost(self, process: ServingProcess) -> list[str]:
+        """What was READY and is not there, or cannot be had without the upstream."""
+        mirror, lost = self._client(process), []
+        for name, document in self.ready.items():
+            status = (await mirror.http.get(f"/mirror/{document['id']}")).json().get("status")
+            if status != "READY" or await mirror.tree(document["sources"][0]["manifest"]) != repositories()[name]:
+                lost.append(f"{name}: {status}")
+            elif (await mirror.ready(source(f"hf://{name}")))["bytes_transferred"]:
+                lost.append(f"{name}: was copied again")
+        if self.done > 3 and "a-secret" not in (await mirror.http.get("/secrets")).text:
+            lost.append("the secret")
+        return lost
+
+    def stray(self) -> list[Path]:
+        """What is left over of work that was interrupted."""
+        return [*self.data_dir.glob("store/incoming/*"), *self.data_dir.glob(".*.pem.*")]

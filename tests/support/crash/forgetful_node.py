@@ -1,0 +1,211 @@
+"""An agent on a disk whose power fails: what a job controller asks of it, step by step, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of, file_digest
+from bdn.core.errors import BdnError
+from bdn.core.grant import GrantedMount, stage_id_of
+from bdn.core.manifest import Manifest
+from bdn.net.client.mirror_client import AgentClient
+from bdn.wire.stage_schema import Stage, StageRequest
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.process import COMMAND, Daemon, Program
+from tests.support.agent.rig import MIB, disk_bytes, noise
+from tests.support.content.trees import tree
+
+Tree = dict[str, bytes]
+
+
+@cache
+def trees() -> dict[str, Tree]:
+    """Files of every kind, by the name of their manifest: of several chunks, of one, and packed ones."""
+    small = {
+        name: {f"{name}/{number}.bin": noise(60_000, 100 * seed + number) for number in range(12)}
+        for seed, name in enumerate("abc")
+    }
+    return {
+        "a": {
+            "weights.bin": noise(CHUNK_SIZE + 100_000, 1),
+            "one.bin": noise(MIB + 5, 2),
+            "none": b"",
+            **small["a"],
+        },
+        "b": {"other.bin": noise(MIB + 7, 3), **small["b"]},
+        "c": {"more.bin": noise(MIB + 9, 4), **small["c"]},
+    }
+
+
+BUDGET: Final = CHUNK_SIZE + 100_000 + 5 * MIB + MIB // 2  # a and one of the others: c evicts b
+
+
+JOBS: Final = {"job-a": "a", "job-b": "b", "job-c": "c", "job-d": "a"}  # what they stage
+
+
+@dataclass
+class Life:
+    """What the controller knows: which stages it was told are READY, and how far it has come."""
+
+    ready: dict[str, Stage] = field(default_factory=dict)  # by job
+    done: int = 0
+
+
+@dataclass
+class Node:
+    """One agent's directory on ``disk`` (any folder), and the controller who uses it."""
+
+    mirror: AgentMirror
+    place: Path
+    logs: Path
+    command: tuple[str, ...] = COMMAND
+    life: Life = field(default_factory=Life)
+
+    def __post_init__(self) -> None:
+        self.manifests: dict[str, Manifest] = {name: self.mirror.publish(files) for name, files in trees().items()}
+        self.program = Program(
+            self.logs,
+            self.mirror.url,
+            {"BDN_AGENT_CACHE_DIR": str(self.cache), "BDN_AGENT_CACHE_BYTES": str(BUDGET)},
+            self.command,
+        )
+
+    @property
+    def unharmed(self) -> Program:
+        """The same without a fuse."""
+        return replace(self.program, command=COMMAND)
+
+    @property
+    def cache(self) -> Path:
+        return self.place / "cache"
+
+    def view(self, job: str) -> Path:
+        """Where the job finds its files."""
+        mount = GrantedMount("/m0", self.manifests[JOBS[job]].digest, "hf://org/model-0")
+        return self.cache / "mounts" / stage_id_of(job, "org", (mount,)) / "m0"
+
+    # --- the controller ---
+
+    async def live(self, daemon: Daemon) -> None:
+        """Go on with the next thing that the controller wants, to the end."""
+        actions: list[Callable[[AgentClient], Awaitable[None]]] = [
+            lambda client: self._stage(client, "job-a"),
+            lambda client: self._stage(client, "job-b"),
+            lambda client: self._release(client, "job-b"),
+            lambda client: self._stage(client, "job-c"),
+            lambda client: self._stage(client, "job-d"),
+            lambda client: self._release(client, "job-d"),
+        ]
+        for action in actions[self.life.done :]:
+            await action(daemon.client)
+            self.life.done += 1
+
+    async def until_killed(self, daemon: Daemon) -> bool:
+        """The same, until the agent's process has ended; whether all was done before."""
+        living = asyncio.create_task(self.live(daemon))
+        ending = asyncio.create_task(daemon.process.wait())
+        await asyncio.wait([living, ending], return_when=asyncio.FIRST_COMPLETED, timeout=120)
+        is_done = living.done() and living.exception() is None
+        assert is_done or daemon.process.returncode is not None or ending.done() or living.done(), "nothing happens"
+        for task in (living, ending):
+            task.cancel()
+            with suppress(asyncio.CancelledError, BdnError):
+                await task
+        return is_done
+
+    async def _stage(self, client: AgentClient, job: str) -> None:
+        grant = self.mirror.grant(self.manifests[JOBS[job]])
+        stage = await client.stage(StageRequest(job_id=job, grant=grant))
+        while stage.state in ("PENDING", "STAGING"):
+            stage = await client.stage_by_id(stage.id, 60)
+        assert stage.state == "READY", stage.error
+        self.life.ready[job] = stage
+
+    async def _release(self, client: AgentClient, job: str) -> None:
+        stage = self.life.ready.pop(job, None)
+        if stage is not None:
+            with suppress(BdnError):
+                await client.unstage(stage.id)
+
+    @staticmethod
+    async def kill(daemon: Daemon) -> None:
+        """If it still lives."""
+        with suppress(ProcessLookupError):
+            await daemon.kill()
+
+    # --- what is left ---
+
+    def restart_machine(self) -> None:
+        """What a power loss does besides: the kernel has another name for its time, if anything says so."""
+        owner = self.cache / "owner"
+        if owner.exists():
+            owner.write_text(json.dumps({"pid": 1, "boot_id": "another"}))
+
+    def wrong_files(self) -> list[str]:
+        """Whole files and files of views that are not what they should be. Absent ones are none."""
+        return [*self._wrong_whole(), *self._wrong_in_views()]
+
+    def _wrong_whole(self) -> Iterator[str]:
+        for path in self.cache.glob("files/*/[!.]*"):
+            content = path.read_bytes()
+            chunks = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+            if file_digest(len(content), map(digest_of, chunks)).hex != path.name:
+                yield str(path)
+
+    def _wrong_in_views(self) -> Iterator[str]:
+        known = set(itertools.chain.from_iterable(files.items() for files in trees().values()))
+        for view in self.cache.glob("mounts/stg_*/m0"):
+            if ".building" not in view.parent.name:
+                for path, content in tree(view).items():
+                    if (path, content) not in known:
+                        yield f"{view}: {path}"
+
+    async def lost_stages(self, daemon: Daemon) -> list[str]:
+        """Jobs that were told READY and do not have their files now, each after the agent had the time to mend it."""
+        lost = []
+        for job, known in self.life.ready.items():
+            try:
+                stage = await daemon.client.stage_by_id(known.id, 60)
+                while stage.state in ("PENDING", "STAGING"):
+                    stage = await daemon.client.stage_by_id(known.id, 60)
+            except BdnError as error:
+                lost.append(f"{job}: {error}")
+                continue
+            if stage.state != "READY" or tree(Path(stage.mounts[0].path)) != trees()[JOBS[job]]:
+                lost.append(f"{job}: {stage.state} {stage.error}")
+        return lost
+
+    def fetched_again(self) -> int:
+        """Chunks of READY stages that were asked for since the mirror's counters were forgotten."""
+        held = {stage.mounts[0].manifest for stage in self.life.ready.values()}
+        chunks = {
+            chunk
+            for manifest in self.manifests.values()
+            if str(manifest.digest) in held
+            for path in (entry.path for entry in manifest.files if entry.size)
+            for chunk in self.mirror.chunks(manifest, path)
+        }
+        return sum(self.mirror.chunk_requests[chunk] for chunk in chunks)
+
+    async def ledger_differs(self, daemon: Daemon) -> str | None:
+        """None when the cache's figures are what is on the disk, and nothing is left of what was under way."""
+        use = (await daemon.client.cache()).tiers["node"]
+        there = disk_bytes(self.cache)
+        stray = [
+            *(self.cache / "filling").iterdir(),
+            *self.cache.glob("files/*/.*"),
+            *self.cache.glob("mounts/*.building"),
+        ]
+        stray += [*(self.cache / "cluster/incoming").iterdir(), *self.cache.glob("*/*.tmp")]
+        if (use.committed, use.reserved) == (there, 0) and not stray:
+            return None
+        return f"committed {use.committed}, reserved {use.reserved}, on disk {there}, left over {stray}"

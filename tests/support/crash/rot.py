@@ -1,0 +1,76 @@
+"""Disks that rot: what happens to bytes when nobody looks, and what an agent has to show for it afterwards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bdn.core.digest import Digest
+from bdn.core.manifest import Manifest
+from node_agent.agent import Agent
+from tests.support.agent.rig import Clock, metrics
+
+WEEK = 7 * 86400.0
+
+
+def flip(path: Path, offset: int) -> None:
+    """One bit."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x40]))
+
+
+def zero(path: Path, offset: int) -> None:
+    """A page, or what there is of it."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(bytes(min(4096, path.stat().st_size - offset)))
+
+
+def truncate(path: Path, offset: int) -> None:
+    """Everything behind it."""
+    with path.open("r+b") as file:
+        file.truncate(offset)
+
+
+DAMAGES: dict[str, Callable[[Path, int], None]] = {"flipped": flip, "zeroed": zero, "truncated": truncate}
+
+
+def digest_of_path(manifest: Manifest, path: str) -> Digest:
+    return next(entry.digest for entry in manifest.files if entry.path == path)
+
+
+def cached(agent: Agent, manifest: Manifest, path: str) -> Path:
+    """Where the cache has a file of the manifest."""
+    return agent.places.file(digest_of_path(manifest, path))
+
+
+def now() -> Clock:
+    """A clock that the test moves, and that grants are good by."""
+    return Clock(time.time())
+
+
+async def a_week_later(agent: Agent, clock: Clock) -> None:
+    """The scrub's round that begins then is over."""
+    await agent.scrub.rounds.catch_up()  # what was under way
+    clock.now += WEEK
+    await agent.scrub.rounds.catch_up()
+
+
+async def figures(agent: Agent) -> dict[str, float]:
+    """The agent's metrics."""
+    return metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
+
+
+def repaired(found: dict[str, float], tier: str = "node", outcome: str = "repaired") -> float:
+    """How many chunks the metrics count."""
+    return found.get(f'bdn_agent_damaged_chunks_total{{outcome="{outcome}",tier="{tier}"}}', 0)
+
+
+def evidence(agent: Agent) -> list[dict[str, object]]:
+    """What the quarantine says."""
+    return [json.loads(path.read_bytes()) for path in sorted(agent.places.quarantine.glob("*.json"))]

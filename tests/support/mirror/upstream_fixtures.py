@@ -1,0 +1,116 @@
+"""Fixtures of the tests that play failures of upstreams; named by ``pytest_plugins`` in the modules that use them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.doubles.gcs import GcsServer
+from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Server
+from tests.support.mirror.scripted_upstreams import (
+    LARGE,
+    STALL,
+    TRANSFERS,
+    Pauses,
+    ScriptedGcs,
+    ScriptedHub,
+    ScriptedR2,
+    ScriptedS3,
+    ScriptedUpstream,
+)
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test
+from tests.support.network.fault_proxy import FaultProxy
+
+
+@pytest.fixture
+def gcs() -> Iterator[GcsServer]:
+    with GcsServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["hf", "s3", "gs"])
+def upstream(request: pytest.FixtureRequest, upstreams: None, monkeypatch: pytest.MonkeyPatch) -> ScriptedUpstream:
+    hub: Hub = request.getfixturevalue("hub")
+    s3: S3Server = request.getfixturevalue("s3")
+    match request.param:
+        case "hf":
+            return ScriptedHub(hub)
+        case "s3":
+            return ScriptedS3(s3)
+        case "r2":
+            monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+            monkeypatch.setenv("BDN_R2_ENDPOINT_URL", s3.url)
+            return ScriptedR2(s3)
+        case _:
+            server: GcsServer = request.getfixturevalue("gcs")
+            scripted = ScriptedGcs(server)
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+            monkeypatch.setenv("BDN_GOOGLE_TOKEN_URL", server.token_url)
+            monkeypatch.setenv("BDN_SECRET_GS_KEY", scripted.secret)
+            return scripted
+
+
+@pytest.fixture
+def proxy(
+    request: pytest.FixtureRequest, upstream: ScriptedUpstream, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultProxy]:
+    """In front of the bucket's server, or of the CDN to which the hub sends who wants bytes. It plays on the large file's."""
+    monkeypatch.setattr("bdn.mirror.work._UPSTREAM_TIMEOUT_SECONDS", 1.0)
+    match request.node.callspec.params["upstream"]:
+        case "hf":
+            url, name = hub.cdn_url, ""
+        case "s3":
+            url, name = request.getfixturevalue("s3").url, "AWS_ENDPOINT_URL_S3"
+        case "r2":
+            url, name = request.getfixturevalue("s3").url, "BDN_R2_ENDPOINT_URL"
+        case _:
+            url, name = request.getfixturevalue("gcs").url, "STORAGE_EMULATOR_HOST"
+    there = urlsplit(url)
+    proxy = FaultProxy((there.hostname or "", there.port or 0), chosen=_is_content)
+    with proxy.running():
+        if name:
+            monkeypatch.setenv(name, proxy.url)
+        else:
+            monkeypatch.setattr(hub._cdn, "url", proxy.url)
+        yield proxy
+
+
+def _is_content(asked: str) -> bool:
+    return asked.startswith("GET ") and LARGE in asked and ("/o/" not in asked or "alt=media" in asked)
+
+
+@pytest.fixture
+def pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture
+def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk whose predecessor failed is not held for seconds."""
+    monkeypatch.setattr("bdn.mirror.ingest.whole_check.TURN_SECONDS", 0.2)
+
+
+@asynccontextmanager
+async def _hasty(pauses: Pauses, folder: Path) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror that waits for nothing and gives up on silence soon."""
+    async with mirror_under_test(folder / "mirror", pause=pauses, stall=STALL, transfers=TRANSFERS) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+async def hasty(
+    upstream: ScriptedUpstream, no_turns: None, pauses: Pauses, tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    async with _hasty(pauses, tmp_path) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+async def hasty_hub(upstreams: None, no_turns: None, pauses: Pauses, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with _hasty(pauses, tmp_path) as mirror:
+        yield mirror

@@ -1,0 +1,191 @@
+"""Breaks a copy of the project in one way after the other, and asks the test that should notice.
+
+``python -m tests.support.promises.breakages [WORD]`` tries all, or those whose file or breakage holds WORD, after it has seen their
+tests pass on a copy that is whole, prints what was noticed, how, and what was not, and writes their rows of
+``docs/mutants-promises.md``. It never touches what it breaks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+import tests.breakages
+
+AT_ONCE = 3  # most tests wait for processes that they start
+COPIED = ("bdn", "node_agent", "migrations", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
+HEADER = """# Breakages that the tests of the promises catch
+
+Each row is one small change that makes the code break a promise of the README, and the test that fails because of it. Made by
+`python -m tests.support.promises.breakages`, which sees all of these tests pass, then applies one breakage after the other to a copy.
+
+| promise | file | breakage | caught by |
+|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One change: ``old``, which stands once in ``file``, becomes ``new``; then ``test`` (a node id) fails, and so do ``also``.
+
+    ``is_full``: in ``make fault``, and perhaps not in ``make test``.
+    """
+
+    promise: str
+    file: str
+    what: str
+    old: str
+    new: str
+    test: str
+    also: tuple[str, ...] = ()
+    is_full: bool = False
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Every test that notices."""
+        return (self.test, *self.also)
+
+
+def all_breakages() -> list[Breakage]:
+    """Those of every module of ``tests.breakages``, in order of promises."""
+    modules = [
+        importlib.import_module(f"tests.breakages.{found.name}")
+        for found in pkgutil.iter_modules(tests.breakages.__path__)
+    ]
+    return sorted(
+        (breakage for module in modules for breakage in module.BREAKAGES), key=lambda one: (one.promise, one.file)
+    )
+
+
+class Copies:
+    """Copies of the project, taken in turn: what is broken in one is put back, and only that is compiled anew."""
+
+    def __init__(self, root: Path, folder: Path, count: int) -> None:
+        self._free: Queue[Path] = Queue()
+        for number in range(count):
+            copy = folder / str(number)
+            for name in COPIED:
+                if (root / name).is_dir():
+                    shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(root / name, copy / name)
+            self._free.put(copy)
+
+    @contextmanager
+    def one(self) -> Iterator[Path]:
+        """A copy that is whole, and is again afterwards."""
+        copy = self._free.get()
+        try:
+            yield copy
+        finally:
+            self._free.put(copy)
+
+    @contextmanager
+    def broken(self, breakage: Breakage) -> Iterator[Path | None]:
+        """A copy with the breakage; None where it cannot be applied."""
+        with self.one() as copy:
+            file = copy / breakage.file
+            source = file.read_text()
+            if source.count(breakage.old) != 1:
+                yield None
+                return
+            file.write_text(source.replace(breakage.old, breakage.new))
+            try:
+                yield copy
+            finally:
+                file.write_text(source)
+
+
+def failing_before(copies: Copies, chosen: Sequence[Breakage]) -> list[str]:
+    """What pytest says of the tests that fail, or are not found, on a copy that is whole: they prove nothing."""
+    said = []
+    for is_full in (False, True):
+        tests = {test for one in chosen if one.is_full is is_full for test in one.tests}
+        if tests:
+            with copies.one() as copy:
+                status, last = _run(copy, sorted(tests), is_full=is_full, at_once=AT_ONCE)
+            if status != 0:
+                said.append(f"exit status {status}: {last}")
+    return said
+
+
+def blind(copies: Copies, breakage: Breakage) -> list[str]:
+    """Which of its tests do not fail on a copy with the breakage; all of them where it cannot be applied."""
+    unmoved = []
+    with copies.broken(breakage) as copy:
+        for test in breakage.tests:
+            status, last = _run(copy, [test], is_full=breakage.is_full) if copy else (0, "cannot be applied")
+            print(f"exit status {status}: {breakage.file}: {breakage.what}: {last}", file=sys.stderr, flush=True)
+            if status != 1:
+                unmoved.append(test)
+    if unmoved:
+        print(f"NOT NOTICED by {unmoved}: {breakage.file}: {breakage.what}", file=sys.stderr, flush=True)
+    return unmoved
+
+
+def _run(copy: Path, tests: Sequence[str], *, is_full: bool, at_once: int = 0) -> tuple[int, str]:
+    """Pytest's status (0 passed, 1 failed, and others that mean that nothing was tested), and what it says of failures."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'tmp'}"]
+    command += ["-n", str(at_once), "--dist", "worksteal"] if at_once else ["-x"]
+    environment = os.environ | {"PYTHONPATH": str(copy)} | ({"BDN_FAULT": "full"} if is_full else {})
+    try:
+        done = subprocess.run(
+            [*command, *tests],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1200 if at_once else 600,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, "a hang"  # is noticed, too
+    found = re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)
+    return done.returncode, "; ".join(line[:300] for line in found[:5])
+
+
+def main() -> int:
+    """Exit status 1 when a breakage was not noticed, or a test fails without any."""
+    root = Path(__file__).parents[3]
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    chosen = [one for one in all_breakages() if word in f"{one.promise} {one.file} {one.what} {one.tests}"]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as tries:
+        copies = Copies(root, Path(folder), AT_ONCE)
+        if said := failing_before(copies, chosen):
+            print("some of the tests fail on what is not broken", *said, sep="\n", file=sys.stderr)
+            return 1
+        outcomes = list(zip(chosen, tries.map(lambda one: blind(copies, one), chosen), strict=True))
+    survivors = sum(bool(unmoved) for _, unmoved in outcomes)
+    page = root / "docs/mutants-promises.md"
+    page.write_text(_page(outcomes, page.read_text() if page.exists() else ""))
+    print(f"{len(outcomes)} breakages, {survivors} not noticed")
+    return 1 if survivors else 0
+
+
+def _page(outcomes: Sequence[tuple[Breakage, list[str]]], before: str) -> str:
+    """All breakages: those of ``outcomes`` as they came out, the others as they stood before, if they did."""
+    rows = {row.rpartition(" | ")[0]: row for row in before.splitlines()}
+    for one, unmoved in outcomes:
+        seen = ", ".join(f"`{test.rpartition('::')[2]}`" for test in one.tests if test not in unmoved) or "**nothing**"
+        rows[_begun(one)] = f"{_begun(one)} | {seen} |"
+    return HEADER + "".join(f"{rows[_begun(one)]}\n" for one in all_breakages() if _begun(one) in rows)
+
+
+def _begun(one: Breakage) -> str:
+    return f"| {one.promise} | `{one.file}` | {one.what}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
