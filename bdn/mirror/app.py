@@ -1,4 +1,4 @@
-"""The mirror put together: ``open_mirror`` reads like the picture in ARCHITECTURE, from upstreams to agents."""
+"""The mirror put together: ``open_mirror`` reads like the picture in the README, from upstreams to agents."""
 
 from __future__ import annotations
 
