@@ -119,7 +119,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_looks.py",
+        "bdn/mirror/shared_look.py",
         "what nobody asks any more is remembered",
         "if not wanted.askers:",
         "if wanted.askers > 1_000_000:",
