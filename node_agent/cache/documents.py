@@ -14,7 +14,7 @@ from node_agent.disk.places import Places
 
 @dataclass(frozen=True)
 class HeldDocuments:
-    """A ``DocumentShelf`` over the folder ``manifests``. ``verify`` checks a grant; None lets everybody read (loopback only).
+    """A ``ServedDocuments`` over the folder ``manifests``. ``verify`` checks a grant; None lets everybody read (loopback only).
 
     They go out as they lie on the disk: whoever asks checks them, as it would the mirror's.
     """

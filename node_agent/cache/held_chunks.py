@@ -34,7 +34,7 @@ class Slice:
 
 
 class NodeShelf:
-    """A ``ChunkShelf`` over the cluster tier, the parts that are being filled, and ``files``. Safe for any thread.
+    """A ``ServedChunks`` over the cluster tier, the parts that are being filled, and ``files``. Safe for any thread.
 
     A file of one chunk is found by its own name and costs no memory here; only larger files have entries.
     """

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from bdn.wire import stage_schema
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import TERMINAL, StageMount
 from node_agent.fetch.retry_budget import Effort
 from node_agent.stage.progress import Rate, StageProgress, bytes_done
