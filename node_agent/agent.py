@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from node_agent.cache.node_cache import NodeCache
-from node_agent.disk.fitness import check_fitness
+from node_agent.disk.cache_directory import check_fitness
 from node_agent.disk.places import Places
 from node_agent.journal.journal import Journal
 from node_agent.metrics import Metrics

@@ -19,7 +19,7 @@ from node_agent.jobs import Jobs, open_jobs, stages_of
 from node_agent.metrics import Metrics
 from node_agent.scrubbing import Scrub, open_scrub
 from node_agent.settings import AgentSettings
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 
 
 @asynccontextmanager

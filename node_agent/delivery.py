@@ -15,7 +15,7 @@ from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.pacing import pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.catalogue import Catalogue
-from node_agent.cache.documents import HeldDocuments
+from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.disk.group_sync import GroupSync
 from node_agent.fetch.bandwidth import Bandwidth
 from node_agent.fetch.chain import Supplier

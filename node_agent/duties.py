@@ -9,7 +9,7 @@ from bdn import __version__
 from bdn.net.client.mirror_client import MirrorClient
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.delivery import Delivery
-from node_agent.disk.owner import boot_id
+from node_agent.disk.cache_directory import boot_id
 from node_agent.ground import Ground
 from node_agent.jobs import Jobs
 from node_agent.mirror_link.evictions import Evictions

@@ -13,22 +13,21 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.eviction import Removal
 from node_agent.cache.held_chunks import NodeShelf
-from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.cache.node_cache import Clock, NodeCache, UseClock
 from node_agent.cache.records import ManifestRecords
-from node_agent.cache.removal import Removal
 from node_agent.cache.scan import Scanner
 from node_agent.cache.space import Allowed, Space
-from node_agent.cache.suspects import Suspects
-from node_agent.cache.use_clock import UseClock
 from node_agent.change_signal import News
 from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.fetch.members import Members
 from node_agent.journal.journal import Journal
 from node_agent.metrics import Metrics
+from node_agent.scrub.record import Suspects
 from node_agent.settings import AgentSettings
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from node_agent.trust import Trust
 
 

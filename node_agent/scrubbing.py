@@ -13,17 +13,11 @@ from node_agent.delivery import Delivery
 from node_agent.ground import Ground
 from node_agent.jobs import Jobs
 from node_agent.mirror_link.verifications import Verifications
-from node_agent.scrub.demotion import Demotion
-from node_agent.scrub.examination import Examination
-from node_agent.scrub.findings import Telling
-from node_agent.scrub.layouts import KnownLayouts
-from node_agent.scrub.mending import Mending
-from node_agent.scrub.reading import Reading
+from node_agent.scrub.findings import KnownLayouts, Telling
+from node_agent.scrub.reading import Examination, Reading
 from node_agent.scrub.record import ScrubRecord
-from node_agent.scrub.refill import Refill
-from node_agent.scrub.relinking import Relinking
-from node_agent.scrub.right_bytes import RightBytes
-from node_agent.scrub.rights import Rights
+from node_agent.scrub.repair import Demotion, Mending, Relinking
+from node_agent.scrub.right_bytes import Refill, RightBytes, Rights
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles

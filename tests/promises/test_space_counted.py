@@ -24,7 +24,7 @@ from node_agent.cache.space import Room
 from node_agent.ground import open_ground
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from tests.support.agent.cache import cached, put
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged

@@ -29,7 +29,7 @@ from node_agent.metrics import Metrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from node_agent.stage.stages import Stages
 from tests.support.agent.cache_world import World
 from tests.support.agent.rig import Clock

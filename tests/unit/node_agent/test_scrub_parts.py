@@ -19,14 +19,12 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.verification_schema import LISTED, DamagedItem
 from node_agent.cache.quarantine import Evidence, Quarantine
-from node_agent.cache.suspects import Suspects
 from node_agent.scrub.findings import Findings
-from node_agent.scrub.mending import Mending
-from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.record import ScrubRecord, Suspects
+from node_agent.scrub.repair import Mending
 from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord
-from node_agent.stage.registry import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageBook
 from tests.support.agent.rig import noise
 from tests.support.content.names import named
 
@@ -213,7 +211,7 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.verification_schema import LISTED, DamagedItem
 from node_agent.scrub.findings import Findings
-from node_agent.scrub.mending import Mending
+from node_agent.scrub.repair import Mending
 path = Path(sys.argv[1])
 os.chown(path, 65534, 65534)
 os.setgid(65534), os.setuid(65534)
