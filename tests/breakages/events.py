@@ -73,9 +73,9 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/ground.py",
+        "node_agent/cache/tiers.py",
         "what a start finds is not written down",
-        "await in_thread(ground.journal.record, scanner.decisions)",
+        "await in_thread(journal.record, scanner.decisions)",
         "pass",
         f"{_WHY}::test_whatever_happens_the_last_event_about_a_manifest_explains_where_it_is",
     ),

@@ -112,7 +112,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/ground.py",
+        "node_agent/cache/tiers.py",
         "uses before a restart are forgotten by the clock of uses",
         "            uses.seen(order.last_used(manifest))\n",
         "            pass\n",
