@@ -1,4 +1,4 @@
-"""The control API (CONTRACT section 3): paths and documents, and not a rule of their own."""
+"""The control API: paths and documents, and not a rule of their own."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def _named(paths: Iterable[Path]) -> Iterator[Digest]:
 def _write_synced(path: Path, content: Buffer, kept_at: float) -> None:
     """Write past the page cache where the memory is page-aligned and the file system allows it, and sync.
 
-    On the machine of ARCHITECTURE's table that is twice to three times as fast as through the cache, and it leaves the
+    That is twice to three times as fast as through the cache (docs/adr/0011), and it leaves the
     cache to what is read.
     """
     view = memoryview(content)
