@@ -1,7 +1,7 @@
 """The data plane's server: chunks by name, straight from files to sockets with ``sendfile``.
 
-It does not go through uvicorn: on the machine of ARCHITECTURE's table that costs a factor of four to eight. It has no thread per
-connection either: one that waits (for a request, a slow reader, a chunk on its way) waits in ``epoll`` and costs 2 KB.
+It does not go through uvicorn, which costs a factor of four to eight (docs/adr/0010). It has no thread per connection
+either: one that waits (for a request, a slow reader, a chunk on its way) waits in ``epoll`` and costs 2 KB.
 
     accept → poller → worker: advance until it would block → poller …
 """

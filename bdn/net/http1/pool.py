@@ -1,6 +1,6 @@
 """Persistent HTTP connections for byte threads: plain blocking sockets, so that a body lands in our buffer in one copy.
 
-See *Measured* in ARCHITECTURE for why no asyncio client carries bytes.
+docs/adr/0010 has the figures: why no asyncio client carries bytes; docs/adr/0007 why ``http.client`` and h11 do not.
 """
 
 from __future__ import annotations
