@@ -1,35 +1,98 @@
-"""The mirror put together: ``open_mirror`` reads like the picture in ARCHITECTURE, from upstreams to agents."""
+"""The mirror put together: ``open_mirror`` reads top to bottom in the order of the picture, from upstreams to agents."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from fastapi import FastAPI
 
-from bdn.core.errors import InvalidRequestError
+from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.streaming import StallPolicy
-from bdn.mirror.delivery import build_api, open_delivery
-from bdn.mirror.ground import open_ground
+from bdn.core.store.layout import FileLayout
+from bdn.disk.make_folder import make_folder
+from bdn.mirror.access.access import Access
+from bdn.mirror.access.tokens import TokenTable
+from bdn.mirror.agents.holdings import Holdings
+from bdn.mirror.agents.members import Roll
+from bdn.mirror.api.collections import build_collections_router
+from bdn.mirror.api.contents import ContentsService, build_contents_router
+from bdn.mirror.api.control import Probes, build_control_router
+from bdn.mirror.api.events import build_events_router
+from bdn.mirror.api.identity import build_identity_router
+from bdn.mirror.api.mirrors import build_mirrors_router
+from bdn.mirror.api.secrets import build_secrets_router
+from bdn.mirror.api.tokens import build_tokens_router
+from bdn.mirror.api.verifications import build_verifications_router
+from bdn.mirror.damages import Damages
+from bdn.mirror.db import mirrors
+from bdn.mirror.db.database import Database
+from bdn.mirror.events import Events
+from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.ingest.flights import Flights
+from bdn.mirror.ingest.ingest import Ingest
+from bdn.mirror.ingest.packer import Packer
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.views import MirrorViews
+from bdn.mirror.ingest.worker import Worker
+from bdn.mirror.keys import load_signer
+from bdn.mirror.metrics import Metrics
+from bdn.mirror.operations.collections import Collections
+from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.names import Names
+from bdn.mirror.operations.prefetches import Prefetches
+from bdn.mirror.operations.verifications import Verifications
+from bdn.mirror.retention.collector import Collector
+from bdn.mirror.retention.restorations import Restorations
+from bdn.mirror.retention.store_eviction import StoreEviction
+from bdn.mirror.scrub.from_agents import AgentSource
+from bdn.mirror.scrub.from_upstream import UpstreamSource
+from bdn.mirror.scrub.reading import StoreReading
+from bdn.mirror.scrub.record_mending import RecordMending
+from bdn.mirror.scrub.record_sources import AgentRecords, UpstreamRecords
+from bdn.mirror.scrub.repair import Repair
+from bdn.mirror.scrub.repair_grants import Lending
+from bdn.mirror.scrub.rounds import Keeper
+from bdn.mirror.scrub.store_verification import StoreVerification
+from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.upkeep import upkeep_of
-from bdn.mirror.upstream.retries import Pause
-from bdn.mirror.upstreams import open_upstreams
+from bdn.mirror.store_opener import open_store
+from bdn.mirror.suspects import Suspects
+from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.issuer import load_issuer
+from bdn.mirror.upstream.metrics import UpstreamMetrics
+from bdn.mirror.upstream.retries import Patience, Pause
+from bdn.mirror.upstream.sealing import Keyring
+from bdn.mirror.upstream.secret_table import SecretTable
+from bdn.mirror.upstream.secrets import Secrets
+from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.mirror.watch import Watch
-from bdn.mirror.work import open_work
+from bdn.net.api_server.service import new_service
+from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.http1.pool import ConnectionPool
+from bdn.sources.settings import UpstreamSettings
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.pacing import Pacer, pacer
+from bdn.transfer.ranged import RangedReader
+from bdn.wire.grants import GrantVerifier
 
 _STALL: Final = StallPolicy()
+_UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
+_AGENT_TIMEOUT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
 class MirrorService:
-    """A running mirror: the worker works and the data plane serves; ``api`` is ready for an HTTP server."""
+    """A running mirror. ``api`` is ready for an HTTP server; ``data_port`` is None where this process serves no chunks."""
 
     api: FastAPI
     requests: MirrorRequests
@@ -50,24 +113,132 @@ async def open_mirror(
 ) -> AsyncIterator[MirrorService]:
     """Everything the mirror is made of, until the block ends.
 
-    ``pause`` waits before an upstream is asked again; ``clock`` tells when credentials and identity tokens end and agents are silent;
-    ``stall`` when a body of an upstream comes too slowly.
+    Args:
+        settings: from the environment.
+        serve: open the data plane.
+        work: run mirrors, collections and the scrub in this process.
+        program: what a second mirror on this data directory is told of the first.
+        pause: waits before an upstream is asked again.
+        clock: tells when credentials and identity tokens end and agents are silent.
+        stall: tells when a body of an upstream comes too slowly.
+
+    Raises:
+        InvalidRequestError: a setting makes no sense.
+        InUseError: another process has the data directory or the data port.
     """
     check_binding(settings)
     async with AsyncExitStack() as stack:
-        ground = await open_ground(stack, settings, program, clock)
+        # Database and store, and what is known to be wrong in them.
+        keyring = Keyring.parse(settings.secrets_key)
+        make_folder(settings.data_dir)
+        if settings.is_embedded:
+            stack.enter_context(_single_process(settings.data_dir, program))
+        database = await _open_database(stack, settings)
+        store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
+        watch, metrics, signer = Watch(), Metrics(database, store), load_signer(settings.data_dir)
+        suspects = Suspects(watch)
+        metrics.damaged_records.set_function(lambda: len(suspects.found))
+        damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
 
-        # upstream → store
-        upstreams, upkeep = await open_upstreams(ground, pause), upkeep_of(ground)
+        # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
+        secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
+        issuer = await asyncio.to_thread(load_issuer, settings, clock)
+        budgets = UpstreamBudgets(settings.transfers, pause=pause)
+        metrics.registry.register(UpstreamMetrics(budgets))
+        retries = Patience(pause, budgets=budgets)
+        surveyor = Surveyor(
+            database,
+            SignIns(secrets, issuer),
+            UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
+            ambient_credentials=settings.auth == "off",
+            limit_files=settings.limit_files,
+            limit_bytes=settings.limit_bytes,
+            clock=clock,
+            asker=retries,
+        )
+
+        # Retention: what leaves the store, and the events that say why.
+        events = Events(database, settings.events_seconds, clock)
+        collector = Collector(database, store, settings.tombstone_seconds, suspects, clock)
+        collections = Collections(
+            database,
+            collector,
+            watch,
+            settings.collect_grace_seconds,
+            settings.collect_seconds,
+            metrics.collected_bytes.inc,
+            clock,
+        )
+
         if work:
-            await open_work(stack, ground, upstreams, upkeep, stall)
+            await stack.enter_async_context(events.expiring())
+            await stack.enter_async_context(collections.running())
 
-        # store → agents
-        delivery = open_delivery(stack, ground, serve=serve)
-        views = MirrorViews(ground.database, ground.signer, settings.grant_seconds)
-        requests = MirrorRequests(ground.database, upstreams.planner(), views, ground.watch)
-        api = build_api(ground, upstreams, upkeep, delivery, requests)
-        yield MirrorService(api, requests, delivery.data_port, ground.watch)
+            # Ingest: upstream → store.
+            connections = stack.enter_context(
+                closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS, egress=settings.egress))
+            )
+            threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
+            ranges = RangedReader(connections, stall=stall)
+            copier, packer = Copier(store, ranges, threads, budgets), Packer(store, ranges, threads, budgets)
+            ingest = Ingest(database, surveyor, copier, packer, Flights[FileLayout](), retries, damages)
+
+            # Scrub: the store is read again, and repaired from agents and upstreams.
+            to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
+            upstream = UpstreamSource(database, surveyor, ranges, threads, retries, budgets)
+            repair = Repair(database, damages, (AgentSource(database, to_agents, signer, clock), upstream), clock)
+            tellers = (AgentRecords(database, signer, clock), UpstreamRecords(database, upstream, copier))
+            mending = RecordMending(database, damages, suspects, tellers, clock, metrics.repaired_records.inc)
+            reading = StoreReading(database, damages, Pacer(settings.scrub_rate), metrics.scrubbed_bytes.inc)
+            verification = StoreVerification(database, reading, repair, mending, watch)
+            keeper = Keeper(database, reading, repair, mending, verification, watch, settings.scrub_seconds, clock)
+            await stack.enter_async_context(keeper.running())
+
+            worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
+            await stack.enter_async_context(worker.running())
+            stack.callback(connections.close)  # runs first: a worker that ends does not wait for a silent upstream
+
+        # Data plane: store → agents.
+        tokens = TokenTable(database, clock)
+        token = settings.token if settings.auth == "token" else None
+        access = Access(token, tokens, GrantVerifier([signer.public_key]), database)
+        chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
+        data_port: int | None = None
+        if serve:
+            pace = pacer(settings.upload_rate)
+            server = ChunkServer(chunks, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc, pace=pace)
+            # In a thread: a worker of the server may be waiting for what it asked of the loop.
+            stack.push_async_callback(asyncio.to_thread, server.close)
+            server.start()
+            data_port = server.port
+
+        # API: what callers may ask.
+        planner = replace(surveyor, asker=retries.for_a_caller_who_waits())
+        views = MirrorViews(database, signer, settings.grant_seconds)
+        requests = MirrorRequests(database, planner, views, watch)
+        store_eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
+        evictions = Evictions(database, store_eviction, watch, clock)
+        prefetches = Prefetches(database, signer, settings.grant_seconds, watch)
+        verifications = Verifications(database, watch, Lending(database, signer, settings.grant_seconds), clock)
+        members = Roll(database, clock)
+        heartbeats = Membership(database, members, evictions, prefetches, verifications, events, signer, watch, clock)
+        contents = ContentsService(database, access, chunks, suspects, Holdings(database), data_port)
+        api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
+        api.state.access = access  # for the routes' callers, see api/callers.py
+        for router in (
+            build_mirrors_router(requests),
+            build_contents_router(contents),
+            build_control_router(evictions, prefetches, heartbeats),
+            build_verifications_router(verifications),
+            build_events_router(events, Names(database)),
+            build_collections_router(collections, Restorations(database, clock)),
+            build_secrets_router(secrets),
+            build_tokens_router(tokens),
+            build_identity_router(issuer),
+            Probes(database, store, metrics).router(),
+        ):
+            api.include_router(router)
+        yield MirrorService(api, requests, data_port, watch)
 
 
 def check_binding(settings: MirrorSettings) -> None:
@@ -76,3 +247,32 @@ def check_binding(settings: MirrorSettings) -> None:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
     if settings.auth == "off" and settings.host not in ("127.0.0.1", "::1", "localhost"):
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
+
+
+async def _open_database(stack: AsyncExitStack, settings: MirrorSettings) -> Database:
+    """The database at this version's schema; an embedded one is migrated, another one must be."""
+    database = Database(settings.effective_database_url)
+    stack.push_async_callback(database.close)
+    if not settings.is_embedded:
+        await database.check_version()
+        return database
+    await database.migrate()
+    async with database.write() as session:
+        await mirrors.release_claims(session)
+    return database
+
+
+@contextmanager
+def _single_process(data_dir: Path, program: str) -> Iterator[None]:
+    """One process has an embedded database; the kernel drops the lock with the process. Raises ``InUseError``."""
+    with (data_dir / "mirror.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            raise InUseError(f"the data directory {data_dir}", (holder,)) from None
+        lock.truncate(0)
+        lock.write(f"{program} (process {os.getpid()})")
+        lock.flush()
+        yield

@@ -55,7 +55,7 @@ BREAKAGES: Final = [
             '("127.0.0.1", "::1", "localhost", "0.0.0.0")', f"{_BINDING}[any address]"),
     _broken("bdn/mirror/app.py", "an empty token opens the mirror", 'settings.auth == "token" and not settings.token:',
             'settings.auth == "token" and settings.token is None:', f"{_BINDING}[empty token]"),
-    _broken("bdn/mirror/upstreams.py", "tenants read with the credentials of the process", 'ambient_credentials=settings.auth == "off",',
+    _broken("bdn/mirror/app.py", "tenants read with the credentials of the process", 'ambient_credentials=settings.auth == "off",',
             "ambient_credentials=True,", f"{_MIRROR}test_with_authentication_the_process_s_own_credentials_are_nobody_s"),
     _broken("bdn/wire/token_schema.py", "an organisation's name is looked at in front alone",
             'Field(pattern=f"^{ORGANISATION_PATTERN}$")', 'Field(pattern=f"^{ORGANISATION_PATTERN}")',

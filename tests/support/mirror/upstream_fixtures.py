@@ -60,7 +60,7 @@ def proxy(
     request: pytest.FixtureRequest, upstream: ScriptedUpstream, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultProxy]:
     """In front of the bucket's server, or of the CDN to which the hub sends who wants bytes. It plays on the large file's."""
-    monkeypatch.setattr("bdn.mirror.work._UPSTREAM_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("bdn.mirror.app._UPSTREAM_TIMEOUT_SECONDS", 1.0)
     match request.node.callspec.params["upstream"]:
         case "hf":
             url, name = hub.cdn_url, ""
