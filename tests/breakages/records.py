@@ -32,7 +32,7 @@ BREAKAGES: Final = [
         _SCRUB,
     ),
     _breakage(
-        "bdn/mirror/db/records.py",
+        "bdn/core/store/damage.py",
         "the record of a file is believed when it has as many chunks as the file",
         "return None if file_digest(size, names) == digest else",
         "return None if names else",

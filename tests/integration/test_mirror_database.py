@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
+from bdn.core.store.damage import content_fault
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.db import contents, mirrors, objects, records
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
@@ -126,7 +127,7 @@ async def test_of_a_file_of_very_many_chunks_the_wanted_objects_alone_are_made_a
     layout = FileLayout.of((chunks - 1) * CHUNK_SIZE + 1, (chunk,) * chunks)
     async with database.write() as session:
         await contents.record_contents(session, {"key": layout}, 1.0)
-    made, threads, right = 0, set[int](), records.content_fault
+    made, threads = 0, set[int]()
 
     def counted(*fields: Any) -> StoredObject:
         nonlocal made
@@ -135,7 +136,7 @@ async def test_of_a_file_of_very_many_chunks_the_wanted_objects_alone_are_made_a
 
     def fault(digest: Digest, size: int, raw: bytes) -> str | None:
         threads.add(threading.get_ident())
-        return right(digest, size, raw)
+        return content_fault(digest, size, raw)
 
     monkeypatch.setattr(objects, "StoredObject", counted)
     for module in (objects, records):

@@ -13,10 +13,11 @@ from sqlalchemy import Row, select
 
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
-from bdn.core.store.scope import scope_of
+from bdn.core.store.damage import content_fault
+from bdn.core.store.slabs import scope_of
 from bdn.mirror.db.database import ReadSession, WriteSession
 from bdn.mirror.db.layouts import is_of, split_digests
-from bdn.mirror.db.records import content_fault, of_manifests
+from bdn.mirror.db.records import of_manifests
 from bdn.mirror.db.tables import ContentRow, ScrubRow, SlabRow, SlabSliceRow
 
 _STORE: Final = "store"

@@ -9,16 +9,14 @@ from typing import Final, Literal
 
 from sqlalchemy import ColumnElement, Row, select
 
-from bdn.core.chunk import chunk_count
-from bdn.core.digest import EMPTY, Digest, digest_of, file_digest
+from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store.packing import is_small
+from bdn.core.store.damage import content_fault, manifest_fault
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow
 
 _MANIFESTS: Final = 4  # of one look; one of a million files has 100 MB
 _CONTENTS: Final = 256
-_RAW: Final = 32  # bytes of a raw digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +52,6 @@ class RecordDamagedError(StoreUnavailableError):
             "chunk is collected while nobody can tell which chunks it needs; restore the database from a backup, or evict what it "
             "belongs to from the mirror, collect, and mirror that again; 'bdn-admin verify' lists all such records"
         )
-
-
-def manifest_fault(digest: Digest, canonical: bytes) -> str | None:
-    """What is wrong with a manifest's bytes, or None."""
-    actual = digest_of(canonical)
-    return None if actual == digest else f"its manifest has the name {actual}"
-
-
-def content_fault(digest: Digest, size: int, chunks: bytes) -> str | None:
-    """What is wrong with the record of a file, or None. ``chunks`` are raw digests, none where it lies in slabs.
-
-    Where in a slab a file lies is proven by the file's bytes alone, and is not checked here.
-    """
-    if not chunks:
-        fits = size == 0 if digest == EMPTY else size > 0 and is_small(size)
-        return None if fits else f"the record of a file of {size} bytes has no chunks"
-    if size < 0 or len(chunks) != _RAW * chunk_count(size):
-        return f"the record of a file of {size} bytes has {len(chunks)} bytes of chunk names"
-    names = tuple(Digest.from_bytes(chunks[start : start + _RAW]) for start in range(0, len(chunks), _RAW))
-    return None if file_digest(size, names) == digest else "the chunks of a file's record do not make up the file"
 
 
 def check_contents(contents: Sequence[Row[str, int, bytes]]) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import Row, delete, exists, func, select
 from sqlalchemy.orm import aliased
 
-from bdn.core.store.slab_needs import SlabNeeds
+from bdn.core.store.slabs import SlabNeeds
 from bdn.mirror.db import tombstones
 from bdn.mirror.db.bulk import batches
 from bdn.mirror.db.database import ReadSession, WriteSession
