@@ -21,15 +21,13 @@ from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.pacing import pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.catalogue import Catalogue
-from node_agent.cache.documents import HeldDocuments
+from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.tiers import open_tiers
 from node_agent.change_signal import News
-from node_agent.disk.cache_directory import open_cache_directory
-from node_agent.disk.fitness import check_fitness
+from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
-from node_agent.disk.owner import boot_id
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth
 from node_agent.fetch.chain import Supplier
@@ -50,17 +48,11 @@ from node_agent.mirror_link.heartbeats import Heartbeats, Identity
 from node_agent.mirror_link.holdings import Holdings
 from node_agent.mirror_link.prefetches import Prefetches
 from node_agent.mirror_link.verifications import Verifications
-from node_agent.scrub.demotion import Demotion
-from node_agent.scrub.examination import Examination
-from node_agent.scrub.findings import Telling
-from node_agent.scrub.layouts import KnownLayouts
-from node_agent.scrub.mending import Mending
-from node_agent.scrub.reading import Reading
+from node_agent.scrub.findings import KnownLayouts, Telling
+from node_agent.scrub.reading import Examination, Reading
 from node_agent.scrub.record import ScrubRecord
-from node_agent.scrub.refill import Refill
-from node_agent.scrub.relinking import Relinking
-from node_agent.scrub.right_bytes import RightBytes
-from node_agent.scrub.rights import Rights
+from node_agent.scrub.repair import Demotion, Mending, Relinking
+from node_agent.scrub.right_bytes import Refill, RightBytes, Rights
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
@@ -71,7 +63,7 @@ from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from node_agent.stage.stages import Stages
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.exposure import choose, exposures

@@ -30,8 +30,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import Buffer, StoredChunk
 from bdn.disk.make_folder import make_folder, sync_folder
-from bdn.store.evidence import Evidence, is_wrong
-from bdn.store.soundness import fault_of, unreadable
+from bdn.store.soundness import Evidence, fault_of, is_wrong, unreadable
 
 DIRECT_BYTES: Final = 256 * 1024  # below that a trip through the page cache costs less than it saves
 

@@ -14,14 +14,13 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.eviction import Removal
 from node_agent.cache.held_chunks import NodeShelf
-from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.cache.node_cache import Clock, NodeCache, UseClock
+from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords
-from node_agent.cache.removal import Removal
 from node_agent.cache.scan import Scanner
 from node_agent.cache.space import Allowed, Space
-from node_agent.cache.suspects import Suspects
-from node_agent.cache.use_clock import UseClock
 from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.journal.journal import Journal
 from node_agent.settings import AgentSettings
@@ -35,7 +34,7 @@ class CacheTiers:
     node: NodeCache
     cluster: ClusterTier
     chunks: NodeShelf
-    suspects: Suspects
+    suspects: SuspectFiles
 
 
 async def open_tiers(
@@ -64,7 +63,7 @@ async def open_tiers(
         DiskFailedError: the directory cannot be read.
     """
     places, writes = disk.places, disk.writes
-    uses, suspects = UseClock(clock), Suspects()
+    uses, suspects = UseClock(clock), SuspectFiles()
     index, chunk_index, manifests = CacheIndex(), ChunkIndex(), ManifestRecords(places)
     space = Space(
         places, disk.aside, Allowed.of(settings), settings.roles, node=index.ledger, cluster=chunk_index.ledger

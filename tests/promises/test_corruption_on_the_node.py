@@ -26,7 +26,7 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
-from node_agent.scrub import mending, rounds
+from node_agent.scrub import repair, rounds
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.scrubber import Scrubber
 from tests.support.agent.mirror import FORMS, AgentMirror, held_by, missing
@@ -307,7 +307,7 @@ async def test_a_file_on_a_place_that_does_not_keep_bytes_is_filled_anew_elsewhe
         before = file.stat().st_ino
         flip(file, 7)
         with monkeypatch.context() as patch:
-            patch.setattr(mending, "write_all", lambda *_: None)
+            patch.setattr(repair, "write_all", lambda *_: None)
             await a_week_later(agent, clock)
 
         assert file.read_bytes() == FILES["weights"]

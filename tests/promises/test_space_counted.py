@@ -23,7 +23,7 @@ from node_agent.cache.records import Held
 from node_agent.cache.space import Room
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from tests.support.agent.cache import cached, put
 from tests.support.agent.local_node import open_disk_and_tiers
 from tests.support.agent.mirror import AgentMirror

@@ -29,7 +29,7 @@ from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.verification_schema import VerifyCommand
 from node_agent.app import Agent
-from node_agent.cache.removal import Removal
+from node_agent.cache.eviction import Removal
 from node_agent.cache.space import Room, Space
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program

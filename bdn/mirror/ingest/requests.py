@@ -21,7 +21,7 @@ from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.views import MirrorViews
 from bdn.mirror.ingest.worker import NEW_WORK
-from bdn.mirror.shared_looks import SharedLooks
+from bdn.mirror.shared_look import SharedLooks
 from bdn.mirror.upstream.subject import DRY_RUN
 from bdn.mirror.watch import Watch
 from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource

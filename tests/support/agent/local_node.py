@@ -34,7 +34,7 @@ from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from node_agent.stage.stages import Stages
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.exposure import choose, exposures

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from bdn.mirror.shared_look import SharedLook
-from bdn.mirror.shared_looks import SharedLooks
+from bdn.mirror.shared_look import SharedLook, SharedLooks
 
 
 class Sight:
