@@ -39,7 +39,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/wire/service_failures.py",
+        "bdn/wire/errors.py",
         "a document that was damaged on its way fails the stage",
         'code = "CHECKSUM_MISMATCH"\n    transient = True',
         'code = "CHECKSUM_MISMATCH"\n    transient = False',
@@ -51,7 +51,7 @@ BREAKAGES: Final = [
         "the answer to another request is taken for the layout",
         "if layout.manifest != digest:",
         "if False:",
-        "tests/unit/wire/test_verified_documents.py::test_the_layout_of_another_manifest_is_refused",
+        "tests/unit/net/test_verified_documents.py::test_the_layout_of_another_manifest_is_refused",
     ),
     Breakage(
         "network",
@@ -79,7 +79,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/cache/documents.py",
+        "node_agent/cache/held_chunks.py",
         "a peer gives a manifest to whoever has any grant",
         "if not self.verify(request.bearer).allows(request.manifest):",
         "if not self.verify(request.bearer):",

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from bdn.core.caller import Role
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.store.record_soundness import manifest_fault
+from bdn.core.store.damage import manifest_fault
 from bdn.mirror.access.access import Access
 from bdn.mirror.agents.holdings import Holdings
 from bdn.mirror.api.callers import Controller, Organisation
@@ -26,9 +26,15 @@ from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.suspects import Suspects
 from bdn.net.api_server.service import Bearer
 from bdn.net.chunk_server.served_chunks import ChunkRequest
+from bdn.wire.http_fields import (
+    MEDIA_CHUNK,
+    MEDIA_JSON,
+    SUSPECT_HEADER,
+    UnsatisfiableRangeError,
+    format_content_range,
+    parse_range,
+)
 from bdn.wire.mirror_schema import HeldManifests, LayoutBody
-from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON, SUSPECT_HEADER
-from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
 
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 

@@ -16,7 +16,7 @@ from bdn.core.groups import single_error
 from bdn.core.ports import ChunkStore, Source
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.packing import is_small, parcels
+from bdn.core.store.slabs import is_small, parcels
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.quarantine import WrongFile

@@ -17,7 +17,7 @@ from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import ChunkStore
 from bdn.core.source.upstream import Checksum
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.seal import SEAL_SIZE, seal_of
+from bdn.core.store.slabs import SEAL_SIZE, seal_of
 from bdn.mirror.ingest.whole_check import check_at_once
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 

@@ -23,7 +23,7 @@ from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.watch import Watch
 from bdn.wire.collection_schema import CollectedKind, Collection, CollectionRequest
 from bdn.wire.errors import ErrorBody, body_of
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 
 logger = logging.getLogger(__name__)
 

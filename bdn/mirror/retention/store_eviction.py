@@ -20,7 +20,7 @@ from bdn.mirror.db.tables import EvictionRow
 from bdn.mirror.retention.collector import Collector
 from bdn.mirror.retention.weights import EvictionWeights
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 
 
 @dataclass(frozen=True)
