@@ -30,7 +30,7 @@ from bdn.mirror.api.mirrors import build_mirrors_router
 from bdn.mirror.api.secrets import build_secrets_router
 from bdn.mirror.api.tokens import build_tokens_router
 from bdn.mirror.api.verifications import build_verifications_router
-from bdn.mirror.damages import Damages
+from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
@@ -56,8 +56,6 @@ from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.mirror.scrub.from_agents import AgentSource
 from bdn.mirror.scrub.from_upstream import UpstreamSource
 from bdn.mirror.scrub.reading import StoreReading
-from bdn.mirror.scrub.record_mending import RecordMending
-from bdn.mirror.scrub.record_sources import AgentRecords, UpstreamRecords
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.scrub.repair_grants import Lending
 from bdn.mirror.scrub.rounds import Keeper
@@ -65,7 +63,6 @@ from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
-from bdn.mirror.suspects import Suspects
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
@@ -135,8 +132,8 @@ async def open_mirror(
         database = await _open_database(stack, settings)
         store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
         watch, metrics, signer = Watch(), Metrics(database, store), load_signer(settings.data_dir)
-        suspects = Suspects(watch)
-        metrics.damaged_records.set_function(lambda: len(suspects.found))
+        damaged_records = DamagedRecords(database, clock)
+        metrics.damaged_records.set_function(lambda: len(damaged_records.found))
         damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
 
         # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
@@ -158,7 +155,7 @@ async def open_mirror(
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, clock)
-        collector = Collector(database, store, settings.tombstone_seconds, suspects, clock)
+        collector = Collector(database, store, settings.tombstone_seconds, damaged_records, clock)
         collections = Collections(
             database,
             collector,
@@ -186,11 +183,10 @@ async def open_mirror(
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
             upstream = UpstreamSource(database, surveyor, reader)
             repair = Repair(database, damages, (AgentSource(database, to_agents, signer, clock), upstream), clock)
-            tellers = (AgentRecords(database, signer, clock), UpstreamRecords(database, upstream, copier))
-            mending = RecordMending(database, damages, suspects, tellers, clock, metrics.repaired_records.inc)
-            reading = StoreReading(database, damages, Pacer(settings.scrub_rate), metrics.scrubbed_bytes.inc)
-            verification = StoreVerification(database, reading, repair, mending, watch)
-            keeper = Keeper(database, reading, repair, mending, verification, watch, settings.scrub_seconds, clock)
+            scrub_pacer = Pacer(settings.scrub_rate)
+            reading = StoreReading(database, damages, damaged_records, scrub_pacer, metrics.scrubbed_bytes.inc)
+            verification = StoreVerification(database, reading, repair, watch)
+            keeper = Keeper(database, reading, repair, verification, watch, settings.scrub_seconds, clock)
             await stack.enter_async_context(keeper.running())
 
             worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
@@ -221,7 +217,7 @@ async def open_mirror(
         verifications = Verifications(database, watch, Lending(database, signer, settings.grant_seconds), clock)
         members = Roll(database, clock)
         heartbeats = Membership(database, members, evictions, prefetches, verifications, events, signer, watch, clock)
-        contents = ContentsService(database, access, chunks, suspects, Holdings(database), data_port)
+        contents = ContentsService(database, access, chunks, damaged_records, Holdings(database), data_port)
         api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
         api.state.access = access  # for the routes' callers, see api/callers.py
         for router in (

@@ -215,16 +215,7 @@ BREAKAGES: Final = [
         "corruption",
         "bdn/mirror/db/removal.py",
         "a collection believes a damaged record, and takes the chunks that it should name",
-        "        if fault := content_fault(Digest(digest), size, chunks):\n",
-        "        if fault := None:\n",
-        "tests/promises/test_corruption_of_records.py"
-        "::test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it",
-    ),
-    Breakage(
-        "corruption",
-        "bdn/mirror/retention/collector.py",
-        "a damaged record that a collection comes upon is not repaired",
-        "                self.suspects.add(error.record, error.fault)\n",
+        "    check_contents(contents)\n",
         "",
         "tests/promises/test_corruption_of_records.py"
         "::test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it",
