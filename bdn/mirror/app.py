@@ -16,7 +16,6 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.streaming import StallPolicy
-from bdn.core.store.layout import FileLayout
 from bdn.disk.make_folder import make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
@@ -36,7 +35,7 @@ from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.flights import Flights
+from bdn.mirror.ingest.copy_missing import CopiesInProgress
 from bdn.mirror.ingest.ingest import Ingest
 from bdn.mirror.ingest.packer import Packer
 from bdn.mirror.ingest.requests import MirrorRequests
@@ -64,10 +63,10 @@ from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
-from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
-from bdn.mirror.upstream.metrics import UpstreamMetrics
-from bdn.mirror.upstream.retries import Patience, Pause
+from bdn.mirror.upstream.reader import UpstreamReader
+from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sealing import Keyring
 from bdn.mirror.upstream.secret_table import SecretTable
 from bdn.mirror.upstream.secrets import Secrets
@@ -142,7 +141,7 @@ async def open_mirror(
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
-        retries = Patience(pause, budgets=budgets)
+        retries = UpstreamRetries(pause, budgets=budgets)
         surveyor = Surveyor(
             database,
             SignIns(secrets, issuer),
@@ -176,13 +175,13 @@ async def open_mirror(
                 closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS, egress=settings.egress))
             )
             threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
-            ranges = RangedReader(connections, stall=stall)
-            copier, packer = Copier(store, ranges, threads, budgets), Packer(store, ranges, threads, budgets)
-            ingest = Ingest(database, surveyor, copier, packer, Flights[FileLayout](), retries, damages)
+            reader = UpstreamReader(RangedReader(connections, stall=stall), threads, retries)
+            copier, packer = Copier(store, reader), Packer(store, reader)
+            ingest = Ingest(database, surveyor, copier, packer, CopiesInProgress(), damages)
 
             # Scrub: the store is read again, and repaired from agents and upstreams.
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
-            upstream = UpstreamSource(database, surveyor, ranges, threads, retries, budgets)
+            upstream = UpstreamSource(database, surveyor, reader)
             repair = Repair(database, damages, (AgentSource(database, to_agents, signer, clock), upstream), clock)
             scrub_pacer = Pacer(settings.scrub_rate)
             reading = StoreReading(database, damages, damaged_records, scrub_pacer, metrics.scrubbed_bytes.inc)

@@ -21,7 +21,7 @@ from bdn.core.ports import InspectedStore
 from bdn.mirror.db import damaged, events, mirrors, records
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.records import Record, RecordDamagedError
-from bdn.mirror.shared_look import SharedLooks
+from bdn.mirror.single_flight import SharedReads
 from bdn.mirror.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Damages:
     watch: Watch
     clock: Callable[[], float]
     on_repaired: Callable[[], None]
-    _examinations: SharedLooks[Digest, str | None] = field(default_factory=partial(SharedLooks, 0.0))
+    _examinations: SharedReads[Digest, str | None] = field(default_factory=partial(SharedReads, 0.0))
 
     async def examine(self, digest: Digest) -> str | None:
         """What is wrong with this object of the store, from now on registered; None when it is right, or nobody needs it.

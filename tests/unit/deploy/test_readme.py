@@ -60,7 +60,9 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert [place for place, *_ in places if not place.exists()] == []
     assert [(place, anchor) for place, *rest in places for anchor in rest if anchor not in anchors(place)] == []
     assert [
-        name for name in re.findall(r"(?:`|^)make (\w+)(?:`| +[#&])", text, re.MULTILINE) if f"\n{name}:" not in makefile
+        name
+        for name in re.findall(r"(?:`|^)make (\w+)(?:`| +[#&])", text, re.MULTILINE)
+        if f"\n{name}:" not in makefile
     ] == []
     assert [name for name in re.findall(r"`python -m (tests[\w.]+)", text) if not module_exists(name)] == []
     assert page.name == "mutants-promises.md" or [name for name in files if not list(ROOT.glob(name))] == []
