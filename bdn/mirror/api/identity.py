@@ -5,8 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from bdn.core.errors import NotFoundError
-from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer
-from bdn.mirror.upstream.issuer_keys import Jwk
+from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 
 # An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
 _CACHEABLE = {"Cache-Control": "public, max-age=3600"}
