@@ -7,30 +7,30 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
+from bdn.core.digest import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.pacing import pacer
+from bdn.transfer.single_flight import SingleFlight
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.documents import HeldDocuments
 from node_agent.disk.group_sync import GroupSync
-from node_agent.fetch.bandwidth import Bandwidth
-from node_agent.fetch.chain import Supplier
+from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
+from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import PeerDocuments
-from node_agent.fetch.origin_reads import OriginReads
 from node_agent.fetch.peers import Peers
-from node_agent.fetch.turns import Turns
 from node_agent.fill.filler import Filler
-from node_agent.fill.flights import Flights
+from node_agent.fill.fills import Fills
 from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.ground import Ground
 from node_agent.serve.chunk_lists import ChunkLists, LayoutSource
-from node_agent.serve.owner import Obtaining, OwnersShelf
+from node_agent.serve.owner import Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
@@ -49,7 +49,7 @@ class Delivery:
 
     def let_go(self) -> None:
         """Before tasks are canceled: threads that wait for the network shall notice, so that nobody waits for them."""
-        self.provision.flights.stop_trying()
+        self.provision.fills.stop_trying()
         self.to_mirror.close()
         self.to_peers.close()
 
@@ -63,16 +63,16 @@ async def open_delivery(
     to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(ground.members)
     pools = _open_pools(stack, settings)
     metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
-    reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
-    supplier = Supplier(to_mirror, to_peers, ground.shelf, reads, peers, policy, metrics.mismatched, waits)
+    reads, bandwidth = SingleFlight[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
+    chain = ReaderChain(to_mirror, to_peers, ground.shelf, reads, peers, policy, waits, metrics.mismatched)
     disk, sync = ground.disk, stack.enter_context(GroupSync(ground.disk.places.root))
     filler = Filler(disk.places, sync, disk.writes, disk.aside, bandwidth, ground.shelf, ground.cache.commit)
     provision = Provision(
         catalogue=Catalogue(ground.manifests, client, PeerDocuments(ground.members), policy, waits.document_seconds),
         cache=ground.cache,
-        flights=Flights(await stack.enter_async_context(BackgroundTasks())),
+        fills=Fills(await stack.enter_async_context(BackgroundTasks())),
         filler=filler,
-        supplier=supplier,
+        chain=chain,
         pools=pools,
         members=ground.members,
         peers=peers,
@@ -95,7 +95,7 @@ def _open_pools(stack: AsyncExitStack, settings: AgentSettings) -> Pools:
     pools = Pools(
         ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
         ByteThreads(settings.byte_threads, "agent-peers"),
-        Turns(settings.byte_threads),
+        OrderedLimit(settings.byte_threads),
     )
     for threads in (pools.own, pools.peers):
         stack.push_async_callback(in_thread, threads.close)
@@ -103,12 +103,12 @@ def _open_pools(stack: AsyncExitStack, settings: AgentSettings) -> Pools:
 
 
 async def _open_obtaining(
-    stack: AsyncExitStack, ground: Ground, provision: Provision, reads: OriginReads, client: MirrorClient
-) -> Obtaining:
+    stack: AsyncExitStack, ground: Ground, provision: Provision, reads: SingleFlight[Digest], client: MirrorClient
+) -> Owner:
     """For peers: what is not here yet. Its threads are its own, its share of the mirror is that of all."""
     serving = ByteThreads(ground.settings.byte_threads, "agent-serving")
     stack.push_async_callback(in_thread, serving.close)
-    return Obtaining(
+    return Owner(
         loop=asyncio.get_running_loop(),
         background=await stack.enter_async_context(BackgroundTasks()),
         threads=serving,
@@ -117,7 +117,7 @@ async def _open_obtaining(
         bandwidth=provision.filler.bandwidth,
         shelf=ground.shelf,
         tier=ground.tier,
-        opener=provision.supplier,
+        chain=provision.chain,
         mirror_url=ground.settings.url,
         on_obtained=ground.metrics.obtained,
         members=ground.members,

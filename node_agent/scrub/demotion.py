@@ -11,7 +11,7 @@ from bdn.core.store.layout import FileLayout
 from bdn.disk.durable import disk_errors, sync_folder, write_durably
 from node_agent.cache.quarantine import Quarantine
 from node_agent.disk.places import Places
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 
 _OURS: Final = 0o644  # a part is written to; whoever sees it in a view goes on reading
 

@@ -11,7 +11,7 @@ from bdn.core.errors import NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import to_the_end
-from node_agent.fill.provision import Errand, Provision
+from node_agent.fill.provision import FillRequest, Provision
 from node_agent.scrub.rights import Rights
 
 _HOLDER: Final = Holder("scrub", "scrub")
@@ -38,7 +38,7 @@ class Refill:
         manifest, grant = self.rights.find(named)
         index.leases.take(manifest, _HOLDER)  # at once: evicted before it is admitted, all of it would come again
         try:
-            await self.provision.run(Errand([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: _Nobody()))
+            await self.provision.run(FillRequest([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: _Nobody()))
         finally:
             await to_the_end(self.provision.cache.leave(_HOLDER.stage_id))
 

@@ -38,7 +38,7 @@ from bdn.wire.paths import parse_chunk_path
 from bdn.wire.ranges import UnsatisfiableRangeError, format_range, parse_content_range, parse_range
 from bdn.wire.retry_after import parse_retry_after
 from bdn.wire.weights_schema import MirrorRequestBody
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 from node_agent.stage.record import StageRecord
 
 NOW: Final = 1_800_000_000.0

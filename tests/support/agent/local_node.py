@@ -18,11 +18,11 @@ from bdn.core.store.layout import FileLayout
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.disk.group_sync import GroupSync
-from node_agent.fetch.retry_budget import Effort
-from node_agent.fill.fill_unit import Parcel, parcels_of
+from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.fill_unit import FillUnit, units_of
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
-from node_agent.fill.provision import Errand
+from node_agent.fill.provision import FillRequest
 from node_agent.ground import Ground, open_ground
 from node_agent.jobs import open_jobs, stages_of
 from node_agent.metrics import Metrics
@@ -45,24 +45,24 @@ class LocalProvision:
     failing: bool = False  # the next fill breaks off in its middle
     _locks: defaultdict[Digest, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
-    async def run(self, errand: Errand) -> list[Held]:
-        held = [self.world.manifests[digest] for digest in errand.manifests]
-        missing = await self.ground.cache.admit(held, errand.holder)
-        errand.begin(held, missing, Effort(0, list))
+    async def run(self, request: FillRequest) -> list[Held]:
+        held = [self.world.manifests[digest] for digest in request.manifests]
+        missing = await self.ground.cache.admit(held, request.holder)
+        request.begin(held, missing, RetryBudget(0, list))
         for one in held:
             layouts = one.file_layouts(missing).values()
-            for parcel in parcels_of(layouts, one.manifest.digest, ""):
-                await self._fill(parcel)
+            for unit in units_of(layouts, one.manifest.digest, ""):
+                await self._fill(unit)
         return held
 
-    async def _fill(self, parcel: Parcel) -> None:
+    async def _fill(self, unit: FillUnit) -> None:
         """At most one fill per file, as ``Flights`` has it."""
-        async with self._locks[parcel.chunks[0] if parcel.chunks else parcel.digests[0]]:
+        async with self._locks[unit.chunks[0] if unit.chunks else unit.digests[0]]:
             cache = self.ground.cache
-            missing = [digest for digest in parcel.digests if not cache.index.ledger.is_committed(digest)]
+            missing = [digest for digest in unit.digests if not cache.index.ledger.is_committed(digest)]
             await asyncio.sleep(0)
             if missing:
-                files = parcel.only(missing).files
+                files = unit.only(missing).files
                 await (self._cut(files) if files[0].slice else self._write(files[0]))
 
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
