@@ -10,14 +10,12 @@ from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.pace.streaming import StallPolicy
-from bdn.net.http1.deadlines import TICK_SECONDS, Patience
-from bdn.net.http1.exchange import Answer, StalledError
+from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.net.http1.request import split_address
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.errors import error_from
-from bdn.wire.paths import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path
-from bdn.wire.ranges import format_range, parse_content_range
+from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 
 _REDIRECT_LIMIT: Final = 2  # the mirror may send us to a signed URL of its store
 _WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error
@@ -29,7 +27,7 @@ class HttpChunkReader:
     """A ``ChunkReader`` over HTTP. ``bearer`` is the grant that names a manifest with the chunks that will be asked for.
 
     ``manifest`` is for a peer that owns the chunks: it shall obtain what it does not hold. ``is_suspect`` tells that the chunks
-    came with wrong content before: who is asked shall look before it sends. ``patience`` is of one request; without it, the
+    came with wrong content before: who is asked shall look before it sends. ``deadline`` is of one request; without it, the
     timeout of the connections is all there is.
     """
 
@@ -37,7 +35,7 @@ class HttpChunkReader:
     base_url: str
     bearer: str | None = field(default=None, repr=False)
     manifest: Digest | None = None
-    patience: Patience | None = None
+    deadline: AnswerDeadline | None = None
     is_suspect: bool = False
 
     def read_into(self, chunk: PartialChunk) -> None:
@@ -59,10 +57,10 @@ class HttpChunkReader:
         url = urljoin(self.base_url, chunk_path(chunk.digest))
         headers = self._headers(start, size)
         for _ in range(_REDIRECT_LIMIT + 1):
-            with self.connections.get(url, headers, size - start, self.patience) as answer:
+            with self.connections.get(url, headers, size - start, self.deadline) as answer:
                 if answer.status not in (302, 307):
                     _check(answer, chunk.digest, start, size)
-                    _receive(answer, chunk, self.patience)
+                    _receive(answer, chunk, self.deadline)
                     if chunk.missing:
                         raise StoreUnavailableError(f"chunk {chunk.digest} ended after {chunk.done} of {size} bytes")
                     return
@@ -97,10 +95,10 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
         raise WrongLengthError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
 
 
-def _receive(answer: Answer, chunk: PartialChunk, patience: Patience | None) -> None:
+def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | None) -> None:
     """The body, as far as it comes."""
     rest = chunk.buffer[chunk.done :]
-    if patience is None:
+    if deadline is None:
         answer.fill(rest, on_bytes=chunk.received)
         return
     told = 0
@@ -108,7 +106,7 @@ def _receive(answer: Answer, chunk: PartialChunk, patience: Patience | None) -> 
     def goes_on() -> bool:
         nonlocal told
         count, told = answer.received - told, answer.received
-        patience.receiving(count)
+        deadline.receiving(count)
         return True
 
     goes_on()
@@ -116,5 +114,5 @@ def _receive(answer: Answer, chunk: PartialChunk, patience: Patience | None) -> 
         try:
             answer.fill(rest[answer.received :], stall=_TICK, is_wanted=goes_on, on_bytes=chunk.received)
         except StalledError:
-            continue  # a tick without bytes, which the patience has heard of
+            continue  # a tick without bytes, which the deadline has heard of
         return

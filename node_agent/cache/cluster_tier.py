@@ -15,8 +15,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events.caches import MadeRoom
 from bdn.core.events.decision import Decision
-from node_agent.cache.accounts import Account, kept, over_budget
-from node_agent.cache.cache_events import CacheEvents
+from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 from node_agent.cache.chunk_files import ChunkFiles
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from bdn.core.events import caches
 from bdn.core.events.decision import Decision
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
+from node_agent.cache.eviction import Found
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import Held, ManifestRecords
-from node_agent.cache.removal import Found
 from node_agent.disk.places import Places
 
 logger = logging.getLogger(__name__)

@@ -24,12 +24,12 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.transfer.single_flight import SingleFlight
 from bdn.wire.eviction_schema import Tier
 from node_agent.fetch.deadlines import SourceDeadline, Waits
 from node_agent.fetch.fill_context import FillContext
 from node_agent.fetch.peers import MIRROR, Peers
 from node_agent.fetch.peers_reader import PeersReader
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
 
@@ -56,7 +56,7 @@ class ReaderChain:
     to_mirror: ConnectionPool
     to_peers: ConnectionPool
     held: HeldChunks
-    reads: SingleFlight[Digest]
+    reads: ReadsInProgress[Digest]
     peers: Peers
     policy: RetryPolicy
     waits: Waits
@@ -103,7 +103,7 @@ class SingleFlightReader:
 
     inner: ChunkReader
     held: HeldChunks
-    reads: SingleFlight[Digest]
+    reads: ReadsInProgress[Digest]
     stop: threading.Event
 
     def read_into(self, chunk: PartialChunk) -> None:
@@ -138,7 +138,7 @@ class MirrorReader:
         deadline = SourceDeadline.of_mirror(missing, self.stop, self.waits)
         chunk.begin_source("mirror", MIRROR)
         try:
-            replace(self.http, patience=deadline).read_into(chunk)
+            replace(self.http, deadline=deadline).read_into(chunk)
         except BdnError as error:
             if error.transient:
                 self.peers.blame_mirror()

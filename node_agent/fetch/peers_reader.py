@@ -111,7 +111,7 @@ class PeersReader:
     def _make_look(self, peer: str, address: str, chunk: PartialChunk) -> None:
         """Let it compare what it holds with its name, before it sends it to others. What it answers does not matter."""
         reader = HttpChunkReader(
-            self.connections, address, self.context.bearer, patience=self._deadline(peer, 1), is_suspect=True
+            self.connections, address, self.context.bearer, deadline=self._deadline(peer, 1), is_suspect=True
         )
         probe = PartialChunk(chunk.digest, chunk.buffer)
         probe.done = max(0, len(chunk.buffer) - 1)  # no more than a byte is asked for

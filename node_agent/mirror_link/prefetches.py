@@ -22,8 +22,8 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.fill.provision import FillRequest, Provision
-from node_agent.stage.accounts import prefetch_failed, prefetched
-from node_agent.stage.progress import StageProgress
+from node_agent.stage.stage import StageProgress
+from node_agent.stage.stage_events import prefetch_failed, prefetched
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)

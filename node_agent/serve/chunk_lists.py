@@ -9,10 +9,10 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.net.client.mirror_client import MirrorClient
-from bdn.transfer.single_flight import SingleFlight, landed
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import ManifestRecords
+from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 
 _REMEMBERED: Final = 16  # manifests; one of 140 GB has 17,000 chunks, which take 4 MB
 _Key = tuple[Digest, str]  # a manifest, and the organisation whose list of it this is: each has slabs of its own
@@ -64,7 +64,7 @@ class ChunkLists:
 
     ask: Callable[[Digest, str | None], Awaitable[Layout]]
     _known: dict[_Key, ChunkList] = field(default_factory=dict)  # the one used last stands last
-    _asking: SingleFlight[_Key] = field(default_factory=SingleFlight)
+    _asking: ReadsInProgress[_Key] = field(default_factory=ReadsInProgress)
 
     def known(self, manifest: Digest, organisation: str) -> ChunkList | None:
         """The list, if it was obtained and is remembered."""

@@ -15,13 +15,13 @@ from bdn.core.ring.lanes import own_in_flight
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
-from bdn.transfer.single_flight import SingleFlight, landed
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain, chunk_base
 from node_agent.fetch.members import Members
+from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 from node_agent.serve.chunk_lists import ChunkList, ChunkLists
 
 
@@ -38,7 +38,7 @@ class Owner:
     background: BackgroundTasks
     threads: ByteThreads
     lists: ChunkLists
-    reads: SingleFlight[Digest]
+    reads: ReadsInProgress[Digest]
     bandwidth: Bandwidth
     shelf: NodeShelf
     tier: ClusterTier

@@ -16,7 +16,7 @@ _NAMES: Final = f"{_MIRROR}::test_an_organisation_sees_what_concerns_its_manifes
 BREAKAGES: Final = [
     Breakage(
         "leases",
-        "node_agent/cache/departures.py",
+        "node_agent/cache/eviction.py",
         "what goes is written down after it went",
         "self.events.decided(decisions)\n        self.removal.remove(victims)",
         "self.removal.remove(victims)\n        self.events.decided(decisions)",
@@ -26,21 +26,21 @@ BREAKAGES: Final = [
         "leases",
         "node_agent/cache/admission.py",
         "a refusal is not written down",
-        "refusal = accounts.refused(self.index, self.held, self.holder, error)",
+        "refusal = cache_events.refused(self.index, self.held, self.holder, error)",
         "refusal: list[Decision] = []",
         f"{_WHY}::test_who_is_refused_hears_who_is_in_the_way",
     ),
     Breakage(
         "leases",
-        "node_agent/cache/departures.py",
+        "node_agent/cache/eviction.py",
         "what a broken disk kept stays written down as evicted",
-        "await in_thread(self.events.decided, accounts.kept((found.manifest for found in survivors), error))",
+        "await in_thread(self.events.decided, cache_events.kept((found.manifest for found in survivors), error))",
         "pass",
         f"{_WHY}::test_what_the_disk_did_not_let_go_is_said_to_be_there",
     ),
     Breakage(
         "leases",
-        "node_agent/cache/accounts.py",
+        "node_agent/cache/cache_events.py",
         "what made room does not say for which job",
         "job=holder.job_id,\n            newcomer=",
         'job="",\n            newcomer=',
@@ -49,7 +49,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/cache/accounts.py",
+        "node_agent/cache/cache_events.py",
         "force does not name the holders that it broke",
         "holders=tuple(map(str, self.broken.get(victim.manifest, ())))",
         "holders=()",
@@ -65,7 +65,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/cache/accounts.py",
+        "node_agent/cache/cache_events.py",
         "a trim does not say what the tier held",
         "held=held,\n            budget=budget,\n            allowed=allowed,",
         "held=budget,\n            budget=budget,\n            allowed=budget,",
@@ -73,9 +73,9 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/ground.py",
+        "node_agent/cache/tiers.py",
         "what a start finds is not written down",
-        "await in_thread(ground.journal.record, scanner.decisions)",
+        "await in_thread(journal.record, scanner.decisions)",
         "pass",
         f"{_WHY}::test_whatever_happens_the_last_event_about_a_manifest_explains_where_it_is",
     ),
@@ -115,7 +115,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/stage/accounts.py",
+        "node_agent/stage/stage_events.py",
         "what ran out does not say when",
         "Ended(**_about(record, manifest), ending=ending, expires_at=record.expires_at)",
         "Ended(**_about(record, manifest), ending=ending)",
@@ -206,7 +206,7 @@ BREAKAGES: Final = [
         "collection",
         "bdn/mirror/retention/collector.py",
         "that a chunk was damaged is forgotten beside a mirror that counts on it",
-        "            before = collectable_before(now, 0, await at_work.oldest_at_work(session, now))\n            await damaged",
+        "            before = collectable_before(now, 0, await mirrors.oldest_at_work(session, now))\n            await damaged",
         "            before = collectable_before(now, 0, None)\n            await damaged",
         "tests/promises/test_collection.py"
         "::test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it",
@@ -263,7 +263,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "access",
-        "bdn/core/store/scope.py",
+        "bdn/core/store/slabs.py",
         "of a private slab everybody hears who has one of its files",
         "return None if scope == PUBLIC else scope.removeprefix(_OWNED)",
         "return None",

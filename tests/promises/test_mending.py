@@ -14,7 +14,7 @@ from bdn.core.errors import BdnError
 from bdn.core.events.decision import Decision
 from bdn.core.events.stages import NotMended
 from bdn.wire.verification_schema import VerifyCommand
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.journal.journal import Journal
 from node_agent.stage.stage import Stage
 from tests.support.agent.mirror import AgentMirror, missing
@@ -125,7 +125,7 @@ async def test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_wher
         flip(cached(agent, manifest, "weights"), CHUNK_SIZE + 5)  # the right size and wrong bytes
         mirror.faults[mirror.chunks(manifest, "weights")[1]] = [missing] * 50
         command = VerifyCommand(id="ver_1", manifests=[str(manifest.digest)], grants=[])
-        assert [item.outcome for item in (await agent.scrub.verifications.carry_out(command)).items] == ["lost"]
+        assert [item.outcome for item in (await agent.verifications.carry_out(command)).items] == ["lost"]
         await agent.housekeeping.reap()
         stage = await looked_through(agent)
         document = agent.stages.document(stage)

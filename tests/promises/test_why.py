@@ -28,8 +28,8 @@ from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.verification_schema import VerifyCommand
-from node_agent.agent import Agent
-from node_agent.cache.removal import Removal
+from node_agent.app import Agent
+from node_agent.cache.eviction import Removal
 from node_agent.cache.space import Room, Space
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
@@ -235,7 +235,7 @@ async def test_what_the_scrub_repairs_or_loses_is_on_record(rig: Rig, mirror: Ag
         for repair in (False, True):
             path.chmod(0o644)
             path.write_bytes(bytes(SIZE))
-            await agent.scrub.verifications.carry_out(VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
+            await agent.verifications.carry_out(VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
 
         damaged, repaired = (one.decision for one in story(agent, manifest)[-2:])
         assert str(damaged).startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")

@@ -9,8 +9,7 @@ from sqlalchemy import select
 
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
-from bdn.core.store.pieces import Needed, Piece
-from bdn.core.store.record_soundness import manifest_fault
+from bdn.core.store.damage import Needed, Piece, manifest_fault
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.layouts import split_digests
 from bdn.mirror.db.tables import (
@@ -85,18 +84,6 @@ async def origins(session: ReadSession, content: str) -> list[Origin]:
     for organisation, row in (await session.execute(query.limit(_ORIGINS * 8))).all():
         found.setdefault((organisation, row.source), Origin(organisation, str(row.manifest), row))
     return list(found.values())[:_ORIGINS]
-
-
-async def mirrored_as(session: ReadSession, manifest: str) -> list[Origin]:
-    """What was mirrored and became this manifest, newest first."""
-    query = (
-        select(MirrorRow.organisation, MirrorSourceRow)
-        .join(MirrorSourceRow, MirrorSourceRow.mirror_id == MirrorRow.id)
-        .where(MirrorSourceRow.manifest == manifest, MirrorSourceRow.status == "READY")
-        .order_by(MirrorRow.created_at.desc(), MirrorSourceRow.position)
-        .limit(_ORIGINS)
-    )
-    return [Origin(organisation, manifest, row) for organisation, row in (await session.execute(query)).all()]
 
 
 async def canonical(session: ReadSession, manifest: str) -> bytes | None:

@@ -14,7 +14,6 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.core.store.layout import FileLayout
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
-from bdn.transfer.single_flight import SingleFlight
 from bdn.wire import agent_schema
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.layout_form import Layout
@@ -23,6 +22,7 @@ from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.fill_context import FillContext, RetryBudget
 from node_agent.fetch.members import Members
 from node_agent.fetch.peers import Peers
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fetch.routing import Routing
 from tests.support.network.raw_server import message, partial, read_head
 
@@ -227,7 +227,7 @@ def bench(
         budget, mismatches = RetryBudget(stage_size, peers.avoided), list[None]()
         policy = RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002)
         chain = ReaderChain(
-            pools[0], pools[1], held, SingleFlight(), peers, policy, Waits(), lambda: mismatches.append(None)
+            pools[0], pools[1], held, ReadsInProgress(), peers, policy, Waits(), lambda: mismatches.append(None)
         )
         stop = threading.Event()
         reader = chain.of_fill(sources[2].url, FillContext(digest, "grant", routing, budget), stop)

@@ -17,8 +17,7 @@ from bdn.core.errors import CacheFullError, DiskFailedError
 from bdn.core.events.caches import Kept, Trimmed
 from bdn.core.events.decision import Decision
 from bdn.disk.direct import DirectWrites
-from node_agent.cache.accounts import over_budget
-from node_agent.cache.cache_events import CacheEvents
+from node_agent.cache.cache_events import CacheEvents, over_budget
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
 from tests.support.agent.rig import Clock

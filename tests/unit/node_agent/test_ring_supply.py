@@ -13,7 +13,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
 from bdn.core.ring.placement import Placement
 from bdn.transfer.chunk_readers import fetch
-from bdn.wire.paths import MANIFEST_HEADER
+from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
 from tests.support.agent.rig import noise
