@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from bdn.core.errors import Fact
 from bdn.core.events.decision import Decision, Recorded
 from bdn.core.events.kinds import KINDS
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import Stage
 
 EVENTS_AT_ONCE: Final = 500  # in one heartbeat

@@ -7,7 +7,7 @@ import pytest
 from bdn.core.events.caches import Found
 from bdn.core.events.decision import Recorded, when
 from bdn.wire.event_schema import Event
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 
 
 @pytest.mark.parametrize(
