@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from node_agent.cache.node_cache import NodeCache
 from node_agent.disk.fitness import check_fitness
 from node_agent.disk.places import Places
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.metrics import Metrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats

@@ -10,9 +10,9 @@ from functools import partial
 from bdn.core.cache.chunk_index import ChunkIndex
 from bdn.core.cache.index import CacheIndex
 from node_agent.background_tasks import in_thread
-from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.events import CacheEvents
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.records import ManifestRecords
@@ -25,7 +25,7 @@ from node_agent.change_signal import News
 from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.fetch.members import Members
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.registry import StageBook

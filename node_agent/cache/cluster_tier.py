@@ -13,11 +13,9 @@ from bdn.core.cache.chunk_index import ChunkIndex
 from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
-from bdn.core.events.caches import MadeRoom
-from bdn.core.events.decision import Decision
-from node_agent.cache.accounts import Account, kept, over_budget
-from node_agent.cache.cache_events import CacheEvents
+from bdn.core.events import Event
 from node_agent.cache.chunk_files import ChunkFiles
+from node_agent.cache.events import Account, CacheEvents, kept, trimmed
 
 logger = logging.getLogger(__name__)
 _TOUCH_SECONDS: Final = 30.0  # between two notes on disk about a manifest's use: what a kill costs LRU order
@@ -170,7 +168,7 @@ class ClusterTier:
         """Evict what is over the budget: the disk is fuller than it was, or the operator lowered it."""
         held, budget = self.index.ledger.used_bytes, self.budget()
         if held > budget:
-            account = over_budget("cluster", held, budget, budget)
+            account = trimmed("cluster", held, budget, budget)
             self.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     # --- figures ---
@@ -227,7 +225,7 @@ class ClusterTier:
         self,
         victims: Sequence[Victim],
         reason: EvictionReason,
-        decisions: Sequence[Decision],
+        decisions: Sequence[Event],
         last_used: Mapping[Digest, float],
     ) -> None:
         """The index has forgotten them; ``last_used`` is what it knew before."""
@@ -257,5 +255,5 @@ class ClusterTier:
                     self.index.restore(manifest, found.chunks, last_used=last_used[manifest])
 
 
-def _made_room(victim: Victim, newcomer: Digest) -> Decision:
-    return MadeRoom(manifest=str(victim.manifest), tier="cluster", bytes=victim.size, newcomer=str(newcomer))
+def _made_room(victim: Victim, newcomer: Digest) -> Event:
+    return Event.of("made_room", manifest=victim.manifest, tier="cluster", bytes=victim.size, newcomer=str(newcomer))

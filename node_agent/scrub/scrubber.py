@@ -19,7 +19,7 @@ from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.disk.places import Places
 from node_agent.scrub.demotion import Demotion
-from node_agent.scrub.findings import Findings, Telling, decision_about
+from node_agent.scrub.findings import Findings, Telling, event_about
 from node_agent.scrub.layouts import KnownLayouts
 from node_agent.scrub.mending import Mending
 from node_agent.scrub.reading import Reading
@@ -211,5 +211,5 @@ class Scrubber:
             item = await in_thread(self.telling.item, subject, one, outcome)
             logger.warning("%s chunk %s of %s: %s (%s)", item.tier, item.chunk, item.path, outcome, one.reason)
             findings.items.append(item)
-            await in_thread(self.cache.events.decided, [decision_about(item)])
+            await in_thread(self.cache.events.decided, [event_about(item)])
             self.reading.events.damaged(subject.tier, outcome)

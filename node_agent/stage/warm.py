@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.pace.token_bucket import TokenBucket
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.disk.memory import memory_left
 from node_agent.stage.registry import StageBook

@@ -81,7 +81,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/journal/journal.py",
+        "node_agent/journal.py",
         "a journal numbers its events from the beginning after each start",
         "self._number = max(told, found[0][0] if found else 0)",
         "self._number = 0",
@@ -89,7 +89,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/journal/journal.py",
+        "node_agent/journal.py",
         "what the mirror did not hear before a restart is never told",
         "self._waiting.extend(reversed(found))",
         "found.reverse()",
@@ -97,7 +97,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/journal/pages.py",
+        "node_agent/journal.py",
         "lines wait in memory until a page is full",
         "while content:\n                count = os.write(descriptor, content)",
         "self._kept = getattr(self, '_kept', b'') + content\n            content = self._kept if len(self._kept) > 4096 "
@@ -106,7 +106,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/journal/pages.py",
+        "node_agent/journal.py",
         "lines are written once 64 KiB of them wait",
         "while content:\n                count = os.write(descriptor, content)",
         "self._kept = getattr(self, '_kept', b'') + content\n            content = self._kept if len(self._kept) > 65536 "
@@ -123,7 +123,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/journal/pages.py",
+        "node_agent/journal.py",
         "a torn line takes the next one with it",
         'content = b"\\n" + lines if self._is_torn else lines',
         "content = lines",

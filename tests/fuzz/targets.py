@@ -17,7 +17,7 @@ from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.sizes import format_size, parse_size
+from bdn.core.units import format_size, parse_size
 from bdn.core.source.paths import UnsafePathError, normalise_path
 from bdn.core.source.patterns import Patterns, compile_pattern, select
 from bdn.core.source.uri import parse_source

@@ -15,7 +15,7 @@ from bdn.core.events.decision import Decision
 from bdn.core.events.stages import NotMended
 from bdn.wire.verification_schema import VerifyCommand
 from node_agent.agent import Agent
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.stage.stage import Stage
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import Clock, Rig, noise, staged

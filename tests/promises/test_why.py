@@ -346,7 +346,7 @@ _WRITER = """
 import itertools, sys, time
 from pathlib import Path
 from bdn.core.events.caches import Dropped
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 journal = Journal(Path(sys.argv[1]), time.time, lambda lost: sys.exit(9), page_size=int(sys.argv[3]))
 journal.open()
 for number in itertools.count(int(sys.argv[2])):
@@ -359,7 +359,7 @@ for number in itertools.count(int(sys.argv[2])):
 def test_a_journal_that_is_killed_while_it_is_written_loses_nothing_that_was_acknowledged(
     tmp_path: Path, scale: Scale, tally: Tally, page_size: int
 ) -> None:
-    from node_agent.journal.journal import Journal
+    from node_agent.journal import Journal
 
     choose, last, kills = random.Random(7), -1, scale.of(3, 40)
     for _ in range(kills):

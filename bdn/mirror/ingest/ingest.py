@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InternalError
-from bdn.core.events.mirrors import Mirrored, Reused
+from bdn.core.events import Event
 from bdn.core.groups import single_error
 from bdn.core.ports import Resolution
 from bdn.core.source.weights import WeightsSource
@@ -134,7 +134,8 @@ class Ingest:
                 bytes_reused=counters.reused,
                 warnings=found.warnings,
             )
-            event = Reused(
+            event = Event.of(
+                "reused",
                 manifest=f"b3:{found.manifest}",
                 organisation=organisation,
                 mirror=row.mirror_id,
@@ -176,7 +177,8 @@ class Ingest:
                 session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
             )
             counters = progress.counters[row.position]
-            event = Mirrored(
+            event = Event.of(
+                "mirrored",
                 manifest=str(manifest.digest),
                 organisation=organisation,
                 mirror=row.mirror_id,

@@ -27,7 +27,7 @@ from typing import Final, Protocol
 
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.events import mirrors as decided
+from bdn.core.events import Event
 from bdn.core.ports import CollectableStore, StoredChunk
 from bdn.core.store.collection import EVIDENCE_SECONDS, KINDS, Kind, collectable_before
 from bdn.mirror.db import at_work, damaged, events, mirrors, removal, tombstones
@@ -168,7 +168,7 @@ class Collector:
                     return rows
                 taken = await removal.take_manifest(session, manifest, now)
                 rows.add("manifests", taken)
-                await events.record(session, [decided.Collected(manifest=f"b3:{manifest}", bytes=taken.bytes)], now)
+                await events.record(session, [Event.of("collected", manifest=f"b3:{manifest}", bytes=taken.bytes)], now)
 
     @staticmethod
     async def _take_old(sessions: _Sessions, rows: _Rows, now: float, grace_seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bdn.core.events.caches import Dropped, MadeRoom
 from bdn.core.events.decision import Decision
 from node_agent.journal import journal as journal_module
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 
 MANIFEST = f"b3:{'1' * 64}"
 

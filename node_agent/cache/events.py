@@ -1,0 +1,150 @@
+"""What the cache decides, as events, and who is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bdn.core.cache.index import CacheIndex, EvictionReason, Leased, Victim
+from bdn.core.cache.leases import Holder
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, Fact
+from bdn.core.events import Event
+from bdn.wire.eviction_schema import EvictCommand, Tier
+from node_agent.cache.records import Held
+
+Decided = Callable[[Sequence[Event]], None]
+Account = Callable[[Victim, float], Event]  # why this victim goes, given its last use
+
+
+def _nobody(_: Sequence[Event]) -> None:
+    """A tier that stands alone keeps no journal."""
+
+
+@dataclass(frozen=True)
+class CacheEvents:
+    """Who is told: ``changed`` when manifests come, go, become whole or lose a lease, ``evicted`` how many and why.
+
+    ``decided`` writes events down, before what they say is done. It blocks, is called in threads, and raises nothing.
+    """
+
+    changed: Callable[[], object]
+    evicted: Callable[[EvictionReason, int], None]
+    decided: Decided = _nobody
+
+
+def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: int) -> list[Event]:
+    """One event for each manifest of a stage that was let in just now."""
+    ledger = index.ledger
+    return [
+        about_holder(
+            "admitted",
+            one.manifest.digest,
+            holder,
+            bytes_total=sum(one.manifest.contents.values()),
+            bytes_missing=0 if index.is_complete(one.manifest.digest) else _missing(index, one.manifest.contents),
+            budget=budget,
+            committed=ledger.committed_bytes,
+            reserved=ledger.reserved_bytes,
+        )
+        for one in held
+    ]
+
+
+def _missing(index: CacheIndex, contents: Mapping[Digest, int]) -> int:
+    return sum(size for content, size in contents.items() if not index.ledger.is_committed(content))
+
+
+def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnError) -> list[Event]:
+    """One event for each manifest of a stage that was not let in. For another error there is none: the stage has failed."""
+    facts: dict[str, Fact]
+    if isinstance(error, CacheTooSmallError):
+        facts = {"needed": error.needed_bytes, "free": 0, "leased": 0, "budget": error.budget_bytes}
+    elif isinstance(error, CacheFullError):
+        facts = {
+            "needed": error.needed_bytes,
+            "free": error.free_bytes,
+            "leased": error.leased_bytes,
+            "budget": error.budget_bytes,
+            "in_the_way": list(_in_the_way(index, holder)),
+            "needed_files": error.needed_files,
+            "free_files": error.free_files,
+        }
+    else:
+        return []
+    return [about_holder("refused", one.manifest.digest, holder, code=error.code, **facts) for one in held]
+
+
+def _in_the_way(index: CacheIndex, asking: Holder) -> Iterable[str]:
+    """Who holds what could not be evicted, each once; of other organisations no names are told."""
+    holders = [one for manifest in index.leases.leased() for one in index.leases.holders(manifest)]
+    for holder in {one.stage_id: one for one in holders if one.stage_id != asking.stage_id}.values():
+        is_own = holder.organisation in (None, asking.organisation)
+        yield str(holder) if is_own else "a job of another organisation"
+
+
+def about_holder(kind: str, manifest: Digest, holder: Holder, **facts: Fact) -> Event:
+    """An event about the stage or prefetch that holds the manifest, or would."""
+    subject = {"manifest": manifest, "organisation": holder.organisation}
+    return Event.of(kind, **subject, stage=holder.stage_id, job=holder.job_id, **facts)
+
+
+def kept(manifests: Iterable[Digest], error: BdnError) -> list[Event]:
+    """Written down as evicted, and still here."""
+    return [Event.of("kept", manifest=manifest, problem=str(error)) for manifest in manifests]
+
+
+def dropped(manifests: Iterable[Digest], why: str) -> list[Event]:
+    """Manifests of which nothing is kept."""
+    return [Event.of("dropped", manifest=manifest, why=why) for manifest in manifests]
+
+
+def made_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
+    """Victims that go from the node tier as the least recently used, for a stage."""
+    brought = ", ".join(str(one.manifest.digest) for one in newcomers)
+
+    def account(victim: Victim, last_used: float) -> Event:
+        facts = {"tier": "node", "bytes": victim.size, "last_used": last_used, "newcomer": brought}
+        return about_holder("made_room", victim.manifest, holder, **facts)
+
+    return account
+
+
+def trimmed(tier: Tier, held: int, budget: int, allowed: int) -> Account:
+    """Victims that go because the tier holds more than it may."""
+
+    def account(victim: Victim, last_used: float) -> Event:
+        numbers = {"bytes": victim.size, "held": held, "budget": budget, "allowed": allowed}
+        return Event.of("trimmed", manifest=victim.manifest, tier=tier, last_used=last_used, **numbers)
+
+    return account
+
+
+@dataclass(frozen=True)
+class OnRequest:
+    """An eviction that somebody asked for: what goes, and what is spared. ``broken`` are leases that force has ended before."""
+
+    command: EvictCommand
+    tier: Tier
+    broken: dict[Digest, tuple[Holder, ...]]
+
+    def __call__(self, victim: Victim, last_used: float) -> Event:
+        """Why this victim goes."""
+        facts = {"bytes": victim.size, "last_used": last_used, "forced": self.command.force}
+        return self._event("evicted", victim.manifest, self.broken.get(victim.manifest, ()), **facts)
+
+    def spared(self, leased: Iterable[Leased]) -> list[Event]:
+        """What was left alone."""
+        return [self._event("eviction_refused", one.manifest, one.holders) for one in leased]
+
+    def _event(self, kind: str, manifest: Digest, holders: Iterable[Holder], **facts: Fact) -> Event:
+        return Event.of(
+            kind,
+            manifest=manifest,
+            organisation=self.command.organisation,
+            tier=self.tier,
+            eviction=self.command.id,
+            asked_by=self.command.asked_by,
+            holders=[str(holder) for holder in holders],
+            **facts,
+        )
