@@ -1,4 +1,4 @@
-"""The control API (CONTRACT section 3): paths and documents, and not a rule of their own."""
+"""The control API: paths and documents, and not a rule of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bdn.wire.event_stream import EVENTS, EventStream
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageRequest, Stages
 from bdn.wire.stage_schema import Stage as StageDocument
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.story import Story
 
@@ -87,7 +87,7 @@ def _service_router(agent: Agent) -> APIRouter:
     @router.post("/verifications")
     async def verify(request: PathVerificationRequest) -> VerifyReport:
         """Read a staged file again, or all below a folder, and repair what is wrong: the answer comes when it is done."""
-        return await agent.scrub.verifications.look_at(request)
+        return await agent.verifications.look_at(request)
 
     @router.get("/events")
     async def events(

@@ -1,25 +1,106 @@
-"""The agent put together: ``open_agent`` reads from top to bottom, from the disk to the mirror."""
+"""The agent put together: ``open_agent`` reads top to bottom, from the disk to the mirror."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
 
+from bdn import __version__
 from bdn.core.pace.retry import RetryPolicy
+from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client.mirror_client import MirrorClient
-from node_agent.agent import Agent
-from node_agent.background_tasks import BackgroundTasks
-from node_agent.cache.node_cache import Clock
-from node_agent.delivery import Delivery, open_delivery
-from node_agent.duties import Duties, duties_of
+from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.pacing import pacer
+from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.cache.catalogue import Catalogue
+from node_agent.cache.held_chunks import HeldDocuments
+from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.cache.quarantine import Quarantine
+from node_agent.cache.tiers import open_tiers
+from node_agent.change_signal import News
+from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
+from node_agent.disk.group_sync import GroupSync
+from node_agent.disk.places import Places
+from node_agent.fetch.bandwidth import Bandwidth
+from node_agent.fetch.chain import Supplier
 from node_agent.fetch.deadlines import Waits
-from node_agent.ground import open_ground
-from node_agent.jobs import Jobs, open_jobs, stages_of
+from node_agent.fetch.documents import PeerDocuments
+from node_agent.fetch.members import Members
+from node_agent.fetch.origin_reads import OriginReads
+from node_agent.fetch.peers import Peers
+from node_agent.fetch.turns import Turns
+from node_agent.fill.filler import Filler
+from node_agent.fill.flights import Flights
+from node_agent.fill.lanes import Pools
+from node_agent.fill.provision import Provision
+from node_agent.journal import Journal
 from node_agent.metrics import Metrics
-from node_agent.scrubbing import Scrub, open_scrub
+from node_agent.mirror_link.evictions import Evictions
+from node_agent.mirror_link.heartbeats import Heartbeats, Identity
+from node_agent.mirror_link.holdings import Holdings
+from node_agent.mirror_link.prefetches import Prefetches
+from node_agent.mirror_link.verifications import Verifications
+from node_agent.scrub.findings import KnownLayouts, Telling
+from node_agent.scrub.reading import Examination, Reading
+from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.repair import Demotion, Mending, Relinking
+from node_agent.scrub.right_bytes import Refill, RightBytes, Rights
+from node_agent.scrub.rounds import Rounds, StagesFirst
+from node_agent.scrub.scrubber import Scrubber
+from node_agent.scrub.staged_files import StagedFiles
+from node_agent.serve.chunk_lists import ChunkLists, LayoutSource
+from node_agent.serve.owner import Obtaining, OwnersShelf
 from node_agent.settings import AgentSettings
-from node_agent.stage.registry import StageBook
+from node_agent.stage.housekeeping import Housekeeping
+from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.pulls import Pulls
+from node_agent.stage.record import StageRecords
+from node_agent.stage.stage import StageBook
+from node_agent.stage.stages import Stages
+from node_agent.stage.staging import Staging
+from node_agent.stage.view.exposure import choose, exposures
+from node_agent.stage.view.views import Views
+from node_agent.stage.warm import Warmer
+from node_agent.trust import Trust
+
+_READ_TIMEOUT_SECONDS: Final = 20.0
+_PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; how long an answer may take is for the ring to judge
+_LEAST_THREADS: Final = 4  # that receive, whatever they achieve
+_SCRUB_BUFFERS: Final = 4  # of 8 MiB: one reads, one repairs and reads back, one is for whoever asks meanwhile
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A running agent, as its API and embedding commands see it."""
+
+    settings: AgentSettings
+    places: Places
+    cache: NodeCache
+    journal: Journal
+    stages: Stages
+    evictions: Evictions
+    holdings: Holdings
+    housekeeping: Housekeeping
+    scrub: Rounds
+    verifications: Verifications
+    heartbeats: Heartbeats
+    trust: Trust
+    metrics: Metrics
+    data_port: int
+
+    def check_ready(self) -> None:
+        """Whether new stages have a chance. Blocking. Raises ``DiskFailedError``."""
+        check_fitness(self.places.root)
 
 
 @asynccontextmanager
@@ -33,6 +114,13 @@ async def open_agent(
 ) -> AsyncIterator[Agent]:
     """A running agent: its disk is scanned and its stages go on. Leaving the context drains it; stages survive.
 
+    Args:
+        settings: from the environment.
+        clock: the time of day.
+        elapsed: counts the seconds that leases have left.
+        policy: how often a failed request is repeated.
+        waits: how long peers and the mirror may take to answer.
+
     Raises:
         SettingsError: these settings do not go together.
         InvalidRequestError: the cache directory is of a format that this version does not know.
@@ -40,47 +128,240 @@ async def open_agent(
         DiskFailedError: the cache directory cannot be used.
     """
     settings.check()
+    policy, waits = policy or RetryPolicy(), waits or Waits()
     async with AsyncExitStack() as stack:
-        book = StageBook()
-        ground = await open_ground(stack, settings, book, Metrics(book), clock)
+        registry, news = StageBook(), News()
+        metrics = Metrics(registry)
 
-        # bytes → cache → jobs
+        # Disk and cache: what the last run has left is read.
+        disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
+        places = disk.places
+        journal = Journal(places.journal, clock, metrics.lost_events.inc)
+        stack.callback(journal.close)
+        await in_thread(journal.open)
+        trust, members = Trust(places.trusted_keys, clock), Members(settings.node, places.members)
+        await in_thread(trust.load)
+        await in_thread(members.load)
+        tiers = await open_tiers(
+            settings,
+            disk,
+            journal,
+            on_evicted=metrics.evicted,
+            on_cluster_evicted=metrics.cluster_evicted,
+            verify=trust.verify,
+            on_change=news.tell,
+            clock=clock,
+        )
+
+        # Fetch: chunks from peers and the mirror.
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
-        delivery = await open_delivery(stack, ground, client, policy or RetryPolicy(), waits or Waits())
-        jobs = await open_jobs(stack, ground, delivery.provision, elapsed)
+        to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
+        to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members)
+        reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
+        chain = Supplier(to_mirror, to_peers, tiers.chunks, reads, peers, policy, metrics.mismatched, waits)
 
-        # disk → soundness, mirror → duties
-        scrub = await open_scrub(ground, delivery, jobs)
-        duties = duties_of(ground, delivery, jobs, scrub, client)
-        stages = stages_of(ground, jobs, duties.heartbeats.ask_for_keys)
+        # Fill: files from chunks, in byte threads.
+        pools = Pools(
+            ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
+            ByteThreads(settings.byte_threads, "agent-peers"),
+            Turns(settings.byte_threads),
+        )
+        stack.push_async_callback(in_thread, pools.own.close)
+        stack.push_async_callback(in_thread, pools.peers.close)
+        sync = stack.enter_context(GroupSync(places.root))
+        filler = Filler(places, sync, disk.writes, disk.aside, bandwidth, tiers.chunks, tiers.node.commit)
+        flights = Flights(await stack.enter_async_context(BackgroundTasks()))
+        provision = Provision(
+            catalogue=Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds),
+            cache=tiers.node,
+            flights=flights,
+            filler=filler,
+            supplier=chain,
+            pools=pools,
+            members=members,
+            peers=peers,
+            keep_slab=tiers.cluster.keep,
+            mirror_url=settings.url,
+            on_bytes=metrics.filled,
+        )
 
-        await _start(stack, delivery, jobs, scrub, duties)
+        # Serve: chunks for peers, and what this agent owns is obtained for them.
+        serving = ByteThreads(settings.byte_threads, "agent-serving")
+        stack.push_async_callback(in_thread, serving.close)
+        owner = Obtaining(
+            loop=asyncio.get_running_loop(),
+            background=await stack.enter_async_context(BackgroundTasks()),
+            threads=serving,
+            lists=ChunkLists(LayoutSource(client, tiers.manifests)),
+            reads=reads,
+            bandwidth=bandwidth,
+            shelf=tiers.chunks,
+            tier=tiers.cluster,
+            opener=chain,
+            mirror_url=settings.url,
+            on_obtained=metrics.obtained,
+            members=members,
+            origin=pools.origin,
+        )
+        server = ChunkServer(
+            OwnersShelf(tiers.chunks, owner) if "cluster" in settings.roles else tiers.chunks,
+            settings.host,
+            settings.data_port,
+            on_sent=metrics.served,
+            pace=pacer(settings.upload_rate),
+            documents=HeldDocuments(places, None if settings.auth == "off" else trust.verify),
+        )
+        stack.push_async_callback(in_thread, server.close)
+
+        # Stage: files appear for jobs.
+        views = Views(places, exposures(places), await in_thread(choose, settings.exposure, places))
+        records, pulls = StageRecords(places), Pulls(registry, tiers.manifests, places)
+        stage_tasks = await stack.enter_async_context(BackgroundTasks())
+        lifecycle = Lifecycle(
+            stage_tasks,
+            Staging(provision, views, places),
+            Warmer(stage_tasks, registry, views, settings.warm_rate),
+            cache=tiers.node,
+            views=views,
+            records=records,
+            pulls=pulls,
+            clock=clock,
+            elapsed=elapsed,
+            on_ready=metrics.ready,
+            on_change=news.tell,
+            decided=journal.record,
+        )
+        housekeeping = Housekeeping(
+            registry,
+            lifecycle,
+            records,
+            tiers.manifests,
+            tiers.node,
+            tiers.cluster,
+            views,
+            pulls,
+            clock,
+            disk.is_rebooted,
+        )
+
+        # Scrub: the disk is read again, and repaired.
+        buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
+        quarantine, layouts = Quarantine(places.quarantine), KnownLayouts(tiers.manifests)
+        scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
+        await in_thread(scrub_record.load)
+        staged = StagedFiles(registry, views, tiers.manifests)
+        rights = Rights(registry, trust, is_open=settings.auth == "off")
+        scrubber = Scrubber(
+            places,
+            tiers.node,
+            tiers.cluster,
+            layouts,
+            Reading(Examination(buffers, quarantine), metrics),
+            RightBytes(provision, tiers.chunks, rights, buffers, stop_scrub),
+            Mending(buffers),
+            Demotion(places, quarantine),
+            Refill(provision, rights),
+            Relinking(places, staged),
+            scrub_record,
+            Telling(settings.cluster, settings.node, registry, layouts),
+            clock,
+        )
+        rounds = Rounds(
+            scrubber, scrub_record, StagesFirst(registry, settings.scrub_rate), settings.scrub_seconds, clock
+        )
+
+        # Mirror link: what the mirror hears of this node, and what it asks of it.
+        verifications = Verifications(stage_tasks, scrubber, staged, news.wake)
+        holdings = Holdings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
+        prefetches = Prefetches(stage_tasks, provision, tiers.node, trust, news.wake)
+        heartbeats = Heartbeats(
+            _identity(settings, server.port),
+            client,
+            trust=trust,
+            members=members,
+            holdings=holdings,
+            prefetches=prefetches,
+            verifications=verifications,
+            news=news,
+            journal=journal,
+        )
+        evictions = Evictions(
+            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
+        )
+        stages = Stages(
+            registry,
+            lifecycle,
+            records,
+            views,
+            pulls,
+            trust,
+            heartbeats.ask_for_keys,
+            clock,
+            "node" in settings.roles,
+        )
+
+        metrics.watch(
+            "bdn_agent_direct_writes",
+            "1 when files are written past the page cache",
+            lambda: disk.writes.are_direct,
+        )
+        metrics.watch("bdn_agent_events_waiting", "Events that the mirror has not heard", lambda: journal.waiting)
+        metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
+        metrics.watch(
+            "bdn_agent_scrub_round_ended",
+            "When everything held had been read again the last time, in seconds since the epoch",
+            lambda: scrub_record.round.ended or 0,
+        )
+
+        # Start: stages first, then peers, then the mirror. At the end the other way round; first of all, threads that
+        # wait for the network or copy are told to stop, so that nobody waits for them.
+        def stop_waiting() -> None:
+            for stage in registry.all():
+                stage.stop.set()
+            flights.stop_trying()
+            to_mirror.close()
+            to_peers.close()
+
+        stack.callback(stop_waiting)
+        await housekeeping.resume()
+        server.start()
+        stack.push_async_callback(heartbeats.leave)
+        background = await stack.enter_async_context(BackgroundTasks())
+        stack.callback(stop_scrub.set)
+        heartbeats.start(background, evictions.carry_out)
+        background.start(housekeeping.run(), "housekeeping")
+        background.start(rounds.run(), "scrub")
         yield Agent(
             settings=settings,
-            places=ground.disk.places,
-            cache=ground.cache,
-            journal=ground.journal,
+            places=places,
+            cache=tiers.node,
+            journal=journal,
             stages=stages,
-            evictions=duties.evictions,
-            holdings=duties.holdings,
-            housekeeping=jobs.housekeeping,
-            scrub=scrub,
-            heartbeats=duties.heartbeats,
-            trust=ground.trust,
-            metrics=ground.metrics,
-            data_port=delivery.server.port,
+            evictions=evictions,
+            holdings=holdings,
+            housekeeping=housekeeping,
+            scrub=rounds,
+            verifications=verifications,
+            heartbeats=heartbeats,
+            trust=trust,
+            metrics=metrics,
+            data_port=server.port,
         )
 
 
-async def _start(stack: AsyncExitStack, delivery: Delivery, jobs: Jobs, scrub: Scrub, duties: Duties) -> None:
-    """Stages first, then peers, then the mirror; and the other way round at the end."""
-    stack.callback(delivery.let_go)
-    stack.callback(jobs.let_go)
-    await jobs.housekeeping.resume()
-    delivery.server.start()
-    stack.push_async_callback(duties.heartbeats.leave)
-    background = await stack.enter_async_context(BackgroundTasks())
-    stack.callback(scrub.stop.set)
-    duties.start(background)
-    background.start(jobs.housekeeping.run(), "housekeeping")
-    background.start(scrub.rounds.run(), "scrub")
+def _identity(settings: AgentSettings, data_port: int) -> Identity:
+    advertise = settings.advertised(data_port)
+    if advertise is None and "cluster" in settings.roles:
+        logger.warning(
+            "peers on other machines cannot reach the data plane on %s, so this agent owns no chunks of its cluster: "
+            "set BDN_AGENT_HOST or BDN_AGENT_ADVERTISE",
+            settings.host,
+        )
+    return Identity(
+        node=settings.node,
+        cluster=settings.cluster,
+        boot_id=boot_id(),
+        roles=list(settings.roles),
+        advertise=advertise,
+        version=__version__,
+    )

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from bdn.net.api_server.http_server import serving
 from bdn.wire.stage_schema import BytesFrom, Stage
-from node_agent.agent import Agent
 from node_agent.api import build_app
-from node_agent.app import open_agent
+from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
 from node_agent.settings import load_settings
 from node_agent.sockets import unix_socket

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.stage_schema import StageState, TierUse
 from bdn.wire.verification_schema import Outcome
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 
 _STATES: Final[tuple[StageState, ...]] = ("PENDING", "STAGING", "READY", "FAILED", "RELEASED")
 _READY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)

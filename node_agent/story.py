@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.wire.event_schema import NodeEvents, ShownEvent, StagedPath
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.stage.record import MountRecord
 from node_agent.stage.stage import Stage

@@ -1,4 +1,4 @@
-"""How a command ends. Source: CONTRACT section 4."""
+"""How a command ends, as docs/contract.md says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every error that BDN raises on purpose: one tree, named by who is to blame.
 
-``code`` is the name that users see (CONTRACT section 6). ``transient`` means that the same call may succeed later.
+``code`` is the name that users see (docs/contract.md). ``transient`` means that the same call may succeed later.
 The facts are the dataclass fields; the message is built from them, says what to do, and never holds a secret or a
 signed URL. HTTP statuses live in ``bdn.wire.errors`` alone.
 """

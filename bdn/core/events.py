@@ -35,6 +35,11 @@ class _FactType:
     show: Callable[[Any], str] = str
     default: Any = ...
 
+    @property
+    def hidden(self) -> Fact:
+        """What is shown in its place to whom it is not told."""
+        return [] if list in self.types else ""
+
     def fits(self, value: object) -> bool:
         if isinstance(value, list):
             return list in self.types and all(isinstance(one, str) for one in value)
@@ -77,10 +82,11 @@ class EventKind:
         """The facts of this kind, with the defaults. ``ValueError``: one is missing, or is of another type."""
         found: dict[str, Fact] = {}
         for name, known in self.facts.items():
-            value = found[name] = facts.get(name, known.default)
+            value = facts.get(name, known.default)
             if not known.fits(value):
-                msg = f"the fact {name} is missing" if value is ... else f"the fact {name} cannot be {value!r}"
+                msg = f"the fact {name} cannot be {value!r}"
                 raise ValueError(msg)
+            found[name] = value
         return found
 
     def say(self, digest: str | None, facts: _Given) -> str:
@@ -116,12 +122,11 @@ class Event:
     def of(
         cls,
         kind: str,
-        /,
+        facts: Mapping[str, Fact],
         *,
         manifest: Digest | str | None = None,
         digest: Digest | str | None = None,
         organisation: str | None = None,
-        **facts: Fact,
     ) -> Self:
         """An event that is decided now. ``ValueError`` when the facts are not those of its kind."""
         if unknown := facts.keys() - KINDS[kind].facts.keys():
@@ -171,7 +176,7 @@ class Event:
         if understood is None or understood[0].is_private:
             return None
         kind, facts = understood
-        hidden = {name: type(facts[name])() for name in kind.names}
+        hidden = {name: kind.facts[name].hidden for name in kind.names}
         return replace(self, facts=facts | hidden, organisation=None)
 
 

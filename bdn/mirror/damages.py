@@ -136,15 +136,9 @@ class Damages:
         """Write it down for each manifest that it is a part of. Not from whom it was asked for in vain: those are others' names."""
         row = await damaged.get(session, digest)
         if row is not None:
+            facts = {"tier": "mirror", "reason": row.reason}
             decided = [
-                Event.of(
-                    kind,
-                    manifest=f"b3:{manifest}",
-                    digest=f"b3:{digest}",
-                    organisation=owner,
-                    tier="mirror",
-                    reason=row.reason,
-                )
+                Event.of(kind, facts, manifest=f"b3:{manifest}", digest=f"b3:{digest}", organisation=owner)
                 for manifest, owner in await damaged.concerned(session, digest)
             ]
             await events.record(session, decided, self.clock())

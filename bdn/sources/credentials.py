@@ -80,7 +80,7 @@ def hugging_face_token(secret: Secret) -> str:
 
 
 def s3_credentials(secret: Secret) -> S3Credentials:
-    """From the JSON of CONTRACT section 1, or with the older key names, without ``aws_``.
+    """From the JSON that docs/contract.md describes, or with the older key names, without ``aws_``.
 
     Raises:
         SecretMalformedError: not a JSON object, or naming the missing key.

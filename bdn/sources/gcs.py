@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from bdn.core.ports import Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import BucketUri
-from bdn.core.store.scope import scope_of
+from bdn.core.store.slabs import scope_of
 from bdn.sources.bucket_tree import BucketTree
 from bdn.sources.google.bucket import GcsBucket, GcsObject
 

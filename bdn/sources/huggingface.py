@@ -25,7 +25,7 @@ from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.paths import UnsafePathError, normalise_path
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.source.uri import HuggingFaceUri
-from bdn.core.store.scope import PUBLIC, scope_of
+from bdn.core.store.slabs import PUBLIC, scope_of
 from bdn.sources.hub.errors import SDK_ERRORS, HubErrors
 from bdn.sources.hub.listing import HubListing
 from bdn.sources.hub.session import one_attempt

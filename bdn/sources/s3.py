@@ -13,7 +13,7 @@ from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import BucketUri
-from bdn.core.store.scope import scope_of
+from bdn.core.store.slabs import scope_of
 from bdn.sources.aws.bucket import S3Bucket, connect
 from bdn.sources.aws.checksums import stated_checksum
 from bdn.sources.aws.client import S3Endpoint

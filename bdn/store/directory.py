@@ -30,8 +30,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import Buffer, StoredChunk
 from bdn.disk.make_folder import make_folder, sync_folder
-from bdn.store.evidence import Evidence, is_wrong
-from bdn.store.soundness import fault_of, unreadable
+from bdn.store.soundness import Evidence, fault_of, is_wrong, unreadable
 
 DIRECT_BYTES: Final = 256 * 1024  # below that a trip through the page cache costs less than it saves
 
@@ -242,7 +241,7 @@ def _named(paths: Iterable[Path]) -> Iterator[Digest]:
 def _write_synced(path: Path, content: Buffer, kept_at: float) -> None:
     """Write past the page cache where the memory is page-aligned and the file system allows it, and sync.
 
-    On the machine of ARCHITECTURE's table that is twice to three times as fast as through the cache, and it leaves the
+    That is twice to three times as fast as through the cache (docs/adr/0011), and it leaves the
     cache to what is read.
     """
     view = memoryview(content)

@@ -1,4 +1,4 @@
-"""Mirrors, plans, manifests' layouts: what the mirror service answers (CONTRACT section 2)."""
+"""Mirrors, plans, manifests' layouts: what the mirror service answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages and the cache: what the agent's control API takes and answers (CONTRACT section 3)."""
+"""Stages and the cache: what the agent's control API takes and answers."""
 
 from __future__ import annotations
 

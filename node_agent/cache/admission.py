@@ -14,8 +14,8 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.events import Event
 from node_agent.background_tasks import in_thread
-from node_agent.cache import events
-from node_agent.cache.departures import Departures
+from node_agent.cache import cache_events
+from node_agent.cache.eviction import Departures
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.space import Space
 
@@ -92,13 +92,13 @@ class StageAdmission:
         return frozenset(missing)
 
     def _decisions(self, budget: int) -> list[Event]:
-        account = events.made_room(self.holder, self.held)
+        account = cache_events.for_room(self.holder, self.held)
         made_room = [account(victim, self._last_used[victim.manifest]) for victim in self._victims]
-        return made_room + events.admitted(self.index, self.held, self.holder, budget)
+        return made_room + cache_events.admitted(self.index, self.held, self.holder, budget)
 
     async def _undo(self, error: BdnError) -> None:
         """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
-        refusal = events.refused(self.index, self.held, self.holder, error)
+        refusal = cache_events.refused(self.index, self.held, self.holder, error)
         survivors = await in_thread(self.departures.removal.survivors, self._victims)
         self.index.leases.end(self.holder.stage_id)
         # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.
@@ -111,7 +111,7 @@ class StageAdmission:
             self.index.leases.take(manifest, self.holder)
         # Before a refusal nothing was written down; before any other error, what has not happened now.
         why = refusal or [
-            *events.kept((found.manifest for found in survivors), error),
-            *events.dropped(self._new, str(error)),
+            *cache_events.kept((found.manifest for found in survivors), error),
+            *cache_events.dropped(self._new, str(error)),
         ]
         await self.departures.forget(self._new, why)

@@ -14,8 +14,8 @@ from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
+from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 from node_agent.cache.chunk_files import ChunkFiles
-from node_agent.cache.events import Account, CacheEvents, kept, trimmed
 
 logger = logging.getLogger(__name__)
 _TOUCH_SECONDS: Final = 30.0  # between two notes on disk about a manifest's use: what a kill costs LRU order
@@ -168,7 +168,7 @@ class ClusterTier:
         """Evict what is over the budget: the disk is fuller than it was, or the operator lowered it."""
         held, budget = self.index.ledger.used_bytes, self.budget()
         if held > budget:
-            account = trimmed("cluster", held, budget, budget)
+            account = over_budget("cluster", held, budget, budget)
             self.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     # --- figures ---
@@ -256,4 +256,6 @@ class ClusterTier:
 
 
 def _made_room(victim: Victim, newcomer: Digest) -> Event:
-    return Event.of("made_room", manifest=victim.manifest, tier="cluster", bytes=victim.size, newcomer=str(newcomer))
+    return Event.of(
+        "made_room", {"tier": "cluster", "bytes": victim.size, "newcomer": str(newcomer)}, manifest=victim.manifest
+    )

@@ -1,4 +1,4 @@
-"""The chunks that this node holds, wherever they lie: for peers over the data plane, and for its own fills."""
+"""The chunks, manifests and layouts that this node holds: for peers over the data plane, and for its own fills."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bdn.core.chunk import CHUNK_SIZE, chunk_range
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
-from bdn.core.store.seal import SEAL_SIZE, is_closed_to
+from bdn.core.store.slabs import SEAL_SIZE, is_closed_to
 from bdn.disk.durable import disk_errors
-from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
 from bdn.wire.eviction_schema import Tier
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import Held
@@ -261,3 +261,30 @@ def _tail_of(chunk: OpenChunk) -> bytes:
     size = min(SEAL_SIZE, chunk.size)
     with disk_errors(Path(str(chunk.file.name))):
         return os.pread(chunk.file.fileno(), size, chunk.offset + chunk.size - size)
+
+
+@dataclass(frozen=True)
+class HeldDocuments:
+    """A ``DocumentShelf`` over the folder ``manifests``. ``verify`` checks a grant; None lets everybody read (loopback only).
+
+    They go out as they lie on the disk: whoever asks checks them, as it would the mirror's.
+    """
+
+    places: Places
+    verify: Callable[[str], Grant] | None
+
+    def open_document(self, request: DocumentRequest) -> OpenChunk:
+        """The document, if the bearer's grant names the manifest; not yours and not there look alike."""
+        if self.verify is not None:
+            if request.bearer is None:
+                raise UnauthenticatedError
+            if not self.verify(request.bearer).allows(request.manifest):
+                raise NotFoundError(f"manifest {request.manifest}")
+        place = self.places.manifest if request.kind == "manifest" else self.places.layout
+        path = place(request.manifest)
+        with disk_errors(path):
+            try:
+                file = path.open("rb", buffering=0)
+            except FileNotFoundError:
+                raise NotFoundError(f"manifest {request.manifest}") from None
+            return OpenChunk(file, 0, file.seek(0, 2))

@@ -1,11 +1,13 @@
-"""The node's cache: the rules of ``CacheIndex``, carried out on disk under one lock."""
+"""The node's cache: the rules of the index, carried out on disk under one lock."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason
 from bdn.core.cache.leases import Holder
@@ -13,13 +15,77 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.admission import StageAdmission
-from node_agent.cache.departures import Departures
-from node_agent.cache.events import Account, CacheEvents, dropped, trimmed
+from node_agent.cache.cache_events import Account, CacheEvents, dropped, over_budget
+from node_agent.cache.eviction import Departures, Removal
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.records import Held, ManifestRecords
-from node_agent.cache.removal import Removal
-from node_agent.cache.resting import Resting
 from node_agent.cache.space import Space
+
+_STEP_SECONDS: Final = 1e-6  # what a float of seconds since the epoch and a file's time can tell apart
+
+
+class UseClock:
+    """The wall's clock, except that it never goes back nor stands still. Shared by threads.
+
+    A story: the clock is a day ahead, A is used, the clock is set right, B is used. By the wall's clock B was used a day
+    before A and would be evicted first. Here B's time is A's and a moment more, until the wall has caught up.
+    """
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._last = 0.0
+
+    def __call__(self) -> float:
+        """Now, in seconds since the epoch, and later than ever before."""
+        with self._lock:
+            self._last = max(self._wall(), self._last + _STEP_SECONDS)
+            return self._last
+
+    def seen(self, at: float) -> None:
+        """Something was used at this time, perhaps before this process started."""
+        with self._lock:
+            self._last = max(self._last, at)
+
+
+@dataclass(frozen=True)
+class Resting:
+    """The stages that hold leases, lack files and fill none. Under the cache's lock."""
+
+    index: CacheIndex
+    removal: Removal
+    _stages: set[str] = field(default_factory=set)
+
+    def begin(self, stage_id: str) -> None:
+        """It fills nothing from now on."""
+        self._stages.add(stage_id)
+
+    def end(self, stage_id: str) -> None:
+        """It fills again, or is gone."""
+        self._stages.discard(stage_id)
+
+    async def give_back(self, manifest: Digest, stage_id: str) -> None:
+        """Promise no space any more to what of this manifest was never begun, unless another stage may be about to."""
+        for content in await in_thread(self.removal.unbegun, self._reserved_for(manifest, stage_id)):
+            self.index.lose(content)
+
+    def _reserved_for(self, manifest: Digest, stage_id: str) -> list[Digest]:
+        """What of it no other stage may be about to fill."""
+        ledger = self.index.ledger
+        if self.index.is_complete(manifest):
+            return []
+        return [
+            content
+            for content in self.index.contents_of(manifest)
+            if ledger.size_of(content) is not None
+            and not ledger.is_committed(content)
+            and not any(self._is_filled_beside(name, stage_id) for name in self.index.named_by(content))
+        ]
+
+    def _is_filled_beside(self, manifest: Digest, stage_id: str) -> bool:
+        holders = {holder.stage_id for holder in self.index.leases.holders(manifest)}
+        return bool(holders - {stage_id} - self._stages)
+
 
 Clock = Callable[[], float]
 
@@ -117,7 +183,7 @@ class NodeCache:
         self.space.tell(room)
         budget, held = room.budgets.node, self.index.ledger.used_bytes
         if held > budget:
-            account = trimmed("node", held, budget, room.limits.node)
+            account = over_budget("node", held, budget, room.limits.node)
             await self._departures.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     async def put_aside(self, content: Digest, take: Callable[[], bool]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.disk.durable import disk_errors, remove_tree, write_at_once
 
@@ -73,3 +76,38 @@ class Quarantine:
         for paths in by_age[: len(items) - self.kept]:
             for path in paths:
                 remove_tree(path)
+
+
+class SuspectFiles:
+    """Contents of the node tier, in the order in which they came under suspicion. Shared by threads.
+
+    ``on_news`` is called in the thread that suspects, for a file that was not suspected before.
+    """
+
+    def __init__(self) -> None:
+        self.on_news: Callable[[], object] = lambda: None
+        self._lock = threading.Lock()
+        self._contents: dict[Digest, None] = {}
+
+    def add(self, content: Digest) -> None:
+        """Its bytes are not what its name says, as it seems."""
+        with self._lock:
+            is_new = content not in self._contents
+            self._contents[content] = None
+        if is_new:
+            self.on_news()
+
+    def clear(self, content: Digest) -> None:
+        """It was looked at."""
+        with self._lock:
+            self._contents.pop(content, None)
+
+    def restore(self, contents: Iterable[Digest]) -> None:
+        """Those that an earlier run left."""
+        with self._lock:
+            self._contents |= dict.fromkeys(contents)
+
+    def all(self) -> tuple[Digest, ...]:
+        """Who is to be looked at, the first one first."""
+        with self._lock:
+            return tuple(self._contents)

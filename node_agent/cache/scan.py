@@ -11,10 +11,10 @@ from bdn.core.digest import Digest
 from bdn.core.events import Event
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
+from node_agent.cache.eviction import Found
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import Held, ManifestRecords
-from node_agent.cache.removal import Found
 from node_agent.disk.places import Places
 
 logger = logging.getLogger(__name__)
@@ -50,9 +50,11 @@ class Scanner:
         self.decisions += [
             Event.of(
                 "found",
+                {
+                    "bytes_total": sum(one.contents.values()),
+                    "bytes_whole": sum(one.contents[content] for content, is_whole in one.present.items() if is_whole),
+                },
                 manifest=one.manifest,
-                bytes_total=sum(one.contents.values()),
-                bytes_whole=sum(one.contents[content] for content, is_whole in one.present.items() if is_whole),
             )
             for one in found
         ]
@@ -76,7 +78,7 @@ class Scanner:
     def _note_damaged_record(self, name: str) -> None:
         if (digest := _digest(name)) is not None:
             why = "its record was damaged when the agent started, and is in quarantine"
-            self.decisions.append(Event.of("dropped", manifest=digest, why=why))
+            self.decisions.append(Event.of("dropped", {"why": why}, manifest=digest))
 
     def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
         whole: set[Digest] = set()
@@ -92,7 +94,7 @@ class Scanner:
             elif (actual := entry.stat().st_size) != size:
                 self._quarantine(Path(entry.path))
                 reason = f"the file had {actual} bytes and not {size}, and is in quarantine"
-                self.decisions.append(Event.of("damaged", digest=digest, tier="node", reason=reason))
+                self.decisions.append(Event.of("damaged", {"tier": "node", "reason": reason}, digest=digest))
             else:
                 self._take_over(Path(entry.path), digest)
                 whole.add(digest)

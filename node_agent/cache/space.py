@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Self
 
 from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.cache.tier_budgets import KEEP_PERCENT, TierBudgets, kept, share, tier_limits
+from bdn.core.errors import DiskFailedError
 from bdn.core.units import format_size
 from bdn.disk.durable import disk_errors
-from node_agent.disk.aside import Aside
+from node_agent.background_tasks import in_thread
+from node_agent.disk.cache_directory import Aside
 from node_agent.disk.places import Places
 from node_agent.settings import AgentSettings
 
@@ -151,3 +154,22 @@ class Space:
                 except FileNotFoundError:
                     continue  # it was committed, or evicted, since
         return occupied
+
+
+@asynccontextmanager
+async def blaming(space: Space) -> AsyncIterator[None]:
+    """Around fills whose room is promised: a disk that is full all the same says what others have taken meanwhile.
+
+    Room that was promised and is not there is a neighbour's doing, or a bug of ours; whoever reads the error shall know which.
+    """
+    before = await in_thread(space.others)
+    try:
+        yield
+    except DiskFailedError as error:
+        if not error.is_full:
+            raise
+        found = error
+        with suppress(DiskFailedError):  # a disk that cannot even be asked
+            taken = await in_thread(space.others) - before
+            found = replace(error, others_bytes=max(0, taken))
+        raise found from error

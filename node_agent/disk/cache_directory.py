@@ -1,17 +1,145 @@
-"""The cache directory of a running agent: taken, of a format that it knows, and tried."""
+"""The cache directory of a running agent: locked by one agent, of a format that this version knows, and able to take files."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import errno
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
+from bdn.core.errors import DiskFailedError, InUseError, InvalidRequestError
 from bdn.disk.direct import DirectWrites
-from bdn.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors, write_durably
 from node_agent.background_tasks import in_thread
-from node_agent.disk.aside import Aside
-from node_agent.disk.format import check_format, keep_format
-from node_agent.disk.owner import owned
 from node_agent.disk.places import Places
+
+
+def boot_id() -> str:
+    """The kernel's name for the time since this machine started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+@contextmanager
+def owned(path: Path) -> Iterator[bool]:
+    """Hold the directory's ``owner`` file locked; the kernel lets go of it however this process ends.
+
+    Yields whether the machine was started anew since the last owner began, as far as anybody knows: then no job of before
+    runs, and what was not synced may be gone.
+
+    Raises:
+        InUseError: another agent holds it; names its process.
+        DiskFailedError: there is no such file, and none can be made.
+    """
+    descriptor = _open(path)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUseError(f"cache directory {path.parent}", (_owner(descriptor),)) from None
+        is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()
+        _record(descriptor)
+        yield is_rebooted
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    """A lock needs no right to write: what a disk holds that has become read-only can still be served."""
+    with disk_errors(path):
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _record(descriptor: int) -> None:
+    """Who it is, for people: on a disk that is full or read-only the last owner stays there, and the lock is ours all the same."""
+    content = json.dumps({"pid": os.getpid(), "boot_id": boot_id()}).encode()
+    with suppress(OSError):  # written over what is there: that needs no block that is not the file's already
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+
+
+def _owner(descriptor: int) -> str:
+    recorded = _recorded(descriptor)
+    return f"process {recorded['pid']}" if "pid" in recorded else "another process"
+
+
+def _recorded(descriptor: int) -> dict[str, object]:
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+FORMAT: Final = b"1\n"  # whatever was written before there was this file is of this format, too
+
+
+def check_format(places: Places) -> None:
+    """Look before anything is made, locked or tidied up.
+
+    Raises:
+        InvalidRequestError: another version wrote it; nothing was touched.
+        DiskFailedError: nobody can tell.
+    """
+    with disk_errors(places.format):
+        try:
+            found = places.format.read_bytes()
+        except FileNotFoundError:
+            return
+    if found != FORMAT:
+        name = found[:20].decode("ascii", "replace").strip()
+        raise InvalidRequestError(
+            f"the cache directory {places.root} has the format {name!r}, and this version knows {FORMAT.decode().strip()!r} "
+            "alone; nothing was touched: run the version that wrote it, or name another directory in BDN_AGENT_CACHE_DIR"
+        )
+
+
+def keep_format(places: Places) -> None:
+    """Say which format this is, for versions to come. The caller owns the directory."""
+    with disk_errors(places.format):
+        if not places.format.exists():
+            write_durably(places.format, FORMAT, mode=0o644)
+
+
+def check_fitness(folder: Path) -> None:
+    """Whether the disk of ``folder`` takes a new file. Blocking.
+
+    Raises:
+        DiskFailedError: it does not answer, is read-only, or has no block or no inode left for this process.
+    """
+    with disk_errors(folder):
+        disk = os.statvfs(folder)
+        if disk.f_flag & os.ST_RDONLY:
+            raise DiskFailedError(str(folder), "it is mounted read-only")
+        blocks, inodes = (disk.f_bfree, disk.f_ffree) if os.geteuid() == 0 else (disk.f_bavail, disk.f_favail)
+        if blocks == 0 or (disk.f_files and inodes == 0):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Aside:
+    """A count, in bytes, of small files that are being written beside whole ones. Shared by threads.
+
+    Files in progress with a part in ``filling`` are not counted here: those can be seen.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.size = 0
+
+    def add(self, size: int) -> None:
+        """They are about to be written; negative when they are gone, or have become whole files."""
+        with self._lock:
+            self.size += size
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bdn.core.errors import InternalError
 from bdn.core.store.layout import FileLayout
 from bdn.disk.durable import disk_errors, open_folder, write_all
 from node_agent.background_tasks import in_thread
-from node_agent.disk.aside import Aside
+from node_agent.disk.cache_directory import Aside
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside, name_in_files
 

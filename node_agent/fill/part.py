@@ -1,6 +1,6 @@
 """One file on its way to being whole: chunks land at their places in any order, and the whole appears with one rename.
 
-The order is ARCHITECTURE's *commit order*: chunk data, a batched fdatasync, the bitmap record; once all chunks are there, fsync,
+The commit order is: chunk data, a batched fdatasync, the bitmap record; once all chunks are there, fsync,
 rename, fsync of the folder. A kill at any point leaves a part that the next fill goes on from, or the whole file.
 """
 

@@ -15,9 +15,9 @@ from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.catalogue import Catalogue
-from node_agent.cache.disk_pressure import blaming
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
+from node_agent.cache.space import blaming
 from node_agent.fetch.chain import Supplier
 from node_agent.fetch.members import Members
 from node_agent.fetch.peers import Peers

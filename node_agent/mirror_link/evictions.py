@@ -14,11 +14,11 @@ from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidReque
 from bdn.wire.errors import body_of
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport, Tier
 from node_agent.background_tasks import in_thread
+from node_agent.cache.cache_events import OnRequest
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.events import OnRequest
 from node_agent.cache.node_cache import NodeCache
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import Room
-from node_agent.disk.fitness import check_fitness
+from node_agent.disk.cache_directory import check_fitness
 from node_agent.disk.places import Places
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 
 
 @dataclass(frozen=True)

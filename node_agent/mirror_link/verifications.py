@@ -13,10 +13,9 @@ from bdn.core.errors import BdnError, InternalError, InvalidRequestError
 from bdn.wire.errors import body_of
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.scrub.findings import Findings
+from node_agent.scrub.findings import Findings, Subject
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
-from node_agent.scrub.subject import Subject
 
 logger = logging.getLogger(__name__)
 _REMEMBERED: Final = 1000

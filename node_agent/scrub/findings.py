@@ -1,19 +1,84 @@
-"""What one verification has read and found, as it is told to people and to the mirror."""
+"""What is read again, what was found wrong, and how it is reported to people and to the mirror."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.events import Event
+from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.wire.errors import ErrorBody
 from bdn.wire.eviction_schema import Tier
+from bdn.wire.layout_form import Layout
 from bdn.wire.verification_schema import DamagedItem, Outcome, VerifyReport, listed
-from node_agent.scrub.layouts import KnownLayouts
-from node_agent.scrub.subject import Subject, Wrong
-from node_agent.stage.registry import StageBook
+from node_agent.cache.records import ManifestRecords
+from node_agent.stage.stage import StageBook
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A content, and where its bytes lie. ``shown`` is what people call it, where that is not its path in the manifest."""
+
+    path: Path
+    content: Digest
+    manifest: Digest
+    tier: Tier = "node"
+    shown: str | None = None
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One chunk that is not what its name says, or, without a chunk, something about the whole file.
+
+    ``found`` is None when it is unreadable; ``is_of_the_disk`` when the disk did not take the right bytes, either.
+    """
+
+    reason: str
+    chunk: PlacedChunk | None = None
+    found: Digest | None = None
+    is_of_the_disk: bool = False
+
+
+def plain(content: Digest, size: int) -> FileLayout:
+    """The layout of what is at most one chunk: its name is that of its bytes."""
+    return FileLayout(content, size, (content,) if size else ())
+
+
+@dataclass(frozen=True)
+class KnownLayouts:
+    """The layouts beside held manifests, of which the last one that was needed is kept in memory. Blocking; any thread."""
+
+    records: ManifestRecords
+    _last: dict[Digest, Layout | None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def find(self, content: Digest, size: int, manifests: Collection[Digest]) -> FileLayout | None:
+        """The layout of a content that these manifests name; None when no record here tells its chunks."""
+        if size <= CHUNK_SIZE:
+            return plain(content, size)
+        for manifest in manifests:
+            layout = self._layout(manifest)
+            if layout is not None and (found := layout.files.get(content)) is not None:
+                return found
+        return None
+
+    def path_of(self, manifest: Digest, content: Digest) -> str | None:
+        """Where a manifest has this content, in one place of perhaps several."""
+        held = self.records.load(manifest)
+        return next((entry.path for entry in held.files if entry.digest == content), None) if held else None
+
+    def _layout(self, manifest: Digest) -> Layout | None:
+        with self._lock:
+            if manifest not in self._last:
+                self._last.clear()
+                self._last[manifest] = self.records.load_layout(manifest)
+            return self._last[manifest]
+
 
 Pace = Callable[[int], Awaitable[object]]
 
@@ -98,5 +163,5 @@ class Telling:
 def event_about(item: DamagedItem) -> Event:
     """The item as an event. A path in a stage's view names the stage, which is nobody else's business."""
     path = "" if item.path is None or item.path.startswith("/") else item.path
-    subject = {"manifest": item.manifest, "digest": item.chunk}
-    return Event.of(item.outcome, **subject, tier=item.tier, reason=item.reason, path=path)
+    facts = {"tier": item.tier, "reason": item.reason, "path": path}
+    return Event.of(item.outcome, facts, manifest=item.manifest, digest=item.chunk)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from bdn.core.cache.scrub_round import Position, ScrubbedTier, ScrubRound
 from bdn.core.digest import Digest
 from bdn.disk.durable import disk_errors, write_at_once
-from node_agent.cache.suspects import Suspects
+from node_agent.cache.quarantine import SuspectFiles
 
 
 class _Body(BaseModel):
@@ -28,7 +28,7 @@ class ScrubRecord:
     Lost with a power cut or damaged, it costs a round that begins anew.
     """
 
-    def __init__(self, path: Path, suspects: Suspects, now: float) -> None:
+    def __init__(self, path: Path, suspects: SuspectFiles, now: float) -> None:
         self.round = ScrubRound(now)
         self.suspects = suspects
         self._path = path

@@ -1,24 +1,83 @@
-"""Where the right bytes of one wrong chunk come from: this node's own tiers, else what any fill would ask."""
+"""Where the right bytes come from: this node's own tiers, else the sources of any fill, with a grant that some job left here."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
 
+from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import InternalError
+from bdn.core.errors import BdnError, GrantInvalidError, InternalError, NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.transfer.buffers import BufferPool
-from node_agent.background_tasks import in_thread
+from bdn.wire.eviction_schema import Tier
+from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.fetch.retry_budget import Effort
 from node_agent.fetch.ring_reader import Bearings
 from node_agent.fetch.routing import Routing
 from node_agent.fetch.supply import Supply, chunk_base
-from node_agent.fill.provision import Provision
-from node_agent.scrub.rights import Rights
+from node_agent.fill.provision import Errand, Provision
+from node_agent.stage.stage import StageBook
+from node_agent.trust import Trust
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Grants of stages that this node knows, and of commands that are being carried out.
+
+    Whose job has ended is asked as well: a grant is good until it expires, and what it names is still held here.
+    ``is_open`` is whether the mirror asks nobody for grants; then one that has expired does as well.
+    """
+
+    book: StageBook
+    trust: Trust
+    is_open: bool
+    _lent: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def lent_by(self, grants: Sequence[str]) -> Iterator[None]:
+        """Use these as well until the block ends."""
+        self._lent.extend(grants)
+        try:
+            yield
+        finally:
+            for grant in grants:
+                self._lent.remove(grant)
+
+    def find(self, manifests: Collection[Digest]) -> tuple[Digest, str]:
+        """One of these manifests, and a grant that allows it.
+
+        Raises:
+            GrantInvalidError: there is none.
+        """
+        for token in self._lent:
+            if (named := self._valid(token, manifests)) is not None:
+                return named, token
+        known = [
+            (manifest, stage.record.grant)
+            for stage in self.book.all()
+            for manifest in stage.record.manifests
+            if manifest in manifests
+        ]
+        for manifest, token in known:
+            if self._valid(token, (manifest,)) is not None:
+                return manifest, token
+        if known and self.is_open:
+            return known[0]
+        raise GrantInvalidError("no stage of this node has one that is still good for what is to be fetched")
+
+    def _valid(self, token: str, manifests: Collection[Digest]) -> Digest | None:
+        try:
+            grant = self.trust.verify(token)
+        except BdnError:
+            return None
+        return next((manifest for manifest in manifests if grant.allows(manifest)), None)
+
 
 Put = Callable[[memoryview], None]
 
@@ -91,3 +150,45 @@ class RightBytes:
 class _Source:
     file: FileLayout
     supply: Supply
+
+
+_HOLDER: Final = Holder("scrub", "scrub")
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Its manifest is leased while it comes, and no longer. One at a time."""
+
+    provision: Provision
+    rights: Rights
+
+    async def bring(self, content: Digest) -> None:
+        """Fill it, for a manifest that lacks nothing else: of all the others nobody wants the rest now.
+
+        Raises:
+            NotFoundError: there is no such manifest. The next stage brings the content with all that its manifest lacks.
+            BdnError: it cannot be had.
+        """
+        index = self.provision.cache.index
+        named = [manifest for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]
+        if not named:
+            raise NotFoundError(f"a manifest here that lacks {content} and nothing else")
+        manifest, grant = self.rights.find(named)
+        index.leases.take(manifest, _HOLDER)  # at once: evicted before it is admitted, all of it would come again
+        try:
+            await self.provision.run(Errand([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: _Nobody()))
+        finally:
+            await to_the_end(self.provision.cache.leave(_HOLDER.stage_id))
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def report(self, file: Digest, tier: Tier, size: int) -> None:
+        pass
+
+    def restart(self, file: Digest) -> None:
+        pass
+
+    def finish(self, file: Digest, size: int) -> None:
+        pass

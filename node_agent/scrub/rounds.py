@@ -18,7 +18,7 @@ from node_agent.cache.node_cache import Clock
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 
 logger = logging.getLogger(__name__)
 BURST: Final = 16 * 1024 * 1024

@@ -18,16 +18,11 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.disk.places import Places
-from node_agent.scrub.demotion import Demotion
-from node_agent.scrub.findings import Findings, Telling, event_about
-from node_agent.scrub.layouts import KnownLayouts
-from node_agent.scrub.mending import Mending
+from node_agent.scrub.findings import Findings, KnownLayouts, Subject, Telling, Wrong, event_about, plain
 from node_agent.scrub.reading import Reading
 from node_agent.scrub.record import ScrubRecord
-from node_agent.scrub.refill import Refill
-from node_agent.scrub.relinking import Relinking
-from node_agent.scrub.right_bytes import RightBytes
-from node_agent.scrub.subject import Subject, Wrong, plain
+from node_agent.scrub.repair import Demotion, Mending, Relinking
+from node_agent.scrub.right_bytes import Refill, RightBytes
 
 logger = logging.getLogger(__name__)
 _GONE: Final = Wrong("it is not on the disk any more")

@@ -12,8 +12,7 @@ from bdn.core.errors import NotFoundError
 from bdn.core.manifest import FileEntry
 from node_agent.cache.records import ManifestRecords
 from node_agent.stage.record import MountRecord, StageRecord
-from node_agent.stage.registry import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageBook
 from node_agent.stage.view.views import Views
 
 

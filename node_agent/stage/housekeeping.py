@@ -14,12 +14,11 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.records import ManifestRecords
-from node_agent.stage.events import resumed
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecord, StageRecords
-from node_agent.stage.registry import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageBook
+from node_agent.stage.stage_events import resumed
 from node_agent.stage.view.views import Views
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from pathlib import Path
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.stage.record import StageRecord
-from node_agent.stage.registry import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageBook
 from node_agent.stage.view.destination import Destination, Earlier, resolved
 
 

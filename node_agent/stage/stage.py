@@ -1,20 +1,138 @@
-"""One stage while the agent runs: its record, how far it is, and who waits for it."""
+"""One stage while the agent runs: its record, its progress, who waits for it; and the registry of all stages."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
+from bdn.core.digest import Digest
+from bdn.core.errors import NotFoundError
+from bdn.core.manifest import Manifest
 from bdn.wire import stage_schema
+from bdn.wire.eviction_schema import Tier
 from bdn.wire.moments import moment
-from bdn.wire.stage_schema import TERMINAL, StageMount
+from bdn.wire.stage_schema import TERMINAL, BytesFrom, StageMount, Warm, WarmState
 from node_agent.fetch.retry_budget import Effort
-from node_agent.stage.progress import Rate, StageProgress, bytes_done
 from node_agent.stage.record import MountRecord, StageRecord
 from node_agent.stage.view.destination import Earlier
-from node_agent.stage.warming import Warming
+
+_WINDOW_SECONDS: Final = 5.0
+
+
+class StageProgress:
+    """Counts what arrives. Content is fetched once; under every further path and mount it comes from this node."""
+
+    def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest]) -> None:
+        self._paths = [
+            Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
+        ]
+        self._first = {digest: mount for mount, paths in reversed([*enumerate(self._paths)]) for digest in paths}
+        self._mounts: list[Counter[Tier]] = []
+        for manifest, paths in zip(manifests, self._paths, strict=True):
+            to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
+            self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
+        self._coming: dict[Digest, Counter[Tier]] = {}
+
+    def report(self, content: Digest, tier: Tier, size: int) -> None:
+        """Bytes of a content that is coming."""
+        self._coming.setdefault(content, Counter())[tier] += size
+        self._mounts[self._first[content]][tier] += size
+
+    def restart(self, content: Digest) -> None:
+        """What was reported of it is void."""
+        self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
+
+    def finish(self, content: Digest, size: int) -> None:
+        """It is whole; its other paths have it, too."""
+        coming = self._coming.pop(content, None)
+        self._mounts[self._first[content]]["node"] -= sum(coming.values()) if coming else 0
+        for tiers, paths in zip(self._mounts, self._paths, strict=True):
+            tiers["node"] += size * paths[content]
+
+    def bytes_from(self, mount: int) -> BytesFrom:
+        """The bytes of one mount so far."""
+        tiers = self._mounts[mount]
+        return BytesFrom(node=tiers["node"], cluster=tiers["cluster"], mirror=tiers["mirror"])
+
+
+class Rate:
+    """Bytes per second over the last seconds. Times are monotonic and given by the caller."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self._began: float | None = None
+        self.total = 0
+
+    def add(self, size: int, now: float) -> None:
+        """Bytes that came at ``now``."""
+        if self._began is None:
+            self._began = now
+        self.total += size
+        self._samples.append((now, size))
+        self._drop_old(now)
+
+    def per_second(self, now: float) -> float | None:
+        """The rate now; None before the first bytes."""
+        if self._began is None:
+            return None
+        self._drop_old(now)
+        span = min(_WINDOW_SECONDS, now - self._began)
+        return sum(size for _, size in self._samples) / max(span, 0.1)
+
+    def _drop_old(self, now: float) -> None:
+        while self._samples and self._samples[0][0] < now - _WINDOW_SECONDS:
+            self._samples.popleft()
+
+
+def bytes_done(came: BytesFrom) -> int:
+    """All tiers together."""
+    return came.node + came.cluster + came.mirror
+
+
+@dataclass
+class Warming:
+    """State in memory; the task that works on it ends it. After a restart it begins anew."""
+
+    bytes_total: int
+    state: WarmState = "WARMING"
+    bytes_read: int = 0
+    reason: str | None = None
+    task: asyncio.Task[None] | None = None
+    _began: float = field(default_factory=time.monotonic)
+    _seconds: float | None = None
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether files are being read, or will be."""
+        return self.state == "WARMING"
+
+    def end(self, state: WarmState, reason: str | None = None) -> None:
+        """The first end counts."""
+        if self.is_going_on:
+            self.state, self.reason, self._seconds = state, reason, time.monotonic() - self._began
+
+    async def stop(self) -> None:
+        """Cancel the work and wait until no file of the view is open any more."""
+        if self.task and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait([self.task])
+        self.end("STOPPED", "the stage was released")
+
+    def document(self) -> Warm:
+        """What the wire shows."""
+        seconds = time.monotonic() - self._began if self._seconds is None else self._seconds
+        return Warm(
+            state=self.state,
+            bytes=self.bytes_read,
+            bytes_total=self.bytes_total,
+            seconds=seconds,
+            reason=self.reason,
+        )
 
 
 class Stage:
@@ -109,3 +227,38 @@ class Stage:
             bytes_done=bytes_done(came),
             bytes_from=came,
         )
+
+
+class StageBook:
+    """Stages by id, in memory; their records are on disk."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, Stage] = {}
+
+    def all(self) -> list[Stage]:
+        """Every stage, newest first; released ones are known for a week, the newest ten thousand of them."""
+        return sorted(self._stages.values(), key=lambda stage: stage.record.created_at, reverse=True)
+
+    def get(self, stage_id: str) -> Stage | None:
+        """The stage, or None."""
+        return self._stages.get(stage_id)
+
+    def find(self, stage_id: str) -> Stage:
+        """The stage, or ``NotFoundError``."""
+        stage = self.get(stage_id)
+        if stage is None:
+            raise NotFoundError(f"stage {stage_id}")
+        return stage
+
+    def enter(self, stage: Stage) -> Stage:
+        """Enter a stage; the one that is there already, if any, stays and is returned."""
+        return self._stages.setdefault(stage.record.id, stage)
+
+    def strike(self, stage: Stage) -> None:
+        """Forget a stage."""
+        if self._stages.get(stage.record.id) is stage:
+            del self._stages[stage.record.id]
+
+    def count_by_state(self) -> Counter[str]:
+        """How many there are in each state."""
+        return Counter(stage.record.state for stage in self._stages.values())

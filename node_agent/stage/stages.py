@@ -16,8 +16,7 @@ from node_agent.cache.node_cache import Clock
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import MountRecord, StageRecord, StageRecords
-from node_agent.stage.registry import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageBook
 from node_agent.stage.view.destination import Earlier, resolved
 from node_agent.stage.view.views import Views
 from node_agent.trust import Trust

@@ -14,8 +14,7 @@ from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.fetch.retry_budget import Effort
 from node_agent.fill.provision import Errand, Provision
-from node_agent.stage.progress import StageProgress
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageProgress
 from node_agent.stage.view.build import Built
 from node_agent.stage.view.destination import Destination
 from node_agent.stage.view.views import Views

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -14,13 +14,56 @@ from typing import Final
 from bdn.core.pace.token_bucket import TokenBucket
 from bdn.core.units import format_size
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.disk.memory import memory_left
-from node_agent.stage.registry import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageBook, Warming
 from node_agent.stage.view.views import Views
-from node_agent.stage.warming import Warming
 
 logger = logging.getLogger(__name__)
+
+RESERVE_SHARE: Final = 0.1  # of the memory, for jobs that begin meanwhile
+_PROC: Final = Path("/proc")
+_GROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def memory_left(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+    """Bytes that files may take in memory, those of files that are there already included. Below zero: it is scarce.
+
+    A group's page cache counts against its limit, but is given up before anything else; see cgroup-v2.rst, memory.max.
+    """
+    machine = _figures(proc / "meminfo")
+    left = [1024 * (machine["MemAvailable:"] - int(RESERVE_SHARE * machine["MemTotal:"]))]
+    left.extend(_left_in(group) for group in _own_groups(proc, groups) if _limit_of(group) is not None)
+    return min(left)
+
+
+def _left_in(group: Path) -> int:
+    limit = _limit_of(group) or 0
+    used = int((group / "memory.current").read_text())
+    kept = _figures(group / "memory.stat")
+    return int(limit * (1 - RESERVE_SHARE)) - used + kept["active_file"] + kept["inactive_file"]
+
+
+def _limit_of(group: Path) -> int | None:
+    try:
+        limit = (group / "memory.max").read_text().strip()
+    except OSError:
+        return None  # the root, another version of control groups, or none
+    return None if limit == "max" else int(limit)
+
+
+def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
+    """The process's own group and those above it, as far as they can be seen from here."""
+    for line in (proc / "self/cgroup").read_text().splitlines():
+        number, _, name = line.split(":", 2)
+        if number == "0":
+            group = groups / name.lstrip("/")
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(groups))
+
+
+def _figures(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines}
+
+
 STEP: Final = 16 * 1024 * 1024  # bytes between two looks at the memory, at other stages and at the clock
 _STEP_FILES: Final = 512
 _BUFFER: Final = 512 * 1024  # stays in the processor's cache

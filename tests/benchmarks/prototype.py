@@ -1,4 +1,4 @@
-"""The plainest fast client that the standard library allows: what ARCHITECTURE's table was measured with."""
+"""The plainest fast client that the standard library allows: what docs/adr/0010 was measured with."""
 
 from __future__ import annotations
 

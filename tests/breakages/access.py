@@ -86,7 +86,7 @@ BREAKAGES: Final = [
     _broken("node_agent/cache/held_chunks.py", "a manifest in the header opens each chunk",
             "if request.manifest is not None and request.manifest not in self.names(request.digest):", "if False:",
             f"{_AGENTS}::test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
-    _broken("node_agent/cache/documents.py", "a peer tells each grant what is in a manifest",
+    _broken("node_agent/cache/held_chunks.py", "a peer tells each grant what is in a manifest",
             "if not self.verify(request.bearer).allows(request.manifest):", "if False:",
             f"{_AGENTS}::test_an_agent_gives_manifests_and_layouts_to_grants_that_name_them_alone"),
     _broken("node_agent/trust.py", "what expired is remembered as good", "if grant.expires_at <= now:", "if False:",

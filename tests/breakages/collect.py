@@ -255,7 +255,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/core/store/slab_needs.py",
+        "bdn/core/store/slabs.py",
         "a slab goes whose contents lie in a damaged one as well",
         "self._slabs[content] - self._damaged - dropped",
         "self._slabs[content] - dropped",

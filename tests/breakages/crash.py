@@ -155,7 +155,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "upgrades",
-        "node_agent/disk/format.py",
+        "node_agent/disk/cache_directory.py",
         "every format is taken for ours",
         "    if found != FORMAT:\n",
         "    if found is None:\n",

@@ -29,7 +29,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/fitness.py",
+        "node_agent/disk/cache_directory.py",
         "a disk without a block is said to be ready",
         "if blocks == 0 or ",
         "if ",
@@ -37,7 +37,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/fitness.py",
+        "node_agent/disk/cache_directory.py",
         "a disk without an inode is said to be ready",
         " or (disk.f_files and inodes == 0)",
         "",

@@ -9,7 +9,7 @@ from tests.support.promises.breakages import Breakage
 BREAKAGES: Final = [
     Breakage(
         "space",
-        "node_agent/disk/format.py",
+        "node_agent/disk/cache_directory.py",
         "each start writes what stands there",
         "        if not places.format.exists():\n",
         "        if places.root.exists():\n",

@@ -15,7 +15,7 @@ _LOST = f"{_MENDING}test_a_stage_whose_lost_file_does_not_fit_any_more_shows_wha
 
 _ASIDE = f"{_MENDING}test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"
 _TWO = "tests/promises/test_two_agents.py::"
-_OWNER = "node_agent/disk/owner.py"
+_OWNER = "node_agent/disk/cache_directory.py"
 
 BREAKAGES: Final = [
     Breakage(
@@ -104,7 +104,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/cache/use_clock.py",
+        "node_agent/cache/node_cache.py",
         "a use after the clock went back is an old one",
         "max(self._wall(), self._last + _STEP_SECONDS)",
         "self._wall()",
@@ -112,7 +112,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/ground.py",
+        "node_agent/cache/tiers.py",
         "uses before a restart are forgotten by the clock of uses",
         "            uses.seen(order.last_used(manifest))\n",
         "            pass\n",

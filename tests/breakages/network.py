@@ -79,7 +79,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/cache/documents.py",
+        "node_agent/cache/held_chunks.py",
         "a peer gives a manifest to whoever has any grant",
         "if not self.verify(request.bearer).allows(request.manifest):",
         "if not self.verify(request.bearer):",

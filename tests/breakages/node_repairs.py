@@ -31,7 +31,7 @@ BREAKAGES: Final = [
         f"{_NODE}::test_a_file_that_vanished_or_grew_is_whole_again",
     ),
     _breakage(
-        "node_agent/scrub/examination.py",
+        "node_agent/scrub/reading.py",
         "what the disk cannot read is passed over",
         'return Wrong(f"it cannot be read: {failure}", chunk), 0',
         "return None, 0",
@@ -73,7 +73,7 @@ BREAKAGES: Final = [
         f"{_FAILING}::test_where_nothing_can_be_noted_every_wrong_file_is_mended_all_the_same",
     ),
     _breakage(
-        "node_agent/scrub/examination.py",
+        "node_agent/scrub/reading.py",
         "a file of which the disk says nothing ends the round",
         "        except OSError:\n            return None\n",
         "        except OSError:\n            raise\n",

@@ -25,7 +25,7 @@ BREAKAGES: Final = [
         f"{_SCRUB}[one-zeroed]",
     ),
     _breakage(
-        "bdn/core/store/record_soundness.py",
+        "bdn/core/store/damage.py",
         "the record of a file is believed when it has as many chunks as the file",
         "return None if file_digest(size, names) == digest else",
         "return None if names else",

@@ -40,7 +40,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/examination.py",
+        "node_agent/scrub/reading.py",
         "no evidence is kept",
         "            if still is not None:\n                self.quarantine",
         "            if still is None:\n                self.quarantine",
@@ -72,7 +72,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/mending.py",
+        "node_agent/scrub/repair.py",
         "what was written is not read back",
         "        if not is_right:",
         "        if not is_right and not content:",
@@ -80,7 +80,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/demotion.py",
+        "node_agent/scrub/repair.py",
         "a part forgets which of its chunks are right",
         "bitmap.add(right)",
         "bitmap.add(())",
@@ -120,7 +120,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/refill.py",
+        "node_agent/scrub/right_bytes.py",
         "who replaces a file brings all that some manifest of it lacks",
         "for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]",
         "for manifest in index.named_by(content)]",
@@ -128,7 +128,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/refill.py",
+        "node_agent/scrub/right_bytes.py",
         "a manifest may be evicted between being chosen and being filled, and all of it comes again",
         "        index.leases.take(manifest, _HOLDER)",
         "        pass",

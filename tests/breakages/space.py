@@ -19,7 +19,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/fitness.py",
+        "node_agent/disk/cache_directory.py",
         "a disk that has turned read-only is said to be ready",
         "        if disk.f_flag & os.ST_RDONLY:\n",
         "        if False:\n",
@@ -51,7 +51,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/owner.py",
+        "node_agent/disk/cache_directory.py",
         "a lock needs a disk that can be written",
         "            if error.errno != errno.EROFS:\n",
         "            if True:\n",
@@ -59,7 +59,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/fitness.py",
+        "node_agent/disk/cache_directory.py",
         "a disk that does not answer is said to be ready",
         "        disk = os.statvfs(folder)\n",
         "        try:\n            disk = os.statvfs(folder)\n        except OSError:\n            return\n",

@@ -9,7 +9,7 @@ from tests.support.promises.breakages import Breakage
 BREAKAGES: Final = [
     Breakage(
         "corruption",
-        "node_agent/scrub/examination.py",
+        "node_agent/scrub/reading.py",
         "what may not be read ends the round",
         "        return 0, error.strerror or str(error)\n",
         "        if isinstance(error, PermissionError):\n            raise\n        return 0, error.strerror or str(error)\n",

@@ -12,10 +12,16 @@ import pytest
 from bdn.core.errors import MountFailedError
 from bdn.disk import syscalls
 from node_agent.disk.places import Places
-from node_agent.stage.view import bind_mount
 from node_agent.stage.view import exposure as module
-from node_agent.stage.view.bind_mount import is_mount_point, mounts_below
-from node_agent.stage.view.exposure import BindExposure, Exposure, NoExposure, SymlinkExposure, choose
+from node_agent.stage.view.exposure import (
+    BindExposure,
+    Exposure,
+    NoExposure,
+    SymlinkExposure,
+    choose,
+    is_mount_point,
+    mounts_below,
+)
 from tests.contract.exposure_contract import FILES, CheckingExposureContract, ExposureContract
 from tests.support.agent.mounts import needs_mounts
 from tests.support.content.trees import tree
@@ -122,7 +128,7 @@ class TestBindExposure(CheckingExposureContract):
                 raise PermissionError(errno.EPERM, "Operation not permitted")
             real(source, target, flags)
 
-        monkeypatch.setattr(bind_mount, "mount", refuse_remount)
+        monkeypatch.setattr(module, "mount", refuse_remount)
         with pytest.raises(MountFailedError, match="Operation not permitted"):
             exposure.expose(view, place)
 
@@ -146,7 +152,7 @@ def test_whether_binding_is_permitted_is_tried_and_leaves_nothing(
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(bind_mount, "mount", refuse)
+    monkeypatch.setattr(module, "mount", refuse)
 
-    assert not bind_mount.can_bind(tmp_path)
+    assert not module.can_bind(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from node_agent.disk.places import Places
-from node_agent.stage.view.build import Built, build_view
-from node_agent.stage.view.check import compare_view
+from node_agent.stage.view.build import Built, build_view, compare_view
 from tests.support.agent.cache import cached
 from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
 from tests.support.agent.rig import noise

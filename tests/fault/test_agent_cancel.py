@@ -13,7 +13,7 @@ import pytest
 
 from bdn.disk.direct import DirectWrites
 from bdn.wire.eviction_schema import EvictCommand
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.points import Points
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged

@@ -15,7 +15,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
 from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by, missing

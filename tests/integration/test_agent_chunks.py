@@ -12,7 +12,7 @@ from bdn.core.errors import BdnError, NotFoundError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.verifying import VerifyingReader
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from bdn.core.cache import ended_stages
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
 from tests.support.crash.rot import now

@@ -19,8 +19,8 @@ from bdn.core.errors import InvalidRequestError
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from bdn.wire.paths import MANIFEST_HEADER, chunk_path
-from node_agent.agent import Agent
-from node_agent.cache.accounts import over_budget
+from node_agent.app import Agent
+from node_agent.cache.cache_events import over_budget
 from node_agent.cache.held_chunks import NodeShelf
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts

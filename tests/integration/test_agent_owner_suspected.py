@@ -15,7 +15,7 @@ from bdn.core.errors import NotFoundError
 from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.crash.rot import cached, flip
@@ -61,7 +61,7 @@ async def test_a_suspected_chunk_of_the_cluster_tier_is_read_and_one_that_is_wro
         assert await ask(peer, agent, grant, manifest, is_suspect=False) == FIRST
         assert await ask(peer, agent, grant, manifest, is_suspect=True) == FIRST
         assert mirror.chunk_requests == {digest_of(FIRST): 1}
-        flip(agent.scrub.rounds.scrubber.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
+        flip(agent.scrub.scrubber.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
         assert await ask(peer, agent, grant, manifest, is_suspect=True) == FIRST
         assert mirror.chunk_requests == {digest_of(FIRST): 2}
 
@@ -79,6 +79,6 @@ async def test_a_suspected_chunk_of_a_whole_file_that_is_wrong_is_not_given_and_
         flip(cached(agent, manifest, "large"), 9)
         with pytest.raises(NotFoundError):
             await ask(peer, agent, grant, manifest, is_suspect=True)
-        await agent.scrub.rounds.catch_up()
+        await agent.scrub.catch_up()
         assert cached(agent, manifest, "large").read_bytes() == LARGE
         assert await ask(peer, agent, grant, manifest, is_suspect=True) == FIRST

@@ -12,7 +12,7 @@ import pytest
 from bdn.core.digest import Digest
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.mirror.service import until

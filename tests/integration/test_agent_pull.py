@@ -15,7 +15,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import Stage
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Rig, noise, staged

@@ -20,7 +20,7 @@ from bdn.core.errors import (
     NotFoundError,
 )
 from bdn.wire.grants import GrantSigner, new_signing_key
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.rig import MIB, Clock, Rig, noise, staged

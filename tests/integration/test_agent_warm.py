@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.stage.stage import Stage
 from node_agent.stage.warm import STEP, Warmer

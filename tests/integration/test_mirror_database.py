@@ -20,8 +20,8 @@ from sqlalchemy.engine import Connection
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
+from bdn.core.store.damage import content_fault
 from bdn.core.store.layout import FileLayout
-from bdn.core.store.record_soundness import content_fault
 from bdn.mirror.db import at_work, contents, mirrors, objects, records
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.errors import DatabaseUnavailableError

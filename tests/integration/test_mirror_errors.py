@@ -1,4 +1,4 @@
-"""Each error of CONTRACT section 6 that the mirror can produce, by what triggers it; none publishes anything."""
+"""Each error of docs/contract.md that the mirror can produce, by what triggers it; none publishes anything."""
 
 from __future__ import annotations
 

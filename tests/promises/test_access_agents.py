@@ -19,8 +19,8 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.grant import AUDIENCE, Grant, GrantedMount
 from bdn.core.manifest import Manifest
 from bdn.wire.grants import ISSUER, GrantSigner, new_signing_key
-from node_agent.agent import Agent
 from node_agent.api import build_app
+from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.mirror.access_world import UNKNOWN, tampered

@@ -21,12 +21,12 @@ from bdn.wire.errors import ReportedError
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
-from node_agent.scrub import mending, rounds
+from node_agent.scrub import repair, rounds
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.scrubber import Scrubber
 from tests.support.agent.mirror import FORMS, AgentMirror, held_by, missing
@@ -168,16 +168,16 @@ async def test_without_a_grant_that_is_good_it_is_put_aside_and_a_command_may_le
     manifest, clock = mirror.publish(FILES), now()
     async with rig.agent(clock, auth="token", token="t") as agent:
         stage = await staged(agent, mirror, manifest)
-        await agent.scrub.rounds.catch_up()
+        await agent.scrub.catch_up()
         clock.now += 7200  # the grant is good for an hour
         command = VerifyCommand(id="ver_1", manifests=[str(manifest.digest)], grants=[])
         flip(cached(agent, manifest, "one.bin"), 5)
-        lost = await agent.scrub.verifications.carry_out(command)
+        lost = await agent.verifications.carry_out(command)
 
         assert [(item.outcome, item.path) for item in lost.items] == [("lost", "one.bin")]
         flip(cached(agent, manifest, "weights"), 5)
         grant = mirror.grant(manifest, expires_in=86400)
-        lent = await agent.scrub.verifications.carry_out(command.model_copy(update={"grants": [grant]}))
+        lent = await agent.verifications.carry_out(command.model_copy(update={"grants": [grant]}))
 
         assert [(item.outcome, item.path) for item in lent.items] == [("repaired", "weights")]
         assert (Path(stage.mounts[0].path) / "weights").read_bytes() == FILES["weights"]
@@ -286,7 +286,7 @@ async def test_what_the_disk_cannot_read_is_written_again(
     async with rig.agent(clock) as agent:
         view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
         mirror.forget()
-        await agent.scrub.rounds.catch_up()
+        await agent.scrub.catch_up()
         monkeypatch.setattr(PastCacheFile, "read", fail_at)
 
         await a_week_later(agent, clock)
@@ -307,7 +307,7 @@ async def test_a_file_on_a_place_that_does_not_keep_bytes_is_filled_anew_elsewhe
         before = file.stat().st_ino
         flip(file, 7)
         with monkeypatch.context() as patch:
-            patch.setattr(mending, "write_all", lambda *_: None)
+            patch.setattr(repair, "write_all", lambda *_: None)
             await a_week_later(agent, clock)
 
         assert file.read_bytes() == FILES["weights"]
@@ -326,9 +326,9 @@ async def test_a_file_whose_chunks_nobody_knows_is_checked_as_a_whole(
         await staged(agent, mirror, manifest)
         agent.places.layout(manifest.digest).unlink()
         clock.now += 7200  # and no grant to ask the mirror with
-        right = await agent.scrub.verifications.carry_out(VerifyCommand(id="1", all=True))
+        right = await agent.verifications.carry_out(VerifyCommand(id="1", all=True))
         flip(cached(agent, manifest, "weights"), 9)
-        wrong = await agent.scrub.verifications.carry_out(VerifyCommand(id="2", all=True))
+        wrong = await agent.verifications.carry_out(VerifyCommand(id="2", all=True))
 
         assert (right.items, right.bytes_read) == ([], manifest.bytes_total)
         assert [(item.outcome, item.path) for item in wrong.items] == [("lost", "weights")]
@@ -373,7 +373,7 @@ async def test_a_wrong_chunk_of_the_cluster_tier_is_dropped_with_its_bytes_kept(
     content = FILES["weights"][:CHUNK_SIZE]
     chunk = digest_of(content)
     async with rig.agent(clock) as agent:
-        tier = agent.scrub.rounds.scrubber.tier
+        tier = agent.scrub.scrubber.tier
         for number, damage in enumerate(DAMAGES.values(), 1):
             assert tier.keep(manifest.digest, chunk, memoryview(content))
             damage(tier.files.path(manifest.digest, chunk), 99_999)
@@ -409,10 +409,10 @@ async def test_a_staged_copy_is_repaired_from_the_cache_on_request(
         DAMAGES[damage](view / "weights", CHUNK_SIZE + 3)
         DAMAGES[damage](view / "small/1", 5)
         mirror.forget()
-        looked = await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(view), repair=False))
+        looked = await agent.verifications.look_at(PathVerificationRequest(path=str(view), repair=False))
         assert {item.outcome for item in looked.items} == {"damaged"}
 
-        report = await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(view)))
+        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view)))
 
         assert {item.outcome for item in report.items} == {"repaired"}
         assert {item.path for item in report.items} == {str(view / "weights"), str(view / "small/1")}
@@ -428,14 +428,14 @@ async def test_a_linked_file_that_somebody_edited_is_itself_again(rig: Rig, mirr
         (view / "small/2").chmod(0o644)
         with (view / "small/2").open("r+b") as file:
             file.write(b"edited")
-        report = await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(view / "small")))
+        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view / "small")))
 
         assert [(item.outcome, item.path) for item in report.items] == [("repaired", "small/2")]
         assert report.chunks_read == 5
         assert tree(view) == FILES
         for elsewhere in ("/etc/hosts", str(view / "nothing"), "relative"):
             with pytest.raises(NotFoundError, match="READY stage"):
-                await agent.scrub.verifications.look_at(PathVerificationRequest(path=elsewhere))
+                await agent.verifications.look_at(PathVerificationRequest(path=elsewhere))
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
@@ -448,12 +448,12 @@ async def test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is
         (tmp_path / "loop").symlink_to(tmp_path / "loop")
         for elsewhere in (tmp_path / "loop", tmp_path / "loop/below", view / ("long" * 100)):
             with pytest.raises(NotFoundError):
-                await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(elsewhere)))
+                await agent.verifications.look_at(PathVerificationRequest(path=str(elsewhere)))
         for name in ("one.bin", "small"):
             (view / name).rename(tmp_path / name)
             (view / name).symlink_to(view / name)
         flip(view / "weights", 5)
-        report = await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(view)))
+        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view)))
 
         found = {(str(item.path).removeprefix(f"{view}/"), item.outcome) for item in report.items}
         assert found == {
@@ -474,7 +474,7 @@ async def test_nothing_is_written_through_a_link_that_somebody_put_into_a_view(
         view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
         (view / "small").rename(tmp_path / "ours")
         (view / "small").symlink_to(tmp_path / "theirs")
-        report = await agent.scrub.verifications.look_at(PathVerificationRequest(path=str(view)))
+        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view)))
 
         assert report.items == []
         assert tree(tmp_path / "theirs") == {"1": b"somebody else's file"}
@@ -532,7 +532,7 @@ async def test_a_wrong_file_is_not_served_while_it_is_repaired(rig: Rig, mirror:
         mirror.faults[bad] = [held_by(gate)]
         mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(agent.scrub.verifications.carry_out(VerifyCommand(id="1", all=True)))
+            work = group.create_task(agent.verifications.carry_out(VerifyCommand(id="1", all=True)))
             async with asyncio.timeout(20):
                 await asked.wait()
             assert not agent.cache.shelf.holds(bad)
@@ -630,14 +630,14 @@ async def test_a_round_goes_on_after_a_restart_where_it_was(
     monkeypatch.setattr(rounds, "_NOTE_SECONDS", 0)
     async with rig.agent(clock) as agent:
         await staged(agent, mirror, manifest)
-        await agent.scrub.rounds.catch_up()  # what was under way: the node held nothing then, or held all of it
+        await agent.scrub.catch_up()  # what was under way: the node held nothing then, or held all of it
         monkeypatch.setattr(Scrubber, "file", counted)
         clock.now += WEEK
         with pytest.raises(DiskFailedError):
-            await agent.scrub.rounds.catch_up()
+            await agent.scrub.catch_up()
     before, at = read[:], -1
     async with rig.agent(clock) as agent:
-        await agent.scrub.rounds.catch_up()
+        await agent.scrub.catch_up()
 
         assert (len(before), sorted(read)) == (len(before), sorted(manifest.contents))
         assert (await figures(agent))["bdn_agent_scrub_round_ended"] == clock.now

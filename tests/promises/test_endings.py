@@ -15,7 +15,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.eviction_schema import EvictCommand
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.record import StageRecord, StageRecords
 from node_agent.stage.stage import Stage

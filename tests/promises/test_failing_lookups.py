@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import BdnError
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
 from tests.support.content.trees import tree

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.wire.eviction_schema import EvictCommand
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.stage.stage import Stage
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Clock, Rig, noise

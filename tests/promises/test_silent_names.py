@@ -20,7 +20,7 @@ from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.host_lookups import NameSilentError
 from bdn.net.http1.dialing import Dialer
 from bdn.wire.stage_schema import Stage
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
 from tests.support.agent.rig import MIB, Rig, noise, staged

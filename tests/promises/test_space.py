@@ -14,7 +14,7 @@ import pytest
 
 from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
 from bdn.wire.eviction_schema import EvictCommand
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota, read_only
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged

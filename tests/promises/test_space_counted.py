@@ -17,15 +17,15 @@ import pytest
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import Manifest
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.space import Room
-from node_agent.ground import open_ground
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from tests.support.agent.cache import cached, put
+from tests.support.agent.local_node import open_disk_and_tiers
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.names import stage
@@ -117,9 +117,9 @@ async def a_cache(root: Path) -> AsyncIterator[NodeCache]:
     settings = AgentSettings(
         data_dir=root, cache_bytes=100 * MIB, cluster_cache_bytes=0, headroom_bytes=0, keep_percent=0
     )
-    book = StageBook()
     async with AsyncExitStack() as stack:
-        yield (await open_ground(stack, settings, book, Metrics(book), time.time)).cache
+        _, _, tiers = await open_disk_and_tiers(stack, settings, Metrics(StageBook()), time.time)
+        yield tiers.node
 
 
 async def test_what_a_stage_is_deleting_for_itself_is_not_evicted_once_more_for_the_room_that_it_takes(

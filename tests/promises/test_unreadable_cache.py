@@ -33,7 +33,7 @@ async def test_what_may_not_be_read_any_more_is_told_and_replaced_in_one_round_a
     rig = Rig(mirror, tmp_path, {"scrub_rate": 10**12})
     async with rig.agent(clock) as agent:
         view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-        await agent.scrub.rounds.catch_up()
+        await agent.scrub.catch_up()
         mirror.forget()
         with not_permitted({cached(agent, manifest, name) for name in names}):
             held = await staged(agent, mirror, manifest, job="other")  # links need no reading
@@ -64,10 +64,10 @@ async def test_a_stage_that_still_shows_an_unreadable_file_is_mended_also_when_t
     async with rig.agent(clock) as agent:
         held = await staged(agent, mirror, manifest)
         view = Path(held.mounts[0].path)
-        await agent.scrub.rounds.catch_up()
+        await agent.scrub.catch_up()
         with not_permitted({cached(agent, manifest, "weights")}):
             mirror.every = missing
-            await agent.scrub.verifications.carry_out(VerifyCommand(id="1", all=True))
+            await agent.verifications.carry_out(VerifyCommand(id="1", all=True))
             mirror.every = None
             await staged(agent, mirror, manifest, job="other")
             stage = agent.stages.book.find(held.id)

@@ -18,9 +18,8 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.departures import Departures
+from node_agent.cache.eviction import Departures, Found
 from node_agent.cache.records import Held
-from node_agent.cache.removal import Found
 from tests.support.content.names import named, stage
 
 CONTENTS = [named(f"content {number}") for number in range(6)]

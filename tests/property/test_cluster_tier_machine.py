@@ -19,8 +19,7 @@ from bdn.core.cache.chunk_index import ChunkIndex
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, StoreUnavailableError
 from bdn.disk.direct import DirectWrites
-from node_agent.cache.accounts import over_budget
-from node_agent.cache.cache_events import CacheEvents
+from node_agent.cache.cache_events import CacheEvents, over_budget
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
 from tests.support.content.names import named

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.store.slab_needs import SlabNeeds
+from bdn.core.store.slabs import SlabNeeds
 
 SCOPES = ("public", "organisation:a", "organisation:b")
 CONTENTS = "abcd"  # few, so that they often lie in several slabs

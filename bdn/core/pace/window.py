@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Final
 
-from bdn.core.store.packing import SMALL_FILE_SIZE
+from bdn.core.store.slabs import SMALL_FILE_SIZE
 
 _LEAST_CHANGE: Final = log(1.08)  # of the number in flight; a smaller one tells nothing
 

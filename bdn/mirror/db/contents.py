@@ -14,7 +14,7 @@ from bdn.core.digest import Digest
 from bdn.core.manifest import Manifest
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout, Slab, Slice
-from bdn.core.store.scope import scope_of
+from bdn.core.store.slabs import scope_of
 from bdn.mirror.db import damaged, tombstones
 from bdn.mirror.db.bulk import batches, in_key_order, insert_new
 from bdn.mirror.db.database import ReadSession, WriteSession

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from sqlalchemy import ColumnElement, Row, and_, exists, or_, select
 
 from bdn.core.digest import Digest
+from bdn.core.store.damage import content_fault
 from bdn.core.store.layout import Slice
-from bdn.core.store.record_soundness import content_fault
-from bdn.core.store.scope import PUBLIC, scope_of
+from bdn.core.store.slabs import PUBLIC, scope_of
 from bdn.mirror.db.bulk import batches
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.records import Record, WrongRecordError

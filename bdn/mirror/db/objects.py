@@ -13,8 +13,8 @@ from sqlalchemy import Row, select
 
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
-from bdn.core.store.record_soundness import content_fault
-from bdn.core.store.scope import scope_of
+from bdn.core.store.damage import content_fault
+from bdn.core.store.slabs import scope_of
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.layouts import is_of, split_digests
 from bdn.mirror.db.records import of_manifests

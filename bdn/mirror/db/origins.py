@@ -9,8 +9,7 @@ from sqlalchemy import select
 
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
-from bdn.core.store.pieces import Needed, Piece
-from bdn.core.store.record_soundness import manifest_fault
+from bdn.core.store.damage import Needed, Piece, manifest_fault
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.layouts import split_digests
 from bdn.mirror.db.tables import (

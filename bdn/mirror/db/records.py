@@ -10,8 +10,8 @@ from typing import Final, Literal
 from sqlalchemy import ColumnElement, Row, select, update
 
 from bdn.core.digest import Digest
+from bdn.core.store.damage import content_fault, manifest_fault
 from bdn.core.store.layout import FileLayout
-from bdn.core.store.record_soundness import content_fault, manifest_fault
 from bdn.mirror.db.database import ReadSession, WriteSession
 from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow
 

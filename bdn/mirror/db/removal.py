@@ -11,8 +11,8 @@ from sqlalchemy import Row, delete, exists, func, select
 from sqlalchemy.orm import aliased
 
 from bdn.core.digest import Digest
-from bdn.core.store.record_soundness import content_fault
-from bdn.core.store.slab_needs import SlabNeeds
+from bdn.core.store.damage import content_fault
+from bdn.core.store.slabs import SlabNeeds
 from bdn.mirror.db import tombstones
 from bdn.mirror.db.bulk import batches
 from bdn.mirror.db.database import ReadSession, WriteSession

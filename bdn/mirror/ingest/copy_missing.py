@@ -14,7 +14,7 @@ from bdn.core.groups import single_error
 from bdn.core.ports import Source
 from bdn.core.source.upstream import UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.packing import is_small, parcels
+from bdn.core.store.slabs import is_small, parcels
 from bdn.mirror.db.quarantine import WrongFile
 from bdn.mirror.ingest.copier import ChunkStored, Copier
 from bdn.mirror.ingest.flights import Flights

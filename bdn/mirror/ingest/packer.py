@@ -15,7 +15,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import AuthRequiredError, BdnError, ChecksumMismatchError
 from bdn.core.ports import ChunkStore, Location
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.seal import SEAL_SIZE, seal_of
+from bdn.core.store.slabs import SEAL_SIZE, seal_of
 from bdn.mirror.ingest.whole_check import check_at_once
 from bdn.mirror.upstream.budget import Slot
 from bdn.mirror.upstream.budgets import UpstreamBudgets

@@ -168,7 +168,8 @@ class Collector:
                     return rows
                 taken = await removal.take_manifest(session, manifest, now)
                 rows.add("manifests", taken)
-                await events.record(session, [Event.of("collected", manifest=f"b3:{manifest}", bytes=taken.bytes)], now)
+                collected = Event.of("collected", {"bytes": taken.bytes}, manifest=f"b3:{manifest}")
+                await events.record(session, [collected], now)
 
     @staticmethod
     async def _take_old(sessions: _Sessions, rows: _Rows, now: float, grace_seconds: float) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bdn.core.errors import Fact
 from bdn.core.events import Event
 from bdn.mirror.agents.addressees import MIRROR
 from bdn.mirror.db import agents, asked, at_work, contents, events, mirrors, tombstones
@@ -102,26 +103,15 @@ class StoreEviction:
 
 
 def _decided(items: list[EvictedItem], command: EvictCommand, organisation: str) -> list[Event]:
-    return [
-        Event.of(
-            "eviction_refused",
-            manifest=item.manifest,
-            organisation=organisation,
-            tier="mirror",
-            eviction=command.id,
-            asked_by=command.asked_by,
-            holders=item.holders,
-        )
-        if item.refused
-        else Event.of(
-            "tombstoned",
-            manifest=item.manifest,
-            organisation=organisation,
-            eviction=command.id,
-            restorable_until=item.restorable_until.timestamp() if item.restorable_until else None,
-        )
-        for item in items
-    ]
+    return [Event.of(*_fate(item, command), manifest=item.manifest, organisation=organisation) for item in items]
+
+
+def _fate(item: EvictedItem, command: EvictCommand) -> tuple[str, dict[str, Fact]]:
+    if item.refused:
+        request = {"tier": "mirror", "eviction": command.id, "asked_by": command.asked_by}
+        return "eviction_refused", {**request, "holders": item.holders}
+    until = item.restorable_until.timestamp() if item.restorable_until else None
+    return "tombstoned", {"eviction": command.id, "restorable_until": until}
 
 
 async def _holders(session: ReadSession) -> dict[str, list[str]]:

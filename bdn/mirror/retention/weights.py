@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from dataclasses import dataclass, field
 
-from bdn.core.store.slab_needs import SlabNeeds
+from bdn.core.store.slabs import SlabNeeds
 from bdn.mirror.db import removal, tombstones
 from bdn.mirror.db.database import ReadSession
 

@@ -15,7 +15,7 @@ from bdn.core.manifest import Manifest
 from bdn.core.ports import Location, Source
 from bdn.core.source.literal_prefixes import common_beginnings
 from bdn.core.source.weights import WeightsSource
-from bdn.core.store.pieces import Piece
+from bdn.core.store.damage import Piece
 from bdn.mirror.db import origins
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.origins import Origin

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bdn.core.digest import digest_of
-from bdn.core.store.pieces import Piece
+from bdn.core.store.damage import Piece
 
 
 @dataclass

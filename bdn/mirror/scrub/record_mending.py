@@ -11,8 +11,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, ChecksumMismatchError
 from bdn.core.manifest import Manifest
+from bdn.core.store.damage import manifest_fault
 from bdn.core.store.layout import FileLayout
-from bdn.core.store.record_soundness import manifest_fault
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import origins, quarantine, records
 from bdn.mirror.db.database import Database

@@ -10,9 +10,9 @@ from typing import Final
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
+from bdn.core.store.damage import Needed, closed_up
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.pieces import Needed, closed_up
-from bdn.core.store.seal import seal_of
+from bdn.core.store.slabs import seal_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, mirrors, origins
 from bdn.mirror.db.database import Database

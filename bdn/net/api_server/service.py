@@ -73,7 +73,7 @@ class _Service(FastAPI):
 
 
 def new_service(title: str, *, limit_request_bytes: int) -> FastAPI:
-    """An application without routes that answers every failure with the error document of CONTRACT section 6."""
+    """An application without routes that answers every failure with the error document of docs/contract.md."""
     app = _Service(
         title=title,
         version=bdn.__version__,

@@ -74,7 +74,7 @@ def answer_refusal(status: int, error: BdnError) -> Answer:
 def _range_of(head: RequestHead, tag: str) -> str | None:
     """The ``Range`` that counts: none when the client has a part of something else.
 
-    A HEAD's counts, too, as CONTRACT says of chunks and nginx does, though RFC 9110, section 14.2, defines it for GET alone.
+    A HEAD's counts, too, as docs/contract.md says of chunks and nginx does, though RFC 9110, section 14.2, defines it for GET alone.
     """
     if head.headers.get("if-range", tag) != tag:
         return None

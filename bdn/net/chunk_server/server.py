@@ -1,6 +1,6 @@
 """The data plane's server: chunks by name, straight from files to sockets with ``sendfile``.
 
-It does not go through uvicorn: on the machine of ARCHITECTURE's table that costs a factor of four to eight. Nor has it a thread
+It does not go through uvicorn, which costs a factor of four to eight (docs/adr/0010). Nor has it a thread
 per connection: whoever waits (for a request, a slow reader, a chunk on its way) is parked in ``epoll`` and costs 2 KB.
 
     accept → parked → ready → worker: advance until it would block → parked …

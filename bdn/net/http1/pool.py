@@ -1,6 +1,6 @@
 """Persistent HTTP connections for byte threads: plain blocking sockets, so that a body lands in our buffer in one copy.
 
-See *Measured* in ARCHITECTURE for why no asyncio client carries bytes, and ``http1`` for why ``http.client`` does not.
+docs/adr/0010 has the figures: why no asyncio client carries bytes. ``http1`` says why ``http.client`` does not.
 """
 
 from __future__ import annotations

@@ -1,17 +1,133 @@
-"""A manifest as a directory: built aside, complete before anybody sees it."""
+"""A manifest as a directory: built aside from the cache's files, and compared with what stands there later."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of, file_digest
+from bdn.core.errors import CanceledError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.disk.durable import disk_errors
+from bdn.disk.syscalls import clone_file
 from bdn.wire.stage_schema import ViewKind
-from node_agent.stage.view.placing import Placer, Slot
+from node_agent.disk.places import Places, name_in_files
+
+_PIECE: Final = 64 * 1024 * 1024
+_NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_NO_CLONES: Final = _NO_LINKS | {errno.ENOTTY, errno.EBADF, errno.EISDIR, errno.ETXTBSY}
+_NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A name in an open folder, where a file shall appear."""
+
+    folder: int  # descriptor
+    name: bytes
+
+
+class Placer:
+    """Puts files into one tree, in the cheapest way that works between these two file systems.
+
+    Tries hard links first, then reflinks, then copies, and stays with what works: what stops the first file stops all.
+    A file with as many links as its file system allows (65,000 on ext4) is copied alone.
+    """
+
+    def __init__(self, files: int, stop: threading.Event) -> None:
+        """``files`` is the descriptor of the cache's folder of whole files."""
+        self.kind: ViewKind = "hardlink"
+        self.reasons: list[str] = []
+        self._files = files
+        self._stop = stop
+        self._too_many_links = 0
+
+    @property
+    def reason(self) -> str | None:
+        """Why the view is not all hard links; None when it is."""
+        alone = f"{self._too_many_links} files were copied: too many links" if self._too_many_links else None
+        return "; ".join([*self.reasons, *([alone] if alone else [])]) or None
+
+    def place(self, digest: Digest, slot: Slot) -> None:
+        """Let the file appear. Raises ``OSError``, or ``CanceledError`` when ``stop`` is set."""
+        if self.kind == "hardlink" and self._try_link(digest, slot):
+            return
+        source = os.open(name_in_files(digest), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._files)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            target = os.open(slot.name, flags, 0o600, dir_fd=slot.folder)
+            try:
+                if not (self.kind == "reflink" and self._try_clone(source, target)):
+                    _copy(source, target, self._stop)
+                self._finish(source, target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    def _try_link(self, digest: Digest, slot: Slot) -> bool:
+        try:
+            os.link(name_in_files(digest).encode(), slot.name, src_dir_fd=self._files, dst_dir_fd=slot.folder)
+        except OSError as error:
+            if error.errno == errno.EMLINK:
+                self._too_many_links += 1
+                return False
+            if error.errno not in _NO_LINKS:
+                raise
+            self.kind = "reflink"
+            self.reasons.append(f"no hard links: {error.strerror}")
+            return False
+        return True
+
+    def _try_clone(self, source: int, target: int) -> bool:
+        try:
+            clone_file(source, target)
+        except OSError as error:
+            if error.errno not in _NO_CLONES:
+                raise
+            self.kind = "copy"
+            self.reasons.append(f"no reflinks: {error.strerror}")
+            return False
+        return True
+
+    @staticmethod
+    def _finish(source: int, target: int) -> None:
+        """Durable, read-only, and with the source's time, by which a later look knows that nobody wrote to it."""
+        times = os.fstat(source)
+        os.fchmod(target, 0o444)
+        os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
+        os.fsync(target)
+
+
+def _copy(source: int, target: int, stop: threading.Event) -> None:
+    left = os.fstat(source).st_size
+    copy: Callable[[int, int, int], int] = os.copy_file_range
+    while left:
+        if stop.is_set():
+            raise CanceledError("the copy of a view")
+        try:
+            count = copy(source, target, min(left, _PIECE))
+        except OSError as error:
+            if copy is not os.copy_file_range or error.errno not in _NO_KERNEL_COPY:
+                raise
+            copy = _read_and_write  # between these file systems the kernel does not copy by itself
+            continue
+        if not count:
+            raise OSError(errno.EIO, "the file in the cache is shorter than it was")
+        left -= count
+
+
+def _read_and_write(source: int, target: int, size: int) -> int:
+    return os.sendfile(target, source, None, size)  # from the current position
+
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -78,3 +194,60 @@ def _open_below(top: int, folder: str) -> int:
         finally:
             os.close(above)
     return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first path that the view lacks, and the first that is there and is not what we put there. None: there is none."""
+
+    lacking: str | None
+    foreign: str | None
+
+    @property
+    def is_intact(self) -> bool:
+        """Every file is there, and nothing else."""
+        return self.lacking is None and self.foreign is None
+
+
+def compare_view(manifest: Manifest, root: Path, places: Places) -> Difference:
+    """Compare names and files. Blocking; two looks per file, as a rule. Folders without files are not looked at.
+
+    A file is ours when it is the cache's own inode, or a read-only copy with the same size and time. Where the cache's file
+    is another one by now, the bytes decide: that is slow, and happens after an eviction by force.
+    """
+    wanted = {entry.path.encode(): entry for entry in manifest.files}
+    foreign: str | None = None
+    for path, found in _files(os.fsencode(root)):
+        entry = wanted.pop(path, None)
+        if entry is None or not _is_ours(entry, found, places, os.fsencode(root) + b"/" + path):
+            foreign = foreign or os.fsdecode(path)
+    lacking = next(iter(wanted), None)
+    return Difference(lacking.decode() if lacking is not None else None, foreign)
+
+
+def _is_ours(entry: FileEntry, found: os.stat_result, places: Places, path: bytes) -> bool:
+    if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+        return False
+    try:
+        content = places.file(entry.digest).stat()
+    except FileNotFoundError:
+        return _digest_of_file(path, entry.size) == entry.digest
+    is_copy = not found.st_mode & 0o222 and found.st_mtime_ns == content.st_mtime_ns
+    return is_copy or os.path.samestat(found, content) or _digest_of_file(path, entry.size) == entry.digest
+
+
+def _digest_of_file(path: bytes, size: int) -> Digest:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        return file_digest(size, map(digest_of, iter(lambda: file.read(CHUNK_SIZE), b"")))
+
+
+def _files(root: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, os.stat_result]]:
+    """Everything that is not a folder, by its path below the root."""
+    with os.scandir(root) as entries:
+        for entry in entries:
+            path = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path, path + b"/")
+            else:
+                yield path, entry.stat(follow_symlinks=False)

@@ -17,8 +17,7 @@ from bdn.core.manifest import Manifest
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from bdn.disk.syscalls import exchange
 from node_agent.disk.places import Places
-from node_agent.stage.view.build import Built, build_view
-from node_agent.stage.view.check import compare_view
+from node_agent.stage.view.build import Built, build_view, compare_view
 
 _HINTS: Final = {
     errno.EBUSY: "it is a mount point; name a directory below it",

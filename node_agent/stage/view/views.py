@@ -13,10 +13,8 @@ from bdn.disk.durable import disk_errors, make_folder, remove_tree
 from bdn.disk.syscalls import exchange
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
-from node_agent.stage.view.bind_mount import mounts_below, unbind
-from node_agent.stage.view.build import Built, build_view
-from node_agent.stage.view.check import compare_view
-from node_agent.stage.view.exposure import Exposure
+from node_agent.stage.view.build import Built, build_view, compare_view
+from node_agent.stage.view.exposure import Exposure, mounts_below, unbind
 
 _BUILDING: Final = ".building"
 _DROPPING: Final = ".dropping"

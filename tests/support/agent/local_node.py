@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,22 +14,32 @@ from bdn.core.digest import Digest
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.store.layout import FileLayout
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
+from node_agent.cache.tiers import CacheTiers, open_tiers
+from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
+from node_agent.disk.places import Places
 from node_agent.fetch.retry_budget import Effort
 from node_agent.fill.fill_unit import Parcel, parcels_of
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
 from node_agent.fill.provision import Errand
-from node_agent.ground import Ground, open_ground
-from node_agent.jobs import open_jobs, stages_of
+from node_agent.journal import Journal
 from node_agent.metrics import Metrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.registry import StageBook
+from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.pulls import Pulls
+from node_agent.stage.record import StageRecords
+from node_agent.stage.stage import StageBook
 from node_agent.stage.stages import Stages
+from node_agent.stage.staging import Staging
+from node_agent.stage.view.exposure import choose, exposures
+from node_agent.stage.view.views import Views
+from node_agent.stage.warm import Warmer
 from tests.support.agent.cache_world import World
 from tests.support.agent.rig import Clock
 
@@ -40,14 +49,15 @@ class LocalProvision:
     """In place of ``Provision``: the same order of admission, parts and commits, one chunk after the other."""
 
     world: World
-    ground: Ground
+    disk: CacheDirectory
+    tiers: CacheTiers
     sync: GroupSync
     failing: bool = False  # the next fill breaks off in its middle
     _locks: defaultdict[Digest, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def run(self, errand: Errand) -> list[Held]:
         held = [self.world.manifests[digest] for digest in errand.manifests]
-        missing = await self.ground.cache.admit(held, errand.holder)
+        missing = await self.tiers.node.admit(held, errand.holder)
         errand.begin(held, missing, Effort(0, list))
         for one in held:
             layouts = one.file_layouts(missing).values()
@@ -58,7 +68,7 @@ class LocalProvision:
     async def _fill(self, parcel: Parcel) -> None:
         """At most one fill per file, as ``Flights`` has it."""
         async with self._locks[parcel.chunks[0] if parcel.chunks else parcel.digests[0]]:
-            cache = self.ground.cache
+            cache = self.tiers.node
             missing = [digest for digest in parcel.digests if not cache.index.ledger.is_committed(digest)]
             await asyncio.sleep(0)
             if missing:
@@ -68,7 +78,7 @@ class LocalProvision:
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
         lies = files[0].slice
         assert lies is not None
-        parts = PackedParts(self.ground.disk.places, self.sync, self.ground.disk.aside, files)
+        parts = PackedParts(self.disk.places, self.sync, self.disk.aside, files)
         try:
             parts.write(memoryview(self.world.chunks[lies.slab]))
             self._break_off()
@@ -76,10 +86,10 @@ class LocalProvision:
         finally:
             parts.close()
         for file in files:
-            self.ground.cache.commit(file.digest)
+            self.tiers.node.commit(file.digest)
 
     async def _write(self, layout: FileLayout) -> None:
-        part = Part(self.ground.disk.places, layout, self.ground.disk.writes)
+        part = Part(self.disk.places, layout, self.disk.writes)
         try:
             part.open()
             for chunk in layout.placed():
@@ -92,7 +102,7 @@ class LocalProvision:
         finally:
             part.close()
             if part.is_committed:
-                self.ground.cache.commit(layout.digest)
+                self.tiers.node.commit(layout.digest)
 
     def _break_off(self) -> None:
         if self.failing:
@@ -114,7 +124,8 @@ class OpenTrust:
 class LocalNode:
     """What ``open_agent`` opens, as far as there is no network in it."""
 
-    ground: Ground
+    disk: CacheDirectory
+    tiers: CacheTiers
     provision: LocalProvision
     stages: Stages
     evictions: Evictions
@@ -122,7 +133,7 @@ class LocalNode:
 
     @property
     def cache(self) -> NodeCache:
-        return self.ground.cache
+        return self.tiers.node
 
     async def settled(self) -> None:
         """No stage is worked on any more."""
@@ -130,20 +141,71 @@ class LocalNode:
             await asyncio.wait(working)  # a task that looks through a stage may begin another, that mends it
 
 
+async def open_disk_and_tiers(
+    stack: AsyncExitStack, settings: AgentSettings, metrics: Metrics, clock: Callable[[], float]
+) -> tuple[CacheDirectory, Journal, CacheTiers]:
+    """As ``open_agent`` opens them."""
+    disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
+    journal = Journal(disk.places.journal, clock, metrics.lost_events.inc)
+    stack.callback(journal.close)
+    journal.open()
+    tiers = await open_tiers(
+        settings,
+        disk,
+        journal,
+        on_evicted=metrics.evicted,
+        on_cluster_evicted=metrics.cluster_evicted,
+        verify=OpenTrust().verify,
+        on_change=lambda: None,
+        clock=clock,
+    )
+    return disk, journal, tiers
+
+
 @asynccontextmanager
 async def local_node(
     settings: AgentSettings, world: World, metrics: Metrics, wall: Clock, elapsed: Clock
 ) -> AsyncIterator[LocalNode]:
-    """Opened and resumed. Composed in the order of ``open_agent``."""
+    """Opened and resumed, in the order of ``open_agent``."""
     async with AsyncExitStack() as stack:
-        book = StageBook()
-        ground = await open_ground(stack, settings, book, metrics, wall)
-        provision = LocalProvision(world, ground, stack.enter_context(GroupSync(ground.disk.places.root)))
-        jobs = await open_jobs(stack, ground, cast("Any", provision), elapsed)
-        believing = dataclasses.replace(ground, trust=cast("Any", OpenTrust()))
-        evictions = Evictions("c", "n", book, jobs.lifecycle, ground.cache, ground.tier, _no_prefetch)
-        await jobs.housekeeping.resume()
-        yield LocalNode(ground, provision, stages_of(believing, jobs, _no_keys), evictions, jobs.housekeeping)
+        registry = StageBook()
+        disk, journal, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
+        places = disk.places
+        provision = LocalProvision(world, disk, tiers, stack.enter_context(GroupSync(places.root)))
+        views = Views(places, exposures(places), choose(settings.exposure, places))
+        records, pulls = StageRecords(places), Pulls(registry, tiers.manifests, places)
+        tasks = await stack.enter_async_context(BackgroundTasks())
+        lifecycle = Lifecycle(
+            tasks,
+            Staging(cast("Any", provision), views, places),
+            Warmer(tasks, registry, views, settings.warm_rate),
+            cache=tiers.node,
+            views=views,
+            records=records,
+            pulls=pulls,
+            clock=wall,
+            elapsed=elapsed,
+            on_ready=metrics.ready,
+            on_change=lambda: None,
+            decided=journal.record,
+        )
+        housekeeping = Housekeeping(
+            registry,
+            lifecycle,
+            records,
+            tiers.manifests,
+            tiers.node,
+            tiers.cluster,
+            views,
+            pulls,
+            wall,
+            disk.is_rebooted,
+        )
+        trust = cast("Any", OpenTrust())
+        stages = Stages(registry, lifecycle, records, views, pulls, trust, _no_keys, wall, is_node=True)
+        evictions = Evictions("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
+        await housekeeping.resume()
+        yield LocalNode(disk, tiers, provision, stages, evictions, housekeeping)
 
 
 async def _no_prefetch(_: str) -> bool:

@@ -22,8 +22,7 @@ from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.store.layout import FileLayout
-from bdn.core.store.packing import SMALL_FILE_SIZE
-from bdn.core.store.seal import seal_of
+from bdn.core.store.slabs import SMALL_FILE_SIZE, seal_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.store.memory import MemoryStore

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.stage.view.bind_mount import can_bind, mounts_below, unbind
+from node_agent.stage.view.exposure import can_bind, mounts_below, unbind
 
 
 @cache

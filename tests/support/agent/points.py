@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
 from node_agent.fill.packed_parts import PackedParts

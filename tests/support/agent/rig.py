@@ -15,8 +15,7 @@ from blake3 import blake3
 from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.stage_schema import Stage
-from node_agent.agent import Agent
-from node_agent.app import open_agent
+from node_agent.app import Agent, open_agent
 from node_agent.fetch.deadlines import Waits
 from node_agent.settings import AgentSettings, load_settings
 from tests.support.agent.mirror import AgentMirror

@@ -11,7 +11,7 @@ from typing import Any
 
 from bdn.core.manifest import Manifest
 from bdn.wire.stage_schema import Stage
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.fetch.deadlines import Waits
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged

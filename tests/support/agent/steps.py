@@ -13,7 +13,7 @@ import pytest
 
 import node_agent.fill.part
 import node_agent.stage.view.views
-from node_agent.agent import Agent
+from node_agent.app import Agent
 
 _CALLS: Final = (
     *("open", "pwrite", "write", "fsync", "fdatasync", "ftruncate", "rename", "replace", "link", "unlink", "mkdir"),

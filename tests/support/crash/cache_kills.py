@@ -26,7 +26,7 @@ from bdn.wire.eviction_schema import EvictCommand
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.record import StageRecord
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from tests.support.agent.cache_oracle_of_files import Wound, broken_views, differences, ready_on_disk, wrong_files
 from tests.support.agent.cache_world import World, shrink
 from tests.support.agent.local_node import LocalNode, content_files, local_node

@@ -21,7 +21,7 @@ from bdn.core.digest import Digest
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.metrics import Metrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.registry import StageBook
+from node_agent.stage.stage import StageBook
 from tests.support.agent.cache_oracle_of_files import broken_views, differences, ready_on_disk, wrong_files
 from tests.support.agent.cache_world import World, shrink
 from tests.support.agent.local_node import LocalNode, local_node

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bdn.core.digest import Digest
 from bdn.core.manifest import Manifest
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from tests.support.agent.rig import Clock, metrics
 
 WEEK = 7 * 86400.0
@@ -56,9 +56,9 @@ def now() -> Clock:
 
 async def a_week_later(agent: Agent, clock: Clock) -> None:
     """The scrub's round that begins then is over."""
-    await agent.scrub.rounds.catch_up()  # what was under way
+    await agent.scrub.catch_up()  # what was under way
     clock.now += WEEK
-    await agent.scrub.rounds.catch_up()
+    await agent.scrub.catch_up()
 
 
 async def figures(agent: Agent) -> dict[str, float]:

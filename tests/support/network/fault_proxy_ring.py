@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from bdn.core.pace.streaming import StallPolicy
-from node_agent.agent import Agent
+from node_agent.app import Agent
 from node_agent.fetch.deadlines import Waits
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.ring import Ring

@@ -38,7 +38,7 @@ def test_libraries_below_warning_are_never_shown_whatever_their_level(log: io.St
     assert "WARNING botocore.auth the clock is wrong" in log.getvalue()
 
 
-@pytest.mark.parametrize("name", ["bdn", "bdn.mirror.ingest.worker", "node_agent.agent"])
+@pytest.mark.parametrize("name", ["bdn", "bdn.mirror.ingest.worker", "node_agent.app"])
 def test_our_own_are_shown_from_the_wanted_level_on_with_their_fields(log: io.StringIO, name: str) -> None:
     logging.getLogger(name).debug("mirroring", extra={"mirror": "mir_1"})
 

@@ -10,7 +10,7 @@ import pytest
 from bdn.core import errors
 from bdn.core.errors import BdnError
 
-# CONTRACT section 6, written out again.
+# Written out again: a code that users know does not change.
 CODES = [
     "INVALID_REQUEST", "INVALID_SOURCE", "INVALID_MOUNT", "AUTH_REQUIRED", "SECRET_NOT_FOUND", "SECRET_MALFORMED", "SOURCE_NOT_FOUND",
     "REVISION_NOT_FOUND", "GATED_SOURCE", "NO_FILES_MATCHED", "SOURCE_CHANGED", "UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bdn.core.digest import digest_of
-from bdn.core.store.pieces import Needed, Piece, closed_up
+from bdn.core.store.damage import Needed, Piece, closed_up
 from tests.support.content.names import named
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.store.seal import SEAL_SIZE, is_closed_to, seal_of
+from bdn.core.store.slabs import SEAL_SIZE, is_closed_to, seal_of
 
 NAMES = st.text(min_size=1, max_size=20)
 

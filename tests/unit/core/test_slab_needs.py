@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from bdn.core.store.slab_needs import SlabNeeds
+from bdn.core.store.slabs import SlabNeeds
 
 
 def needs(slabs: Mapping[str, tuple[str, str]], whole: Iterable[str] = (), damaged: Iterable[str] = ()) -> SlabNeeds:

@@ -25,7 +25,7 @@ OURS = {name: service for name, service in SERVICES.items() if "build" in servic
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 
-FOREIGN_VARIABLES = {"AWS_ENDPOINT_URL_S3"}  # CONTRACT section 5: honoured as they are
+FOREIGN_VARIABLES = {"AWS_ENDPOINT_URL_S3"}  # docs/contract.md: honoured as they are
 
 
 def test_the_file_names_every_part_of_the_system() -> None:

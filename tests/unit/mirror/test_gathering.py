@@ -17,7 +17,7 @@ from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
 from bdn.core.ports import Resolution
 from bdn.core.source.upstream import Diff, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.packing import is_small
+from bdn.core.store.slabs import is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow

@@ -21,7 +21,7 @@ from bdn.core.errors import (
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.seal import seal_of
+from bdn.core.store.slabs import seal_of
 from bdn.mirror.ingest.packer import Packer
 from bdn.mirror.upstream.budgets import UpstreamBudgets
 from bdn.mirror.upstream.located_file import LocatedFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.disk.memory import memory_left
+from node_agent.stage.warm import memory_left
 
 KIB, GIB = 1024, 1024**3
 MEMINFO = "MemTotal: {} kB\nMemFree: 5 kB\nMemAvailable: {} kB\nHugePages_Total: 0\n"

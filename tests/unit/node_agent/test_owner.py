@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import DiskFailedError, InUseError
-from node_agent.disk.owner import owned
+from node_agent.disk.cache_directory import owned
 
 
 def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
 
 
 def test_an_owner_that_was_killed_owns_nothing(tmp_path: Path) -> None:
-    script = "import sys, time; from pathlib import Path; from node_agent.disk.owner import owned\n"
+    script = "import sys, time; from pathlib import Path; from node_agent.disk.cache_directory import owned\n"
     script += "with owned(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", script, str(tmp_path / "owner")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:

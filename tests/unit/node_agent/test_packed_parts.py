@@ -10,7 +10,7 @@ import pytest
 from bdn.core.digest import EMPTY
 from bdn.core.errors import DiskFailedError, InternalError
 from bdn.core.store.layout import FileLayout, Slice
-from node_agent.disk.aside import Aside
+from node_agent.disk.cache_directory import Aside
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside
 from node_agent.fill import packed_parts

@@ -3,7 +3,7 @@ from __future__ import annotations
 from bdn.core.digest import digest_of
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.wire.stage_schema import BytesFrom
-from node_agent.stage.progress import Rate, StageProgress
+from node_agent.stage.stage import Rate, StageProgress
 
 A, B = FileEntry("a", 1, digest_of(b"a")), FileEntry("b", 2, digest_of(b"bb"))
 

@@ -8,8 +8,7 @@ import pytest
 
 from bdn.core.digest import Digest
 from bdn.core.manifest import FileEntry, Manifest
-from node_agent.cache.recent_manifests import RecentManifests
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.records import Held, ManifestRecords, RecentManifests
 from node_agent.disk.places import Places
 from tests.support.content.names import named
 

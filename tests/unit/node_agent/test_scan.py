@@ -6,9 +6,9 @@ import pytest
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import digest_of
+from node_agent.cache.eviction import Found
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.cache.records import ManifestRecords
-from node_agent.cache.removal import Found
 from node_agent.cache.scan import Scanner
 from node_agent.disk.places import Places, name_aside
 from tests.support.agent.cache import cached, put

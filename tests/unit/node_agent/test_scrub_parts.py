@@ -18,15 +18,13 @@ from bdn.disk.past_cache import PastCacheFile
 from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.verification_schema import LISTED, DamagedItem
-from node_agent.cache.quarantine import Evidence, Quarantine
-from node_agent.cache.suspects import Suspects
+from node_agent.cache.quarantine import Evidence, Quarantine, SuspectFiles
 from node_agent.scrub.findings import Findings
-from node_agent.scrub.mending import Mending
 from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.repair import Mending
 from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord
-from node_agent.stage.registry import StageBook
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import Stage, StageBook
 from tests.support.agent.rig import noise
 from tests.support.content.names import named
 
@@ -154,13 +152,13 @@ async def test_nothing_is_read_while_a_stage_brings_files(tmp_path: Path) -> Non
 
 
 def test_the_record_says_after_a_restart_how_far_the_round_is_and_whom_to_look_at_first(tmp_path: Path) -> None:
-    suspects = Suspects()
+    suspects = SuspectFiles()
     suspects.add(named("suspect"))
     record = ScrubRecord(tmp_path / "scrub.json", suspects, 1000)
     record.round = ScrubRound(500, Position(named("m"), "cluster", named("c")))
     record.save()
 
-    found = ScrubRecord(tmp_path / "scrub.json", Suspects(), 2000)
+    found = ScrubRecord(tmp_path / "scrub.json", SuspectFiles(), 2000)
     found.load()
 
     assert found.round == record.round
@@ -171,14 +169,14 @@ def test_the_record_says_after_a_restart_how_far_the_round_is_and_whom_to_look_a
 def test_a_damaged_record_costs_a_round_that_begins_anew(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "scrub.json").write_bytes(content)
-    record = ScrubRecord(tmp_path / "scrub.json", Suspects(), 2000)
+    record = ScrubRecord(tmp_path / "scrub.json", SuspectFiles(), 2000)
     record.load()
 
     assert record.round == ScrubRound(2000)
 
 
 def test_a_suspect_is_told_of_once_until_it_was_looked_at() -> None:
-    suspects = Suspects()
+    suspects = SuspectFiles()
     told: list[None] = []
     suspects.on_news = lambda: told.append(None)
     for _ in range(3):
@@ -213,7 +211,7 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.verification_schema import LISTED, DamagedItem
 from node_agent.scrub.findings import Findings
-from node_agent.scrub.mending import Mending
+from node_agent.scrub.repair import Mending
 path = Path(sys.argv[1])
 os.chown(path, 65534, 65534)
 os.setgid(65534), os.setuid(65534)

@@ -10,7 +10,7 @@ import pytest
 from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.cache.tier_budgets import TierBudgets
 from node_agent.cache.space import Allowed, Space
-from node_agent.disk.aside import Aside
+from node_agent.disk.cache_directory import Aside
 from node_agent.disk.places import Places
 from tests.support.content.names import named
 

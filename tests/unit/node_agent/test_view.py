@@ -13,8 +13,7 @@ from bdn.core.digest import EMPTY
 from bdn.core.errors import CanceledError, DiskFailedError
 from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
-from node_agent.stage.view.build import Built, build_view
-from node_agent.stage.view.check import Difference, compare_view
+from node_agent.stage.view.build import Built, Difference, build_view, compare_view
 from tests.support.agent.cache import cached
 from tests.support.content.trees import tree
 

@@ -1,4 +1,4 @@
-"""Every failure of a service is the error document of CONTRACT section 6, whoever in the framework noticed it."""
+"""Every failure of a service is the error document of docs/contract.md, whoever in the framework noticed it."""
 
 from __future__ import annotations
 

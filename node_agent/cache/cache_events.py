@@ -1,4 +1,4 @@
-"""What the cache decides, as events, and who is told of them."""
+"""What the tiers decide, as events: who was admitted and at whose cost, and what else was evicted; and who is told of it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,15 @@ def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: in
             "admitted",
             one.manifest.digest,
             holder,
-            bytes_total=sum(one.manifest.contents.values()),
-            bytes_missing=0 if index.is_complete(one.manifest.digest) else _missing(index, one.manifest.contents),
-            budget=budget,
-            committed=ledger.committed_bytes,
-            reserved=ledger.reserved_bytes,
+            {
+                "bytes_total": sum(one.manifest.contents.values()),
+                "bytes_missing": 0
+                if index.is_complete(one.manifest.digest)
+                else _missing(index, one.manifest.contents),
+                "budget": budget,
+                "committed": ledger.committed_bytes,
+                "reserved": ledger.reserved_bytes,
+            },
         )
         for one in held
     ]
@@ -72,7 +76,7 @@ def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnE
         }
     else:
         return []
-    return [about_holder("refused", one.manifest.digest, holder, code=error.code, **facts) for one in held]
+    return [about_holder("refused", one.manifest.digest, holder, {"code": error.code, **facts}) for one in held]
 
 
 def _in_the_way(index: CacheIndex, asking: Holder) -> Iterable[str]:
@@ -83,39 +87,41 @@ def _in_the_way(index: CacheIndex, asking: Holder) -> Iterable[str]:
         yield str(holder) if is_own else "a job of another organisation"
 
 
-def about_holder(kind: str, manifest: Digest, holder: Holder, **facts: Fact) -> Event:
+def about_holder(kind: str, manifest: Digest, holder: Holder, facts: Mapping[str, Fact]) -> Event:
     """An event about the stage or prefetch that holds the manifest, or would."""
-    subject = {"manifest": manifest, "organisation": holder.organisation}
-    return Event.of(kind, **subject, stage=holder.stage_id, job=holder.job_id, **facts)
+    facts = {"stage": holder.stage_id, "job": holder.job_id, **facts}
+    return Event.of(kind, facts, manifest=manifest, organisation=holder.organisation)
 
 
 def kept(manifests: Iterable[Digest], error: BdnError) -> list[Event]:
     """Written down as evicted, and still here."""
-    return [Event.of("kept", manifest=manifest, problem=str(error)) for manifest in manifests]
+    return [Event.of("kept", {"problem": str(error)}, manifest=manifest) for manifest in manifests]
 
 
 def dropped(manifests: Iterable[Digest], why: str) -> list[Event]:
     """Manifests of which nothing is kept."""
-    return [Event.of("dropped", manifest=manifest, why=why) for manifest in manifests]
+    return [Event.of("dropped", {"why": why}, manifest=manifest) for manifest in manifests]
 
 
-def made_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
+def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
     """Victims that go from the node tier as the least recently used, for a stage."""
     brought = ", ".join(str(one.manifest.digest) for one in newcomers)
 
     def account(victim: Victim, last_used: float) -> Event:
-        facts = {"tier": "node", "bytes": victim.size, "last_used": last_used, "newcomer": brought}
-        return about_holder("made_room", victim.manifest, holder, **facts)
+        gone: dict[str, Fact] = {"tier": "node", "bytes": victim.size, "last_used": last_used}
+        return about_holder("made_room", victim.manifest, holder, gone | {"newcomer": brought})
 
     return account
 
 
-def trimmed(tier: Tier, held: int, budget: int, allowed: int) -> Account:
+def over_budget(tier: Tier, held: int, budget: int, allowed: int) -> Account:
     """Victims that go because the tier holds more than it may."""
 
     def account(victim: Victim, last_used: float) -> Event:
-        numbers = {"bytes": victim.size, "held": held, "budget": budget, "allowed": allowed}
-        return Event.of("trimmed", manifest=victim.manifest, tier=tier, last_used=last_used, **numbers)
+        gone: dict[str, Fact] = {"tier": tier, "bytes": victim.size, "last_used": last_used}
+        return Event.of(
+            "trimmed", gone | {"held": held, "budget": budget, "allowed": allowed}, manifest=victim.manifest
+        )
 
     return account
 
@@ -130,21 +136,18 @@ class OnRequest:
 
     def __call__(self, victim: Victim, last_used: float) -> Event:
         """Why this victim goes."""
-        facts = {"bytes": victim.size, "last_used": last_used, "forced": self.command.force}
-        return self._event("evicted", victim.manifest, self.broken.get(victim.manifest, ()), **facts)
+        facts: dict[str, Fact] = {"bytes": victim.size, "last_used": last_used, "forced": self.command.force}
+        return self._event("evicted", victim.manifest, self.broken.get(victim.manifest, ()), facts)
 
     def spared(self, leased: Iterable[Leased]) -> list[Event]:
         """What was left alone."""
-        return [self._event("eviction_refused", one.manifest, one.holders) for one in leased]
+        return [self._event("eviction_refused", one.manifest, one.holders, {}) for one in leased]
 
-    def _event(self, kind: str, manifest: Digest, holders: Iterable[Holder], **facts: Fact) -> Event:
-        return Event.of(
-            kind,
-            manifest=manifest,
-            organisation=self.command.organisation,
-            tier=self.tier,
-            eviction=self.command.id,
-            asked_by=self.command.asked_by,
-            holders=[str(holder) for holder in holders],
-            **facts,
-        )
+    def _event(self, kind: str, manifest: Digest, holders: Iterable[Holder], facts: dict[str, Fact]) -> Event:
+        request: dict[str, Fact] = {
+            "tier": self.tier,
+            "eviction": self.command.id,
+            "asked_by": self.command.asked_by,
+            "holders": [str(holder) for holder in holders],
+        }
+        return Event.of(kind, request | facts, manifest=manifest, organisation=self.command.organisation)

@@ -1,18 +1,72 @@
-"""Which slabs an eviction takes: those that no content which stays needs any more.
-
-A content needs a slab for the scope in which it was packed: its upstream's identity must find it where that scope's
-organisation may read. It does not, when it is whole by itself or lies in another slab that the same scope may read. Without
-that rule a file which every repository has, such as a licence, would keep the slabs of all of them. What is damaged stands in
-for nothing, and is needed all the same where nothing stands in for it: it may be repaired.
-"""
+"""Slabs: which small files share one, who may read it, and which slabs an eviction takes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from typing import Final
 
-from bdn.core.store.scope import PUBLIC
+from blake3 import blake3
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.source.upstream import UpstreamFile
+
+PUBLIC: Final = "public"  # everybody
+_OWNED: Final = "organisation:"
+
+
+def scope_of(organisation: str) -> str:
+    """The scope of what needs an organisation's credentials."""
+    return f"{_OWNED}{organisation}"
+
+
+def owner_of(scope: str) -> str | None:
+    """Whose the scope is; None when it is everybody's."""
+    return None if scope == PUBLIC else scope.removeprefix(_OWNED)
+
+
+_MAGIC: Final = b"\x00BDN slab seal\x00\x01\x00"
+SEAL_SIZE: Final = len(_MAGIC) + 16  # bytes
+
+
+def seal_of(scope: str) -> bytes:
+    """What a slab of this scope ends in: nothing, where everybody may read it."""
+    return b"" if scope == PUBLIC else _MAGIC + blake3(scope.encode()).digest(16)
+
+
+def is_closed_to(organisation: str, tail: bytes) -> bool:
+    """Whether a chunk that ends in these ``SEAL_SIZE`` bytes is a slab of somebody else."""
+    return len(tail) == SEAL_SIZE and tail.startswith(_MAGIC) and tail != seal_of(scope_of(organisation))
+
+
+SMALL_FILE_SIZE: Final = 1024 * 1024  # a file of this size or more has chunks of its own
+PARCEL_FILES: Final = (
+    256  # what one thread fetches one after the other; more would make a tail where an upstream is far
+)
+
+
+def is_small(size: int) -> bool:
+    """Whether a file of so many bytes shares a slab. An empty file has no bytes that could rest anywhere."""
+    return 0 < size < SMALL_FILE_SIZE
+
+
+def parcels(files: Iterable[UpstreamFile]) -> Iterator[tuple[UpstreamFile, ...]]:
+    """Small files in the order given, cut into parcels that become a slab each: of one scope and, with its seal, at most one chunk.
+
+    Not sorted by size to fill slabs to the brim: neighbours are read together and evicted together.
+    """
+    parcel: list[UpstreamFile] = []
+    size = 0
+    for file in files:
+        is_other = bool(parcel) and file.identity.scope != parcel[0].identity.scope
+        if parcel and (is_other or size + file.size > CHUNK_SIZE - SEAL_SIZE or len(parcel) == PARCEL_FILES):
+            yield tuple(parcel)
+            parcel, size = [], 0
+        parcel.append(file)
+        size += file.size
+    if parcel:
+        yield tuple(parcel)
 
 
 class SlabNeeds:

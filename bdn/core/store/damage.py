@@ -1,12 +1,35 @@
-"""What one damaged object of the store is made of: pieces that can be had one by one, each checked by a name of its own."""
+"""What is wrong with a record, and the pieces of a damaged object that can be fetched one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bdn.core.digest import Digest
-from bdn.core.store.seal import seal_of
+from bdn.core.chunk import chunk_count
+from bdn.core.digest import EMPTY, Digest, digest_of, file_digest
+from bdn.core.store.slabs import is_small, seal_of
+
+_RAW = 32  # bytes of a raw digest
+
+
+def manifest_fault(digest: Digest, canonical: bytes) -> str | None:
+    """What is wrong with a manifest's bytes, or None."""
+    actual = digest_of(canonical)
+    return None if actual == digest else f"its manifest has the name {actual}"
+
+
+def content_fault(digest: Digest, size: int, chunks: bytes) -> str | None:
+    """What is wrong with the record of a file, or None. ``chunks`` are raw digests, none where it lies in slabs.
+
+    Where in a slab a file lies proves itself by the file's bytes alone, and is not asked here.
+    """
+    if not chunks:
+        fits = size == 0 if digest == EMPTY else size > 0 and is_small(size)
+        return None if fits else f"the record of a file of {size} bytes has no chunks"
+    if size < 0 or len(chunks) != _RAW * chunk_count(size):
+        return f"the record of a file of {size} bytes has {len(chunks)} bytes of chunk names"
+    names = tuple(Digest.from_bytes(chunks[start : start + _RAW]) for start in range(0, len(chunks), _RAW))
+    return None if file_digest(size, names) == digest else "the chunks of a file's record do not make up the file"
 
 
 @dataclass(frozen=True, slots=True)
