@@ -10,7 +10,7 @@ from bdn import __version__
 from bdn.cli.exit_codes import USAGE, exit_code_of
 from bdn.cli.logs import log_to_stderr
 from bdn.core.errors import BdnError
-from bdn.net.api_server.service_loop import run_program
+from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
 from node_agent.server import serve
 from node_agent.settings import load_settings

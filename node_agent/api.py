@@ -8,10 +8,10 @@ from fastapi import APIRouter, FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from bdn.net.api_server.event_stream import EVENTS, EventStream
 from bdn.net.api_server.service import new_service
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import NodeEvents
-from bdn.wire.event_stream import EVENTS, EventStream
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageRequest, Stages
 from bdn.wire.stage_schema import Stage as StageDocument
 from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport

@@ -49,7 +49,7 @@ async def mirror(
         found = await client.request(body)
         if wait:
             with progress_bar(output, "mirroring") as bar:
-                async for latest in client.follow(found.id, persistence=waiting_for(output, found.id)):
+                async for latest in client.follow(found.id, outages=waiting_for(output, found.id)):
                     found = latest
                     bar.update(found.bytes_transferred + found.bytes_reused, found.bytes_total)
     for source in found.sources:

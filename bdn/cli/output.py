@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from bdn.cli.exit_codes import INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError, InvalidRequestError
-from bdn.net.api_server.service_loop import run_program
+from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
 from bdn.wire.errors import document_of
 

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from bdn.cli.output import Output
 from bdn.cli.services import ClientSettings, mirror_client
-from bdn.net.client.admin_client import AdminClient
+from bdn.net.client.mirror_client import MirrorClient
 
 
 @asynccontextmanager
-async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> AsyncIterator[AdminClient]:
+async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> AsyncIterator[MirrorClient]:
     """The mirror of ``BDN_URL``; where that is not set and none runs, the one that ``bdn pull`` left in the data directory.
 
     ``even_a_new_one`` makes one there, for what has to be said before the first pull.
@@ -28,6 +28,6 @@ async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> A
 
             services = await stack.enter_async_context(embedded_services(output, "bdn-admin"))
             client = await stack.enter_async_context(
-                AdminClient(services.mirror.url, organisation=settings.organisation)
+                MirrorClient(services.mirror.url, organisation=settings.organisation)
             )
         yield client

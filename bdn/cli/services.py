@@ -9,8 +9,7 @@ from pydantic import Field
 
 from bdn.core.caller import ORGANISATION_PATTERN
 from bdn.core.source.uri import HuggingFaceUri, parse_source
-from bdn.net.client.admin_client import AdminClient
-from bdn.net.client.mirror_client import AgentClient
+from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 
@@ -30,10 +29,10 @@ class ClientSettings(FileSettings):
         return self.agent_socket or self.data_dir / "agent.sock"
 
 
-def mirror_client() -> AdminClient:
+def mirror_client() -> MirrorClient:
     """The mirror at ``BDN_URL``."""
     settings = ClientSettings()
-    return AdminClient(settings.url, settings.token, organisation=settings.organisation)
+    return MirrorClient(settings.url, settings.token, organisation=settings.organisation)
 
 
 def agent_client() -> AgentClient:

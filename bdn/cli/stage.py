@@ -39,7 +39,7 @@ async def stage(
         found = await agent.stage(request)
         if not no_wait:
             with progress_bar(output, "staging") as bar:
-                async for latest in agent.follow(found.id, persistence=waiting_for(output, found.id)):
+                async for latest in agent.follow(found.id, outages=waiting_for(output, found.id)):
                     found = latest
                     bar.update(sum(mount.bytes_done for mount in found.mounts), stage_bytes(found))
     output.result(found, stage_lines(found))

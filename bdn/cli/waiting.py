@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bdn.cli.output import Output
 from bdn.core.errors import BdnError
-from bdn.net.client.persistence import PATIENCE_SECONDS, Persistence
+from bdn.net.client.service_client import OUTAGE_SECONDS, OutageRetry
 
 
-def waiting_for(output: Output, what: str) -> Persistence:
+def waiting_for(output: Output, what: str) -> OutageRetry:
     """Goes on asking about ``what``, such as a mirror's id, and says so once."""
 
     def told(error: BdnError | None) -> None:
         if error is None:
             output.say(f"{what}: there is an answer again")
         else:
-            output.warn(f"{error}. {what} may go on meanwhile; this asks again for {PATIENCE_SECONDS / 60:.0f} minutes")
+            output.warn(f"{error}. {what} may go on meanwhile; this asks again for {OUTAGE_SECONDS / 60:.0f} minutes")
 
-    return Persistence(told=told)
+    return OutageRetry(told=told)

@@ -15,7 +15,7 @@ from bdn.cli.services import agent_client
 from bdn.core.errors import NotFoundError
 from bdn.core.events import Event, explanation
 from bdn.core.units import format_size, format_time
-from bdn.net.client.admin_client import AdminClient
+from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.client.service_client import Params
 from bdn.wire.errors import ReportedError
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Named, NodeEvents, ShownEvent, StagedPath
@@ -72,7 +72,7 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path)  # noqa: PTH100 - a view may be behind a link of ours, which is not to be followed
 
 
-async def _explain(client: AdminClient, what: str, node: str | None, limit: int) -> Explanation:
+async def _explain(client: MirrorClient, what: str, node: str | None, limit: int) -> Explanation:
     named = await _named(client, what)
     events = await _events(client, what, named, node)
     if named is None and not events:
@@ -83,7 +83,7 @@ async def _explain(client: AdminClient, what: str, node: str | None, limit: int)
     return Explanation(named=named, places=places, events=events[:limit])
 
 
-async def _events(client: AdminClient, what: str, named: Named | None, node: str | None) -> list[ShownEvent]:
+async def _events(client: MirrorClient, what: str, named: Named | None, node: str | None) -> list[ShownEvent]:
     """Newest first, in several requests: a source may have been mirrored as hundreds of manifests."""
     manifests = list(named.manifests) if named else []
     several = (manifests[start : start + MANIFESTS_AT_ONCE] for start in range(0, len(manifests), MANIFESTS_AT_ONCE))
@@ -94,7 +94,7 @@ async def _events(client: AdminClient, what: str, named: Named | None, node: str
     return sorted(found, key=lambda event: (event.at, event.id), reverse=True)[:_READ]
 
 
-async def _named(client: AdminClient, what: str) -> Named | None:
+async def _named(client: MirrorClient, what: str) -> Named | None:
     """What it stands for; None when the mirror does not know: there may be events about it all the same."""
     try:
         return await client.named(what)

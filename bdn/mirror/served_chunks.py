@@ -23,7 +23,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class StoreShelf:
-    """A ``ChunkShelf``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``.
+    """A ``ServedChunks``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``.
 
     ``opened`` is for the API, which has no threads of its own.
     """

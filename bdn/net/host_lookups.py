@@ -1,22 +1,24 @@
-"""Addresses of names, asked in threads of their own: the machine's resolver may not answer, and cannot be told to stop.
+"""Host names are resolved in threads of their own: the machine's resolver may not answer, and cannot be stopped.
 
-``getaddrinfo`` blocks for as long as the name servers like (resolv.conf(5): 30 seconds and more), and nothing interrupts it.
-Asyncio asks it in the default executor, where a few attempts hold every thread that all other work waits for, and where
-the end of the program waits for it, too. A byte thread would be held itself. So a name that hangs holds one thread here, whoever
-asks and how often, and all others go on; daemon threads, because the end of the program need not wait.
+``getaddrinfo`` blocks for as long as the name servers like (resolv.conf(5): 30 seconds and more). Asyncio calls it in the default
+executor, where a few names that hang would hold every thread that other work waits for, and delay the end of the program; a byte
+thread would be held itself. Here a name that hangs holds one daemon thread, whoever asks for it and how often (ADR 0029).
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from threading import Lock, Thread, current_thread
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+_Result = TypeVar("_Result")
+
 
 AddressInfo = tuple[int, int, int, str, Any]  # as of getaddrinfo; the last one is the address as its family has it
 LONGEST_SECONDS: Final = 10.0  # a first name server that is dead costs 5, before the second is asked
@@ -24,7 +26,7 @@ QUESTIONS: Final = 64
 
 
 class NameSilentError(socket.gaierror):
-    """No answer yet, neither yes nor no: a failure of the network that may pass."""
+    """The resolver has not answered: a failure of the network that may pass."""
 
     def __init__(self, host: object, reason: str) -> None:
         super().__init__(socket.EAI_AGAIN, f"the name {host} does not resolve: {reason}")
@@ -43,7 +45,7 @@ class Question:
 
     @property
     def is_literal(self) -> bool:
-        """Whether nobody needs to be asked."""
+        """Whether it is an address, which needs no resolver."""
         try:
             return self.host is None or bool(ip_address(self.host))
         except ValueError:
@@ -62,10 +64,10 @@ class Question:
 
 
 class HostLookups:
-    """Asks one question once at a time, in one thread, however many wait for the answer; nothing is kept of an answer.
+    """Asks each question once at a time, in one thread, however many wait for the answer; nothing is cached.
 
-    Who waits longer than ``longest_seconds`` gives up; the question goes on, and who asks again waits for that one. At most
-    ``limit`` are under way; one more is refused at once, like a name server that has too much to do.
+    A waiter gives up after ``longest_seconds``; the question goes on, and the next waiter joins it. At most ``limit`` are under
+    way; one more is refused at once.
     """
 
     def __init__(self, *, limit: int = QUESTIONS, longest_seconds: float = LONGEST_SECONDS) -> None:
@@ -103,7 +105,7 @@ class HostLookups:
 
     @contextmanager
     def _asked(self, question: Question) -> Iterator[Future[list[AddressInfo]]]:
-        """The answer to come, for one who waits; who leaves leaves nothing behind."""
+        """The answer to come, for one waiter."""
         answer: Future[list[AddressInfo]] = Future()
         answer.set_running_or_notify_cancel()  # a task that is canceled cannot cancel it under the thread that answers
         with self._lock:
@@ -118,10 +120,10 @@ class HostLookups:
                 waiting.discard(answer)
 
     def _begin(self, question: Question) -> None:
-        """With the lock, which the thread needs before it can end."""
+        """The caller holds the lock, which the thread needs before it can end."""
         if len(self._waiting) >= self._limit:
             raise NameSilentError(question.host, f"as many as {self._limit} have no answer yet")
-        name = f"{current_thread().name} seeks {question.host}"
+        name = f"{current_thread().name} resolves {question.host}"
         Thread(target=self._run, args=(question,), name=name, daemon=True).start()
         self._waiting[question] = set()
 
@@ -142,3 +144,33 @@ class HostLookups:
 
 # One in a process, like the resolver itself: a question that hangs outlives the client that asked it, and the next client asks again.
 HOST_LOOKUPS: Final = HostLookups()
+
+
+class ServiceLoop(asyncio.SelectorEventLoop):
+    """The event loop of our programs, which resolves names here and not in asyncio's executor: for every library that runs on it."""
+
+    async def getaddrinfo(  # type: ignore[override]
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,  # noqa: A002 - asyncio's name
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[AddressInfo]:
+        """As of asyncio.
+
+        Raises:
+            NameSilentError: no answer in time.
+            OSError: there is no address.
+        """
+        host = host.decode() if isinstance(host, bytes) else host
+        port = port.decode() if isinstance(port, bytes) else port
+        return await HOST_LOOKUPS.find_soon(Question(host, port, family, type, proto, flags))
+
+
+def run_program(program: Coroutine[Any, Any, _Result]) -> _Result:
+    """``asyncio.run`` on such a loop."""
+    with asyncio.Runner(loop_factory=ServiceLoop) as runner:
+        return runner.run(program)

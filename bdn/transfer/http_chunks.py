@@ -12,13 +12,11 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.pace.streaming import StallPolicy
 from bdn.core.ports import OnBytes
-from bdn.net.http1.deadlines import TICK_SECONDS, Patience
-from bdn.net.http1.exchange import Answer, StalledError
+from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.net.http1.request import split_address
 from bdn.wire.errors import error_from
-from bdn.wire.paths import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path
-from bdn.wire.ranges import format_range, parse_content_range
+from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 
 _REDIRECT_LIMIT: Final = 2  # the mirror may send us to a signed URL of its store
 _WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error
@@ -42,7 +40,7 @@ class HttpChunkReader:
     base_url: str
     bearer: str | None = field(default=None, repr=False)
     manifest: Digest | None = None
-    patience: Callable[[int], Patience] | None = None
+    patience: Callable[[int], AnswerDeadline] | None = None
     is_suspect: bool = False
 
     def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
@@ -104,7 +102,7 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
         raise WrongLengthError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
 
 
-def _receive(answer: Answer, rest: memoryview, on_bytes: OnBytes | None, patience: Patience | None) -> int:
+def _receive(answer: Answer, rest: memoryview, on_bytes: OnBytes | None, patience: AnswerDeadline | None) -> int:
     """The body into ``rest``; returns how much of it came."""
     if patience is None:
         return answer.fill(rest, on_bytes=on_bytes)

@@ -13,9 +13,8 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Headers, Location
-from bdn.net.http1.exchange import Answer
-from bdn.wire.ranges import parse_content_range
-from bdn.wire.retry_after import parse_retry_after
+from bdn.net.http1.answer import Answer
+from bdn.wire.http_fields import parse_content_range, parse_retry_after
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.pace.streaming import Persistence, ResumePolicy, StallPolicy
 from bdn.core.ports import Headers, Location
 from bdn.core.source.upstream import Checksum
-from bdn.net.http1.exchange import Answer, Clock, StalledError
-from bdn.net.http1.head import ProtocolError
+from bdn.net.http1.answer import Answer, Clock, StalledError
+from bdn.net.http1.connection import ProtocolError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.net.http1.redirects import REDIRECT_BODY_LIMIT, REDIRECT_LIMIT, REDIRECTS, DowngradeError, follow
+from bdn.net.http1.request import REDIRECT_BODY_LIMIT, REDIRECT_LIMIT, REDIRECTS, DowngradeError, follow
 from bdn.transfer.range_answers import (
     LocationRefusedError,
     RangeRequest,
@@ -29,7 +29,7 @@ from bdn.transfer.range_answers import (
     check_head,
     plain_etag,
 )
-from bdn.wire.ranges import format_range
+from bdn.wire.http_fields import format_range
 
 __all__ = ["LocationRefusedError", "RangeRequest", "RangedReader", "UpstreamUntrustedError"]
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from bdn.core.errors import InvalidRequestError
 from bdn.core.store.collection import Kind
 from bdn.wire.errors import ErrorBody
-from bdn.wire.paths import LONGEST_SOURCE
+from bdn.wire.http_fields import LONGEST_SOURCE
 
 CollectionStatus = Literal["RUNNING", "DONE", "FAILED"]
 

@@ -1,4 +1,4 @@
-"""Errors as documents and as HTTP statuses: the only place that knows both sides."""
+"""Errors between our services, and errors as documents and HTTP statuses: the only place that knows both sides."""
 
 from __future__ import annotations
 
@@ -8,8 +8,38 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from bdn.core import errors
-from bdn.core.errors import BdnError
-from bdn.wire.service_failures import WrongDocumentError
+from bdn.core.errors import BdnError, ServiceError
+
+
+@dataclass(eq=False)
+class ServiceUnreachableError(ServiceError):
+    """No answer at all from one of our services."""
+
+    code = "STORE_UNAVAILABLE"
+    transient = True
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"no answer from {self.address} ({self.reason}); is the service running there?"
+
+
+@dataclass(eq=False)
+class WrongDocumentError(ServiceError):
+    """An answer is not what its name says: it was damaged on its way, belongs to another request, or was wrong where it lay.
+
+    Only the last does not pass by asking again.
+    """
+
+    code = "CHECKSUM_MISMATCH"
+    transient = True
+    document: str
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.document} is wrong as it came from {self.address}: {self.reason}"
+
 
 STATUS: Final[dict[type[BdnError], int]] = {
     errors.AuthRequiredError: 422,

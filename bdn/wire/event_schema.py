@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from bdn.core.errors import Fact
 from bdn.core.events import Event
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import Stage
 
 EVENTS_AT_ONCE: Final = 500  # in one heartbeat

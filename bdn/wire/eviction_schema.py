@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.errors import ErrorBody
-from bdn.wire.paths import LONGEST_SOURCE
+from bdn.wire.http_fields import LONGEST_SOURCE
 
 Tier = Literal["node", "cluster", "mirror"]
 EvictionStatus = Literal["RUNNING", "DONE", "REFUSED", "FAILED"]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.errors import ErrorBody
-from bdn.wire.paths import LONGEST_SOURCE
+from bdn.wire.http_fields import LONGEST_SOURCE
 from bdn.wire.quantities import Quantity
 from bdn.wire.stage_schema import BytesFrom
 

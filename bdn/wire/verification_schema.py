@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.eviction_schema import Tier
-from bdn.wire.paths import LONGEST_SOURCE
+from bdn.wire.http_fields import LONGEST_SOURCE
 from bdn.wire.quantities import Quantity
 
 VerificationStatus = Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]

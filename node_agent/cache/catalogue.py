@@ -13,8 +13,8 @@ from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.client.mirror_client import MirrorClient
+from bdn.wire.errors import ServiceUnreachableError
 from bdn.wire.layout_form import Layout
-from bdn.wire.service_failures import ServiceUnreachableError
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held, ManifestRecords
 

@@ -34,7 +34,7 @@ class Slice:
 
 
 class NodeShelf:
-    """A ``ChunkShelf`` over the cluster tier, the parts that are being filled, and ``files``. Safe for any thread.
+    """A ``ServedChunks`` over the cluster tier, the parts that are being filled, and ``files``. Safe for any thread.
 
     A file of one chunk is found by its own name and costs no memory here; only larger files have entries.
     """
@@ -265,7 +265,7 @@ def _tail_of(chunk: OpenChunk) -> bytes:
 
 @dataclass(frozen=True)
 class HeldDocuments:
-    """A ``DocumentShelf`` over the folder ``manifests``. ``verify`` checks a grant; None lets everybody read (loopback only).
+    """A ``ServedDocuments`` over the folder ``manifests``. ``verify`` checks a grant; None lets everybody read (loopback only).
 
     They go out as they lie on the disk: whoever asks checks them, as it would the mirror's.
     """

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from bdn.core.errors import CanceledError, StoreUnavailableError
 from bdn.core.pace.streaming import StallPolicy, StallWindow
-from bdn.net.http1.deadlines import TICK_SECONDS
+from bdn.net.http1.answer import TICK_SECONDS
 
 Clock = Callable[[], float]
 
@@ -85,7 +85,7 @@ _USUAL: Final = Waits()
 
 @dataclass(slots=True)
 class SourcePatience:
-    """The ``Patience`` with one request for ``size`` bytes.
+    """The ``AnswerDeadline`` of one request for ``size`` bytes.
 
     One that has an ``alternative`` is left when it is late. Head and body are judged apart: an owner that waits for the mirror
     says that it is alive, and asking another one too soon would make the mirror send the chunk twice; but an owner whose link

@@ -15,7 +15,7 @@ from bdn.core.errors import NotFoundError
 from bdn.core.manifest import Manifest
 from bdn.wire import stage_schema
 from bdn.wire.eviction_schema import Tier
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import TERMINAL, BytesFrom, StageMount, Warm, WarmState
 from node_agent.fetch.retry_budget import Effort
 from node_agent.stage.record import MountRecord, StageRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.wire.paths import chunk_path
+from bdn.wire.http_fields import chunk_path
 from tests.benchmarks import fio, nginx, page_cache, prototype
 from tests.benchmarks.mirrored import mirrored
 from tests.benchmarks.report import Figure, Missing, Row, ratios

@@ -6,12 +6,12 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TEST = "tests/unit/wire/test_event_stream.py::"
+_TEST = "tests/unit/net/test_event_stream.py::"
 
 BREAKAGES: Final = [
     Breakage(
         "hostile-input",
-        "bdn/wire/event_stream.py",
+        "bdn/net/api_server/event_stream.py",
         "what is under way for a client that leaves is canceled again and again",
         "        with single_error():\n",
         "        return await super().__call__(scope, receive, send)\n        with single_error():\n",
@@ -19,7 +19,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/event_stream.py",
+        "bdn/net/api_server/event_stream.py",
         "who has left is told on and on",
         "            await super().stream_response(send)\n",
         '            await __import__("asyncio").shield(super().stream_response(send))\n',

@@ -206,7 +206,7 @@ BREAKAGES: Final = [
         "collection",
         "bdn/mirror/retention/collector.py",
         "that a chunk was damaged is forgotten beside a mirror that counts on it",
-        "            before = collectable_before(now, 0, await at_work.oldest_at_work(session, now))\n            await damaged",
+        "            before = collectable_before(now, 0, await mirrors.oldest_at_work(session, now))\n            await damaged",
         "            before = collectable_before(now, 0, None)\n            await damaged",
         "tests/promises/test_collection.py"
         "::test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it",

@@ -18,7 +18,7 @@ _READS: Final = f"{_PARSERS}::test_a_parser_reads_its_valid_forms_and_answers_ev
 BREAKAGES: Final = [
     Breakage(
         "hostile-input",
-        "bdn/net/api_server/descriptor_shortage.py",
+        "bdn/net/api_server/http_server.py",
         "each place of the backlog is told of",
         "if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:",
         "if now := time.monotonic():",
@@ -26,7 +26,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/retry_after.py",
+        "bdn/wire/http_fields.py",
         "a day of no calendar ends the copy",
         "except (ValueError, OverflowError):",
         "except ValueError:",
@@ -34,7 +34,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/retry_after.py",
+        "bdn/wire/http_fields.py",
         "white space of Unicode goes before a number",
         'r"[ \\t]*[0-9]{1,9}[ \\t]*"',
         'r"\\s*[0-9]{1,9}\\s*"',
@@ -74,7 +74,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/ranges.py",
+        "bdn/wire/http_fields.py",
         "a range reaches past the end",
         "stop = min(size, int(match[2]) + 1) if match[2] else size",
         "stop = int(match[2]) + 1 if match[2] else size",
@@ -142,7 +142,7 @@ BREAKAGES: Final = [
         "whole text that is written in halves is refused",
         "    if place is not None:",
         "    if place != 0:",
-        "tests/unit/wire/test_service_text.py::test_what_is_text_is_taken_however_it_is_written",
+        "tests/unit/net/test_service_text.py::test_what_is_text_is_taken_however_it_is_written",
     ),
     Breakage(
         "hostile-input",
@@ -150,7 +150,7 @@ BREAKAGES: Final = [
         "a body that is no JSON ends its route",
         "    except (ValueError, RecursionError):\n        return  #",
         "    except (KeyError, RecursionError):\n        return  #",
-        "tests/unit/wire/test_service_text.py::test_a_body_that_is_not_json_is_the_routes_own_business",
+        "tests/unit/net/test_service_text.py::test_a_body_that_is_not_json_is_the_routes_own_business",
     ),
     Breakage(
         "hostile-input",
@@ -158,7 +158,7 @@ BREAKAGES: Final = [
         "half a surrogate pair is text in a body of UTF-16",
         "|\\x00",
         "",
-        "tests/unit/wire/test_service_text.py::test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]",
+        "tests/unit/net/test_service_text.py::test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]",
     ),
     Breakage(
         "hostile-input",
@@ -189,17 +189,17 @@ BREAKAGES: Final = [
         "hostile-input",
         "bdn/net/api_server/http_server.py",
         "who says half a request holds a connection for ever",
-        "        http=ImpatientProtocol,\n",
+        "        http=TimedProtocol,\n",
         "",
-        "tests/unit/wire/test_impatience.py",
+        "tests/unit/net/test_request_timeout.py",
     ),
     Breakage(
         "hostile-input",
-        "bdn/net/chunk_server/head.py",
+        "bdn/net/chunk_server/messages.py",
         "a head may have any number of headers",
         "if len(lines) > HEADERS_LIMIT + 1:",
         "if False:",
-        "tests/unit/wire/test_chunk_head.py",
+        "tests/unit/net/test_chunk_head.py",
     ),
     Breakage(
         "hostile-input",

@@ -23,7 +23,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/paths.py",
+        "bdn/wire/http_fields.py",
         "a path that names no chunk is a bug of ours",
         "    except ValueError:\n        return None\n",
         "    except KeyError:\n        return None\n",
@@ -40,7 +40,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/net/chunk_server/head.py",
+        "bdn/net/chunk_server/messages.py",
         "a header's value may hold no space",
         "[^\\x00-\\x08\\x0a-\\x1f\\x7f]",
         "[^\\x00-\\x08\\x0a-\\x20\\x7f]",
@@ -48,7 +48,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/wire/ranges.py",
+        "bdn/wire/http_fields.py",
         "no bytes are a range, too",
         "    if start >= stop:\n",
         "    if start > stop:\n",

@@ -25,7 +25,7 @@ BREAKAGES: Final = [
         "    leaving: bool = False\n    age: int = 0\n    wait_seconds",
         "tests/promises/test_hostile_numbers.py::test_the_heartbeat_that_is_tried_has_every_number_that_one_may_have",
     ),
-    _broken("bdn/wire/moments.py", "a time that no date can say fails", "min(max(seconds, _FIRST), _LAST)", "seconds", _CLOCKS),
+    _broken("bdn/wire/quantities.py", "a time that no date can say fails", "min(max(seconds, _FIRST), _LAST)", "seconds", _CLOCKS),
     _broken("bdn/mirror/events.py", "every clock of an agent is believed", "if at <= now + _AHEAD_SECONDS else now", "if at <= 1e99 else now",
             _CLOCKS),
     _broken("bdn/mirror/events.py", "what is dated in the far future stays for ever",

@@ -152,7 +152,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/net/api_server/impatience.py",
+        "bdn/net/api_server/http_server.py",
         "who does not read is written to all the same",
         "    request_seconds = REQUEST_SECONDS\n",
         "    request_seconds = REQUEST_SECONDS\n    pause_writing = lambda self: None\n",
@@ -160,7 +160,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/persistence.py",
+        "bdn/net/client/service_client.py",
         "who waits ends at the first fault",
         "                if delay is None or now() + delay > until:\n",
         "                if True:\n",

@@ -14,7 +14,7 @@ _ENDS: Final = f"{_TESTS}::test_an_agent_ends_while_the_name_of_its_mirror_hangs
 BREAKAGES: Final = [
     Breakage(
         "network",
-        "bdn/net/api_server/service_loop.py",
+        "bdn/net/host_lookups.py",
         "names are asked for in the default executor",
         "return await HOST_LOOKUPS.find_soon(Question(host, port, family, type, proto, flags))",
         "return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
-from bdn.net.guarded_dialing import dial
+from bdn.net.http1.dialing import dial
 from bdn.net.http1.pool import ConnectionPool
 from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged

@@ -23,20 +23,25 @@ from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import normalise_mount
 from bdn.core.store.layout import FileLayout, Slice
 from bdn.core.units import format_size, parse_size
-from bdn.net.chunk_server.head import RequestRefusedError, find_head
-from bdn.net.chunk_server.head import parse_head as parse_request
-from bdn.net.http1.head import ProtocolError
-from bdn.net.http1.head import parse_head as parse_answer
+from bdn.net.chunk_server.messages import RequestRefusedError, find_head
+from bdn.net.chunk_server.messages import parse_head as parse_request
+from bdn.net.http1.answer import parse_head as parse_answer
+from bdn.net.http1.connection import ProtocolError
 from bdn.sources.aws.listing import NotAListingError, read_page
 from bdn.sources.credentials import Secret, hugging_face_token, s3_credentials, service_account_key
 from bdn.wire.agent_schema import Heartbeat
 from bdn.wire.errors import error_from
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.http_fields import (
+    UnsatisfiableRangeError,
+    format_range,
+    parse_chunk_path,
+    parse_content_range,
+    parse_range,
+    parse_retry_after,
+)
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.paths import parse_chunk_path
-from bdn.wire.ranges import UnsatisfiableRangeError, format_range, parse_content_range, parse_range
-from bdn.wire.retry_after import parse_retry_after
 from bdn.wire.weights_schema import MirrorRequestBody
 from node_agent.fill.bitmap import Bitmap
 from node_agent.stage.record import StageRecord

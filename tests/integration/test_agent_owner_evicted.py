@@ -18,7 +18,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import InvalidRequestError
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
-from bdn.wire.paths import MANIFEST_HEADER, chunk_path
+from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
 from node_agent.app import Agent
 from node_agent.cache.cache_events import over_budget
 from node_agent.cache.held_chunks import NodeShelf

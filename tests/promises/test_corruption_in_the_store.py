@@ -19,7 +19,7 @@ from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.store.directory import DirectoryStore
 from bdn.wire import verification_schema
-from bdn.wire.paths import SUSPECT_HEADER
+from bdn.wire.http_fields import SUSPECT_HEADER
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository

@@ -12,7 +12,7 @@ import pytest
 from bdn.core.digest import Digest, digest_of
 from bdn.mirror import served_chunks as shelf
 from bdn.mirror.damages import Damages
-from bdn.wire.paths import SUSPECT_HEADER
+from bdn.wire.http_fields import SUSPECT_HEADER
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
 from tests.support.mirror.service import mirror_under_test, source

@@ -16,7 +16,7 @@ from bdn.cli.admin import main as admin
 from bdn.cli.main import main
 from bdn.net.api_server.http_server import bind_tcp, serving
 from bdn.net.client.mirror_client import AgentClient, MirrorClient
-from bdn.wire.service_failures import ServiceUnreachableError
+from bdn.wire.errors import ServiceUnreachableError
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 from node_agent.api import build_app

@@ -16,7 +16,7 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.net.client.mirror_client import MirrorClient
-from bdn.wire.service_failures import WrongDocumentError
+from bdn.wire.errors import WrongDocumentError
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, noise, staged
 from tests.support.content.trees import tree

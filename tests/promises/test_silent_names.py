@@ -14,10 +14,9 @@ import pytest
 
 from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import BdnError
-from bdn.net.api_server.service_loop import run_program
 from bdn.net.client import service_client
 from bdn.net.client.mirror_client import MirrorClient
-from bdn.net.host_lookups import NameSilentError
+from bdn.net.host_lookups import NameSilentError, run_program
 from bdn.net.http1.dialing import Dialer
 from bdn.wire.stage_schema import Stage
 from node_agent.app import Agent

@@ -17,7 +17,7 @@ from bdn.core.errors import NotFoundError
 from bdn.mirror.db import tokens
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 from bdn.wire.token_schema import NewToken, Token, TokenRequest
 
 _PREFIX: Final = "bdn_"  # what scanners of leaked secrets can look for

@@ -9,7 +9,7 @@ from fastapi import Depends, Header, Request
 from bdn.core.caller import ORGANISATION_PATTERN, Caller, Role
 from bdn.mirror.access.access import Access
 from bdn.net.api_server.service import Bearer
-from bdn.wire.paths import ORGANISATION_HEADER
+from bdn.wire.http_fields import ORGANISATION_HEADER
 
 Organisation = Annotated[
     str | None,

@@ -19,16 +19,22 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.agents.holdings import Holdings
 from bdn.mirror.api.callers import Controller, Organisation
 from bdn.mirror.api.layout_document import layout_document
+from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, layouts
-from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.records import Record, WrongRecordError
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
-from bdn.mirror.suspects import Suspects
 from bdn.net.api_server.service import Bearer
 from bdn.net.chunk_server.served_chunks import ChunkRequest
+from bdn.wire.http_fields import (
+    MEDIA_CHUNK,
+    MEDIA_JSON,
+    SUSPECT_HEADER,
+    UnsatisfiableRangeError,
+    format_content_range,
+    parse_range,
+)
 from bdn.wire.mirror_schema import HeldManifests, LayoutBody
-from bdn.wire.paths import MEDIA_CHUNK, MEDIA_JSON, SUSPECT_HEADER
-from bdn.wire.ranges import UnsatisfiableRangeError, format_content_range, parse_range
 
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 
@@ -55,7 +61,7 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
-    suspects: Suspects
+    damaged_records: DamagedRecords
     holdings: Holdings
     data_port: int | None
 
@@ -78,7 +84,9 @@ def build_contents_router(service: ContentsService) -> APIRouter:
             await contents.touch(session, [name.hex], time.time())
         if row is None:
             raise NotFoundError(f"manifest {name}")
-        await _check(service, name, row.canonical)
+        if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
+            with service.damaged_records.noted():
+                raise Record("manifest", name).damaged(fault)
         return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
 
     @router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
@@ -86,7 +94,8 @@ def build_contents_router(service: ContentsService) -> APIRouter:
         name = _digest(digest)
         owner = await service.access.check_manifest(bearer, name, organisation)
         async with service.database.read() as session:
-            found = await _layouts(service, session, name, owner)
+            with service.damaged_records.noted():
+                found = await layouts.layouts(session, name.hex, owner)
         if not found:
             raise NotFoundError(f"manifest {name}")
         # In a thread: a million files are 300 MB of JSON.
@@ -117,20 +126,6 @@ def build_contents_router(service: ContentsService) -> APIRouter:
         return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
 
     return router
-
-
-async def _check(service: ContentsService, name: Digest, canonical: bytes) -> None:
-    if fault := await asyncio.to_thread(manifest_fault, name, canonical):
-        raise service.suspects.refuse(Record("manifest", name), fault)
-
-
-async def _layouts(
-    service: ContentsService, session: ReadSession, name: Digest, owner: str
-) -> list[layouts.ContentLayout]:
-    try:
-        return await layouts.layouts(session, name.hex, owner)
-    except WrongRecordError as error:
-        raise service.suspects.refuse(error.record, error.fault) from None
 
 
 async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Path, Query, Response
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.api.callers import Controller
 from bdn.mirror.ingest.requests import MirrorRequests
-from bdn.wire.event_stream import EVENTS, EventStream
+from bdn.net.api_server.event_stream import EVENTS, EventStream
+from bdn.wire.http_fields import LONGEST_SOURCE
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorPage, MirrorStatus, Plan
-from bdn.wire.paths import LONGEST_SOURCE
 from bdn.wire.weights_schema import MirrorRequestBody
 
 MirrorId = Annotated[str, Path(pattern=r"^mir_[0-9a-f]{24}$")]

@@ -11,7 +11,7 @@ from bdn.core.caller import Role
 from bdn.core.errors import NotFoundError
 from bdn.mirror.api.callers import Controller, Organisation
 from bdn.mirror.upstream.secrets import Secrets
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 from bdn.wire.secret_schema import NAME_PATTERN, SecretBody, SecretEntries, SecretEntry, SecretRotation
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from bdn.mirror.operations.verifications import Verifications
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.agent_schema import Agent, Agents, Cluster, Clusters, Heartbeat, HeartbeatReply
 from bdn.wire.grants import GrantSigner
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import TierUse
 
 _LOOK_AGAIN_SECONDS: Final = 1.0

@@ -22,8 +22,7 @@ from bdn.mirror.operations.commands import Asking
 from bdn.mirror.scrub.repair_grants import Lending
 from bdn.mirror.watch import Watch
 from bdn.wire.errors import ErrorBody
-from bdn.wire.moments import moment
-from bdn.wire.quantities import added
+from bdn.wire.quantities import added, moment
 from bdn.wire.verification_schema import (
     DamagedItem,
     Verification,

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from bdn.core.errors import Fact
 from bdn.core.events import Event
 from bdn.mirror.agents.addressees import MIRROR
-from bdn.mirror.db import agents, asked, at_work, contents, events, mirrors, tombstones
+from bdn.mirror.db import agents, asked, contents, events, mirrors, tombstones
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import EvictionRow
 from bdn.mirror.retention.collector import Collector
 from bdn.mirror.retention.weights import EvictionWeights
 from bdn.wire.eviction_schema import EvictCommand, EvictedItem
-from bdn.wire.moments import moment
+from bdn.wire.quantities import moment
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StoreEviction:
 
         Such a mirror is never robbed, forced or not: it would become READY with what nobody may read.
         """
-        busy = await at_work.running_with(session, organisation)
+        busy = await mirrors.running_with(session, organisation)
         holders = await _holders(session)
         candidates = await self._candidates(session, command, organisation)
         shared = await tombstones.others_read(session, organisation, candidates)

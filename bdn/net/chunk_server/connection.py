@@ -1,9 +1,9 @@
-"""One client of the data plane, as a state machine over a socket that never blocks.
+"""One client of the data plane, as a state machine over a non-blocking socket.
 
     reading a head → (waiting for a Future) → sending → reading the next head … → draining
 
-``advance`` goes on until it would block and says what to wait for. Whoever calls it again may do so for any reason (an event,
-a moment that has come, or by mistake): each state looks for itself at what has happened.
+``advance`` goes on until it would block and says what to wait for. It may be called again for any reason (an event, a timer,
+or by mistake): each state checks for itself what has happened.
 """
 
 from __future__ import annotations
@@ -22,39 +22,117 @@ from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.net.chunk_server.answer import Answer, answer_chunk, answer_document, answer_error, answer_refusal
-from bdn.net.chunk_server.body import ChunkBody
-from bdn.net.chunk_server.head import RequestHead, RequestRefusedError
-from bdn.net.chunk_server.reading import RECEIVE_BYTES, RequestReader
-from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError, Wait, has_hung_up
-from bdn.net.chunk_server.served_chunks import ChunkRequest, ChunkShelf, DocumentRequest, DocumentShelf, OpenChunk
-from bdn.net.chunk_server.timeouts import Patience
-from bdn.wire.paths import MANIFEST_HEADER, SUSPECT_HEADER, parse_chunk_path, parse_document_path
+from bdn.core.pace.streaming import StallPolicy
+from bdn.net.chunk_server.messages import (
+    RequestHead,
+    RequestRefusedError,
+    Response,
+    answer_chunk,
+    answer_document,
+    answer_error,
+    answer_refusal,
+    find_head,
+    parse_head,
+)
+from bdn.net.chunk_server.sending import ChunkBody, EndedError, Pace, Sending, StalledReaderError, Wait, has_hung_up
+from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk, ServedChunks, ServedDocuments
+from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, parse_chunk_path, parse_document_path
 
 logger = logging.getLogger(__name__)
-
 _DRAIN_BYTES: Final = 1024 * 1024
 _DRAIN_SECONDS: Final = 2.0
 _MANIFEST: Final = MANIFEST_HEADER.lower()
 _SUSPECT: Final = SUSPECT_HEADER.lower()
-_SIGN_SECONDS: Final = 1.0
-_ON_ITS_WAY: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
+_PROCESSING_SECONDS: Final = 1.0
+_PROCESSING: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: what is in the socket's buffer is given up
+_RECEIVE_BYTES = 64 * 1024
+
+_SLOWEST: Final = StallPolicy(window_seconds=30.0)
 
 
-class ShelfFailedError(Exception):
-    """A shelf raised what no shelf may: a bug, or a disk that fails."""
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """``idle_seconds`` between requests, ``head_seconds`` for one head, ``obtaining_seconds`` for a chunk that is on its way.
+
+    A reader slower than ``slowest`` has stalled. The window is longer than for bodies that we read, because progress
+    shows in steps: a client's kernel with a full buffer of 6 MB says nothing until a sixteenth of it is free.
+    """
+
+    idle_seconds: float = 60.0
+    head_seconds: float = 10.0
+    obtaining_seconds: float = 120.0
+    slowest: StallPolicy = _SLOWEST
+
+
+class RequestReader:
+    """Reads request heads from a non-blocking socket. Keeps at most one head and what one ``recv`` returns."""
+
+    __slots__ = ("_clock", "_received", "_searched", "_timeouts", "_until")
+
+    def __init__(self, timeouts: Timeouts, clock: Callable[[], float]) -> None:
+        self._timeouts = timeouts
+        self._clock = clock
+        self._received = bytearray()
+        self._searched = 0  # bytes in which no head ends
+        self._until = clock() + timeouts.idle_seconds
+
+    @property
+    def wait(self) -> Wait:
+        """What to wait for while the head is incomplete."""
+        return Wait(select.EPOLLIN, self._until)
+
+    def begin_next(self) -> bool:
+        """Start the clock for the next request. Returns whether some of it has been received."""
+        has_begun = bool(self._received)
+        self._until = self._clock() + (self._timeouts.head_seconds if has_begun else self._timeouts.idle_seconds)
+        return has_begun
+
+    def read(self, connection: socket.socket) -> RequestHead | Wait:
+        """The next head, or what to wait for.
+
+        Raises:
+            RequestRefusedError: it is malformed.
+            EndedError: the client has closed the connection, sends nothing, or too slowly.
+        """
+        while (end := self._find_head()) < 0:
+            try:
+                piece = connection.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                if self._clock() >= self._until:
+                    raise EndedError("the client sends nothing, or too slowly") from None
+                return self.wait
+            if not piece:
+                raise EndedError("the client has closed it")
+            if not self._received:
+                self._until = self._clock() + self._timeouts.head_seconds
+            self._received += piece
+        content = bytes(self._received[:end])
+        del self._received[:end]
+        self._searched = 0
+        return parse_head(content)
+
+    def _find_head(self) -> int:
+        while self._received.startswith(b"\r\n"):  # RFC 9112, section 2.2: some clients end a body with one too many
+            del self._received[:2]
+        end = find_head(self._received, self._searched)
+        self._searched = len(self._received)
+        return end
+
+
+class LookupFailedError(Exception):
+    """``ServedChunks`` raised what it may not: a bug, or a disk that fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """What all connections of a server share."""
 
-    shelf: ChunkShelf
+    chunks: ServedChunks
     on_sent: Callable[[int], None]
-    patience: Patience
+    timeouts: Timeouts
     pace: Pace | None
-    documents: DocumentShelf | None = None
+    documents: ServedDocuments | None = None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -62,20 +140,30 @@ class ChunkConnection:
     """Owns its socket and, while it sends, the chunk's file. One thread at a time calls it."""
 
     __slots__ = (
-        "_asked", "_drained", "_head", "_next_sign", "_reader", "_sending", "_service", "_socket", "_step", "_until",
-        "awaited", "is_watched",
+        "_drained",
+        "_head",
+        "_next_processing",
+        "_reader",
+        "_request",
+        "_sending",
+        "_service",
+        "_socket",
+        "_step",
+        "_until",
+        "awaited",
+        "is_watched",
     )  # fmt: skip
 
     def __init__(self, connection: socket.socket, service: Service) -> None:
-        self.is_watched = False  # these two are kept here for whoever watches the socket
+        self.is_watched = False  # these two belong to the poller
         self.awaited: Future[object] | None = None
         self._socket = connection
         self._service = service
-        self._reader = RequestReader(service.patience, service.clock)
+        self._reader = RequestReader(service.timeouts, service.clock)
         self._drained = 0
-        self._next_sign = 0.0
+        self._next_processing = 0.0
         self._head: RequestHead
-        self._asked: ChunkRequest
+        self._request: ChunkRequest
         self._sending: Sending | None = None
         self._step: Callable[[], Wait | None] = self._read
         self._until = 0.0
@@ -109,11 +197,11 @@ class ChunkConnection:
         return None
 
     def shut_down(self) -> None:
-        """End it from another thread: whoever advances it finds out at once."""
+        """End it from another thread; the next ``advance`` closes it."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the client was faster
+            return  # the client has closed it already
 
     def close(self) -> None:
         """Close the socket and the file."""
@@ -126,83 +214,82 @@ class ChunkConnection:
             if isinstance(head, Wait):
                 return head
             self._head = head
-            asked = _request(head)
+            request = _parse_request(head)
         except RequestRefusedError as error:
             self._send(answer_refusal(error.status, InvalidRequestError(str(error))))
         except NotFoundError as error:
             self._send(answer_error(self._head, error))
         else:
-            self._answer(asked)
+            self._answer(request)
         return None
 
-    def _answer(self, asked: ChunkRequest | DocumentRequest) -> None:
-        if isinstance(asked, DocumentRequest):
-            self._attempt(partial(self._send_document, asked))
+    def _answer(self, request: ChunkRequest | DocumentRequest) -> None:
+        if isinstance(request, DocumentRequest):
+            self._attempt(partial(self._send_document, request))
             return
-        self._asked = asked
-        self._until = self._service.clock() + self._service.patience.obtaining_seconds
-        self._attempt(self._ask)
+        self._request = request
+        self._until = self._service.clock() + self._service.timeouts.obtaining_seconds
+        self._attempt(self._authorize)
 
-    # --- asking the shelf, which may block ---
+    # --- looking the chunk up, which may block ---
 
     def _attempt(self, step: Callable[[], None]) -> None:
-        """Take a step that ends with an answer or a Future. What else the shelf or the disk raises is no client's doing."""
+        """Take a step that ends with an answer or a Future. Any error that is not ours is not the client's fault."""
         try:
             step()
         except BdnError as error:
             self._send(answer_error(self._head, error))
         except Exception as error:
-            raise ShelfFailedError(self._head.target) from error
+            raise LookupFailedError(self._head.target) from error
 
-    def _ask(self) -> None:
-        self._service.shelf.authorize(self._asked)
+    def _authorize(self) -> None:
+        self._service.chunks.authorize(self._request)
         self._open()
 
     def _open(self) -> None:
-        found = self._service.shelf.open_chunk(self._asked)
+        found = self._service.chunks.open_chunk(self._request)
         if isinstance(found, OpenChunk):
             self._send_chunk(found)
         else:
-            self._step, self._next_sign = partial(self._await, found), 0.0
+            self._step, self._next_processing = partial(self._await, found), 0.0
 
     def _await(self, future: Future[object]) -> Wait | None:
         """The chunk is on its way. A client that closes its side now has gone: that is nginx's rule, too."""
         if future.done() or self._service.clock() >= self._until:
-            self._attempt(partial(self._ask_again, future))
+            self._attempt(partial(self._resume, future))
             return None
         if has_hung_up(self._socket, select.POLLRDHUP):
             raise EndedError("the client did not wait for the chunk")
-        return Wait(select.EPOLLRDHUP, min(self._until, self._show_life()), future)
+        return Wait(select.EPOLLRDHUP, min(self._until, self._send_processing()), future)
 
-    def _show_life(self) -> float:
-        """Tell a peer now and then that its chunk is on its way, not forgotten. When to do so next.
+    def _send_processing(self) -> float:
+        """Send ``102 Processing`` to a peer now and then while its chunk is on its way (ADR 0013). Returns when to do so next.
 
-        An interim answer is nothing new to HTTP/1.1 (RFC 9110, section 15.2), but who names no manifest is no peer of ours and
-        may not expect one, and to HTTP/1.0 none may be sent.
+        A client that names no manifest is no peer and may not expect it, and HTTP/1.0 has no interim answers (RFC 9110, 15.2).
         """
-        if self._asked.manifest is None or self._head.is_http_1_0:
+        if self._request.manifest is None or self._head.is_http_1_0:
             return self._until
         now = self._service.clock()
-        if now >= self._next_sign:
-            self._next_sign = now + _SIGN_SECONDS
-            with suppress(BlockingIOError):  # then it has more to read already than it reads
-                if self._socket.send(_ON_ITS_WAY) != len(_ON_ITS_WAY):
+        if now >= self._next_processing:
+            self._next_processing = now + _PROCESSING_SECONDS
+            with suppress(BlockingIOError):  # its socket is full: it has more to read already
+                if self._socket.send(_PROCESSING) != len(_PROCESSING):
                     raise EndedError("the client does not read")
-        return self._next_sign
+        return self._next_processing
 
-    def _ask_again(self, future: Future[object]) -> None:
+    def _resume(self, future: Future[object]) -> None:
         if not future.done():
-            seconds = self._service.patience.obtaining_seconds
-            raise StoreUnavailableError(f"{self._asked.digest} did not come within {seconds:g} s")
+            seconds = self._service.timeouts.obtaining_seconds
+            raise StoreUnavailableError(f"{self._request.digest} did not come within {seconds:g} s")
         if future.cancelled():
-            raise StoreUnavailableError(f"{self._asked.digest} was given up")
+            raise StoreUnavailableError(f"{self._request.digest} was given up")
         future.result()
         self._open()
 
     # --- sending ---
 
     def _send_chunk(self, chunk: OpenChunk) -> None:
-        self._send_file(chunk, lambda: answer_chunk(self._head, self._asked.digest, chunk.size))
+        self._send_file(chunk, lambda: answer_chunk(self._head, self._request.digest, chunk.size))
 
     def _send_document(self, request: DocumentRequest) -> None:
         if self._service.documents is None:
@@ -210,7 +297,7 @@ class ChunkConnection:
         document = self._service.documents.open_document(request)
         self._send_file(document, lambda: answer_document(self._head, document.size))
 
-    def _send_file(self, chunk: OpenChunk, make: Callable[[], Answer]) -> None:
+    def _send_file(self, chunk: OpenChunk, make: Callable[[], Response]) -> None:
         try:
             answer = make()
             body = ChunkBody(chunk, answer.start, answer.size) if answer.size else None
@@ -221,9 +308,9 @@ class ChunkConnection:
             chunk.file.close()
         self._send(answer, body)
 
-    def _send(self, answer: Answer, body: ChunkBody | None = None) -> None:
+    def _send(self, answer: Response, body: ChunkBody | None = None) -> None:
         service = self._service
-        self._sending = Sending(answer, body, service.patience.slowest, service.pace, service.clock)
+        self._sending = Sending(answer, body, service.timeouts.slowest, service.pace, service.clock)
         self._step = partial(self._go_on_sending, self._sending)
 
     def _go_on_sending(self, sending: Sending) -> Wait | None:
@@ -236,8 +323,8 @@ class ChunkConnection:
             self._until, self._step = self._service.clock() + _DRAIN_SECONDS, self._drain
             return None
         self._step = self._read
-        # Without a request at hand others may go first: a client that never pauses must not keep a worker for itself.
-        return None if self._reader.turn() else self._reader.wait
+        # With no request received yet others go first: a client that never pauses must not keep a worker for itself.
+        return None if self._reader.begin_next() else self._reader.wait
 
     def _end_sending(self) -> None:
         sending, self._sending = self._sending, None
@@ -247,9 +334,9 @@ class ChunkConnection:
                 self._service.on_sent(sending.sent)
 
     def _drain(self) -> Wait | None:
-        """Read what the client still says, for a while: a socket closed with unread bytes in it takes back its last answer."""
+        """Read what the client still sends, for a while: closing a socket with unread bytes resets it and loses the last answer."""
         try:
-            piece = self._socket.recv(RECEIVE_BYTES)
+            piece = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             if self._service.clock() >= self._until:
                 raise EndedError("the last answer is through") from None
@@ -260,7 +347,7 @@ class ChunkConnection:
         return None
 
 
-def _request(head: RequestHead) -> ChunkRequest | DocumentRequest:
+def _parse_request(head: RequestHead) -> ChunkRequest | DocumentRequest:
     if head.method not in ("GET", "HEAD"):
         raise RequestRefusedError(501, f"the method {head.method[:20]} is not supported")
     manifest = head.headers.get(_MANIFEST)

@@ -1,4 +1,4 @@
-"""What the data plane's server asks of whoever holds chunks, and manifests that name them."""
+"""The interface between the data plane's server and what holds chunks and manifests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from bdn.core.digest import Digest
-from bdn.wire.paths import DocumentKind
+from bdn.wire.http_fields import DocumentKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class DocumentRequest:
     bearer: str | None = field(default=None, repr=False)
 
 
-class DocumentShelf(Protocol):
+class ServedDocuments(Protocol):
     """Where a server finds manifests and layouts. It may block: it runs in the server's workers."""
 
     def open_document(self, request: DocumentRequest) -> OpenChunk:
-        """The document, as the whole of a file; raises what ``ChunkShelf`` raises for a chunk."""
+        """The document, as the whole of a file; raises what ``ServedChunks`` raises for a chunk."""
         ...
 
 
-class ChunkShelf(Protocol):
+class ServedChunks(Protocol):
     """Where a server finds chunks, and who may have them. Both methods may block: they run in the server's workers."""
 
     def authorize(self, request: ChunkRequest) -> None:

@@ -1,9 +1,9 @@
 """The data plane's server: chunks by name, straight from files to sockets with ``sendfile``.
 
-It does not go through uvicorn, which costs a factor of four to eight (docs/adr/0010). Nor has it a thread
-per connection: whoever waits (for a request, a slow reader, a chunk on its way) is parked in ``epoll`` and costs 2 KB.
+It does not go through uvicorn, which costs a factor of four to eight (docs/adr/0010). It has no thread per connection
+either: one that waits (for a request, a slow reader, a chunk on its way) waits in ``epoll`` and costs 2 KB.
 
-    accept → parked → ready → worker: advance until it would block → parked …
+    accept → poller → worker: advance until it would block → poller …
 """
 
 from __future__ import annotations
@@ -14,25 +14,75 @@ import resource
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
-from typing import Final
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar
 
 from bdn.net.api_server.http_server import bind_tcp
-from bdn.net.chunk_server.connection import ChunkConnection, Service
-from bdn.net.chunk_server.poller import Parking
+from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
+from bdn.net.chunk_server.poller import Poller
 from bdn.net.chunk_server.sending import Pace, Wait
-from bdn.net.chunk_server.served_chunks import ChunkShelf, DocumentShelf
-from bdn.net.chunk_server.timeouts import Patience
-from bdn.net.chunk_server.workers import Workers
+from bdn.net.chunk_server.served_chunks import ServedChunks, ServedDocuments
 
 logger = logging.getLogger(__name__)
-
 _WORKERS: Final = 32  # so many readings from the disk at once
 _LINGER_MILLISECONDS: Final = 2
 _ACCEPTED_AT_ONCE: Final = 64
 _SPARE_DESCRIPTORS: Final = 256  # for everything else that the process has open
-_SHELF_SECONDS: Final = 35.0  # a shelf's call under way at the end: the mirror's waits 30 s for its database
+_LOOKUP_SECONDS: Final = 35.0  # for look-ups under way at the end: the mirror's wait 30 s for its database
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_Item = TypeVar("_Item")
+
+
+class Workers(Generic[_Item]):
+    """Calls ``work`` with each item, in the order in which they were put. Threads are made when they are first needed."""
+
+    def __init__(self, work: Callable[[_Item], None], limit: int, name: str) -> None:
+        self._work = work
+        self._limit = limit
+        self._name = name
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._is_closed = False
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether some item waits for a thread."""
+        return not self._queue.empty()
+
+    def put(self, item: _Item) -> None:
+        """Have ``work`` called with ``item`` soon."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._idle -= 1  # below zero: so many items have no thread yet
+            if self._idle < 0 and len(self._threads) < self._limit:
+                self._idle += 1
+                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._queue.put(item)
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Let the threads end after what was put before. Says whether they did; a thread that does not is left behind."""
+        with self._lock:
+            self._is_closed = True
+            for _ in self._threads:
+                self._queue.put(None)
+        until = time.monotonic() + timeout_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._work(item)
+            with self._lock:
+                self._idle += 1
 
 
 class ChunkServer:
@@ -46,24 +96,24 @@ class ChunkServer:
 
     def __init__(
         self,
-        shelf: ChunkShelf,
+        chunks: ServedChunks,
         host: str,
         port: int,
         *,
         on_sent: Callable[[int], None] | None = None,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         pace: Pace | None = None,
-        documents: DocumentShelf | None = None,
+        documents: ServedDocuments | None = None,
         connections: int = 4096,
     ) -> None:
-        self._service = Service(shelf, on_sent or _ignore, patience or Patience(), pace, documents)
+        self._service = Service(chunks, on_sent or _ignore, timeouts or Timeouts(), pace, documents)
         self._limit = min(connections, _affordable_connections())
         self._listener = bind_tcp(host, port)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._workers: Workers[ChunkConnection] = Workers(self._serve, _WORKERS, "chunk-worker")
-        self._parking = Parking(self._listener, self._accept, self._workers.put)
-        self._thread = threading.Thread(target=self._parking.run, name="chunk-server", daemon=True)
+        self._poller = Poller(self._listener, self._accept, self._workers.put)
+        self._thread = threading.Thread(target=self._poller.run, name="chunk-server", daemon=True)
         self._open: set[ChunkConnection] = set()
         self._is_closed = False
 
@@ -72,23 +122,23 @@ class ChunkServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, break off every answer and end every thread. Blocks while the shelf is still asked something."""
+        """Stop listening, break off every answer and end every thread. Blocks while a look-up is under way."""
         if self._is_closed:
             return
         self._is_closed = True
-        for connection in self._parking.stop():
+        for connection in self._poller.stop():
             self._end(connection)
         if self._thread.is_alive():
             self._thread.join()
         self._listener.close()
         for connection in tuple(self._open):
             connection.shut_down()
-        if not self._workers.close(_SHELF_SECONDS):
-            logger.error("a chunk shelf has not answered; its thread is left behind")
-        self._parking.close()
+        if not self._workers.close(_LOOKUP_SECONDS):
+            logger.error("the look-up of a chunk has not returned; its thread is left behind")
+        self._poller.close()
 
     def _accept(self) -> bool:
-        """Let clients in. False: there are no descriptors left."""
+        """Accept clients. False: there are no descriptors left."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
@@ -96,9 +146,9 @@ class ChunkServer:
                 return True
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    logger.warning("a chunk client is not let in", extra={"reason": str(error)})
+                    logger.warning("a chunk client is not accepted", extra={"reason": str(error)})
                     return False
-                continue  # the client was gone before it was let in (accept(2))
+                continue  # the client was gone before it was accepted (accept(2))
             if len(self._open) >= self._limit:
                 connection.close()
                 continue
@@ -110,14 +160,14 @@ class ChunkServer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = ChunkConnection(connection, self._service)
         self._open.add(client)
-        if not self._parking.park(client, client.first_wait):
+        if not self._poller.add(client, client.first_wait):
             self._end(client)
 
     def _serve(self, connection: ChunkConnection) -> None:
-        """What a worker does with a connection that something has happened to."""
+        """Advance a connection in a worker, and hand it back to the poller."""
         while (wait := connection.advance()) is not None:
             if not self._is_back_soon(connection, wait):
-                if not self._parking.park(connection, wait):
+                if not self._poller.add(connection, wait):
                     self._end(connection)
                 return
         self._end(connection)

@@ -1,30 +1,35 @@
-"""The client side of both control planes."""
+"""The HTTP APIs of the mirror and of the agent, one method per route."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Final
+from urllib.parse import quote
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InternalError
 from bdn.core.manifest import MalformedDocumentError, Manifest
-from bdn.net.client.persistence import PERSISTENT, Persistence
-from bdn.net.client.service_client import Params, ServiceClient
+from bdn.net.client.service_client import OUTAGE_RETRY, OutageRetry, Params, ServiceClient
 from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
-from bdn.wire.event_schema import NodeEvents
+from bdn.wire.collection_schema import Collection, CollectionRequest, Restoration, RestorationRequest
+from bdn.wire.errors import WrongDocumentError
+from bdn.wire.event_schema import EventPage, Named, NodeEvents
 from bdn.wire.eviction_schema import Eviction, EvictionRequest
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorPage, Plan
 from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
-from bdn.wire.service_failures import WrongDocumentError
+from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry, SecretRotation
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, Stage, StageRequest, Stages
-from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
+from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
+from bdn.wire.verification_schema import PathVerificationRequest, Verification, VerificationRequest, VerifyReport
 from bdn.wire.weights_schema import MirrorRequestBody
 
-LONGEST_WAIT_SECONDS = 60.0
+LONGEST_WAIT_SECONDS: Final = 60.0
+_VERIFICATION_WAIT_SECONDS: Final = 30.0
 
 
 def _wait(seconds: float) -> dict[str, str]:
@@ -49,11 +54,11 @@ class MirrorClient(ServiceClient):
         )
 
     async def follow(
-        self, mirror_id: str, interval_seconds: float = 0.5, persistence: Persistence = PERSISTENT
+        self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
     ) -> AsyncIterator[Mirror]:
-        """The mirror again and again, the last time in a terminal state. A silence is endured as ``persistence`` says."""
+        """The mirror again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
         while True:
-            mirror = await persistence.ask(partial(self.mirror, mirror_id, interval_seconds))
+            mirror = await outages.ask(partial(self.mirror, mirror_id, interval_seconds))
             yield mirror
             if mirror.status in MIRROR_TERMINAL:
                 return
@@ -130,6 +135,64 @@ class MirrorClient(ServiceClient):
             HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
         )
 
+    async def named(self, of: str) -> Named:
+        """``GET /names``."""
+        return await self._call(Named, "GET", "/names", params={"of": of})
+
+    async def events(self, params: Params) -> EventPage:
+        """``GET /events``."""
+        return await self._call(EventPage, "GET", "/events", params=params)
+
+    async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
+        """``PUT /secrets/{name}``."""
+        return await self._call(SecretEntry, "PUT", f"/secrets/{quote(name, safe='')}", body=body)
+
+    async def secrets(self) -> SecretEntries:
+        """``GET /secrets``."""
+        return await self._call(SecretEntries, "GET", "/secrets")
+
+    async def rotate_secrets(self) -> SecretRotation:
+        """``POST /secrets/rotate``."""
+        return await self._call(SecretRotation, "POST", "/secrets/rotate")
+
+    async def remove_secret(self, name: str) -> None:
+        """``DELETE /secrets/{name}``."""
+        await self._send("DELETE", f"/secrets/{quote(name, safe='')}")
+
+    async def create_token(self, request: TokenRequest) -> NewToken:
+        """``POST /tokens``."""
+        return await self._call(NewToken, "POST", "/tokens", body=request)
+
+    async def tokens(self) -> Tokens:
+        """``GET /tokens``."""
+        return await self._call(Tokens, "GET", "/tokens")
+
+    async def revoke_token(self, token_id: str) -> Token:
+        """``DELETE /tokens/{id}``."""
+        return await self._call(Token, "DELETE", f"/tokens/{quote(token_id, safe='')}")
+
+    async def verify(self, request: VerificationRequest) -> Verification:
+        """``POST /verifications``."""
+        return await self._call(Verification, "POST", "/verifications", body=request)
+
+    async def verification(self, verification_id: str) -> Verification:
+        """``GET /verifications/{id}``, once it has ended or after a while."""
+        path, wait = f"/verifications/{quote(verification_id, safe='')}", {"wait": str(_VERIFICATION_WAIT_SECONDS)}
+        return await self._call(Verification, "GET", path, params=wait, wait_seconds=_VERIFICATION_WAIT_SECONDS)
+
+    async def collect(self, request: CollectionRequest) -> Collection:
+        """``POST /collections``."""
+        return await self._call(Collection, "POST", "/collections", body=request)
+
+    async def collection(self, collection_id: str, wait_seconds: float) -> Collection:
+        """``GET /collections/{id}``."""
+        path, params = f"/collections/{collection_id}", {"wait": str(wait_seconds)}
+        return await self._call(Collection, "GET", path, params=params, wait_seconds=wait_seconds)
+
+    async def restore(self, request: RestorationRequest) -> Restoration:
+        """``POST /restorations``."""
+        return await self._call(Restoration, "POST", "/restorations", body=request)
+
 
 class AgentClient(ServiceClient):
     """The agent's control API."""
@@ -145,11 +208,11 @@ class AgentClient(ServiceClient):
         )
 
     async def follow(
-        self, stage_id: str, interval_seconds: float = 0.5, persistence: Persistence = PERSISTENT
+        self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
     ) -> AsyncIterator[Stage]:
-        """The stage again and again, the last time in a terminal state. A silence is endured as ``persistence`` says."""
+        """The stage again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
         while True:
-            stage = await persistence.ask(partial(self.stage_by_id, stage_id, interval_seconds))
+            stage = await outages.ask(partial(self.stage_by_id, stage_id, interval_seconds))
             yield stage
             if stage.state in STAGE_TERMINAL:
                 return

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
-from collections.abc import Mapping
-from typing import Self, TypeVar
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import BaseModel, ValidationError
 
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
-from bdn.net.client.handshakes import Handshake
-from bdn.wire.errors import error_from
-from bdn.wire.paths import ORGANISATION_HEADER
-from bdn.wire.service_failures import ServiceUnreachableError, WrongDocumentError
+from bdn.core.pace.retry import RetryPolicy
+from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, error_from
+from bdn.wire.http_fields import ORGANISATION_HEADER
 
-_CONNECT_SECONDS = 5.0  # a host that is gone does not say so
+_CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
+OUTAGE_SECONDS: Final = 600.0  # a mirror that is restarted, or moved to another machine, is back by then
+_OUTAGE_POLICY: Final = RetryPolicy(attempts=sys.maxsize, first_seconds=0.5, longest_seconds=10.0)
 _Body = TypeVar("_Body", bound=BaseModel)
+_Answer = TypeVar("_Answer")
 Params = Mapping[str, str | list[str]]
 
 
 class ServiceClient:
     """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
 
-    A request takes ``timeout_seconds`` at most, and as long again as it asks the service to wait: also when bytes trickle.
+    A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come.
     ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
-    read to its end; None is for services that are trusted with this program's memory.
+    read to its end; None means no limit, for trusted services.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class ServiceClient:
                     params=params,
                     headers=headers,
                     timeout=httpx2.Timeout(longest, connect=min(_CONNECT_SECONDS, self._timeout_seconds)),
-                    extensions={"trace": Handshake()},
+                    extensions={"trace": _HandshakeTrace()},
                 ) as response:
                     answer = await self._read(response, path)
         except httpx2.RequestError as error:
@@ -144,8 +149,63 @@ class ServiceClient:
             raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
 
 
+class _HandshakeTrace:
+    """Closes the connection of a request that is canceled in its TLS handshake, which httpcore leaves open."""
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+
+    async def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        """Called by the ``trace`` extension of httpcore."""
+        if event == "connection.connect_tcp.complete":
+            self._connection = facts["return_value"]
+        elif event == "connection.start_tls.failed":
+            await self._connection.aclose()
+
+
 def _host_of(address: str) -> str | None:
     try:
         return urlsplit(address).hostname
     except ValueError as error:
         raise InvalidRequestError(f"{address} is no service's address ({error}); such as http://mirror:8460") from None
+
+
+@dataclass(frozen=True)
+class OutageRetry:
+    """Asks a service again while it does not answer: for ``seconds`` after the first failure in a row.
+
+    ``told`` is called with that failure, and with None once there is an answer again.
+    """
+
+    seconds: float = OUTAGE_SECONDS
+    told: Callable[[BdnError | None], None] = lambda _: None
+    policy: RetryPolicy = _OUTAGE_POLICY
+
+    async def ask(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """The answer; ``question`` must be one that changes nothing.
+
+        Raises:
+            BdnError: of ``question``: what is not transient at once, the rest when the time is over.
+        """
+        now = asyncio.get_running_loop().time
+        failures, until = 0, 0.0
+        while True:
+            try:
+                answer = await question()
+            except BdnError as error:
+                if not failures:
+                    until = now() + self.seconds
+                failures += 1
+                delay = self.policy.delay(failures, error, random.random())  # noqa: S311 - not a secret
+                if delay is None or now() + delay > until:
+                    raise
+                if failures == 1:
+                    self.told(error)
+                await asyncio.sleep(delay)
+                continue
+            if failures:
+                self.told(None)
+            return answer
+
+
+OUTAGE_RETRY: Final = OutageRetry()

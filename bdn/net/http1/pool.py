@@ -1,6 +1,6 @@
 """Persistent HTTP connections for byte threads: plain blocking sockets, so that a body lands in our buffer in one copy.
 
-docs/adr/0010 has the figures: why no asyncio client carries bytes. ``http1`` says why ``http.client`` does not.
+docs/adr/0010 has the figures: why no asyncio client carries bytes; docs/adr/0007 why ``http.client`` and h11 do not.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from bdn.core.egress.rules import EgressPolicy
-from bdn.net.http1.connection import NoAnswerError, Wire
-from bdn.net.http1.deadlines import Patience
+from bdn.net.http1.answer import Answer, AnswerDeadline, ask
+from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
 from bdn.net.http1.dialing import Dialer
-from bdn.net.http1.exchange import Answer, ask
-from bdn.net.http1.head import ProtocolError
 from bdn.net.http1.request import Origin, format_get, split_address
 
-NETWORK_ERRORS: Final = (
-    OSError,
-    ProtocolError,
-    ValueError,
-)  # ValueError: an address or header nobody can send
+# ValueError: an address or a header that no request can hold.
+NETWORK_ERRORS: Final = (OSError, ProtocolError, ValueError)
 
 
 class ConnectionPool:
@@ -37,19 +32,19 @@ class ConnectionPool:
         self._timeout_seconds = timeout_seconds
         self._idle_limit = idle_limit
         self._dialer = Dialer(timeout_seconds, egress)
-        self._idle: dict[Origin, list[Wire]] = {}  # the origin used last stands last
+        self._idle: dict[Origin, list[Connection]] = {}  # the origin used last stands last
         self._idle_count = 0
-        self._busy: set[Wire] = set()
+        self._busy: set[Connection] = set()
         self._is_closed = False
         self._lock = threading.Lock()
 
     @contextmanager
     def get(
-        self, url: str, headers: Mapping[str, str], expected: int = 0, patience: Patience | None = None
+        self, url: str, headers: Mapping[str, str], expected: int = 0, deadline: AnswerDeadline | None = None
     ) -> Iterator[Answer]:
         """Send a GET and yield the answer's head; the caller reads the body, of about ``expected`` bytes where that is known.
 
-        ``patience`` judges the wait for an answer to begin, instead of the pool's timeout.
+        ``deadline`` judges the wait for an answer to begin, instead of the pool's timeout.
 
         The connection is kept when the body was read to its end, and closed otherwise. An idle connection that the server
         closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2).
@@ -60,61 +55,61 @@ class ConnectionPool:
         """
         origin, target = split_address(url)
         request = format_get(origin, target, headers)
-        wire, is_reused = self._take(origin)
+        connection, is_reused = self._acquire(origin)
         keep = False
         try:
             try:
-                answer = ask(wire, request, self._timeout_seconds, expected, patience)
+                answer = ask(connection, request, self._timeout_seconds, expected, deadline)
             except NoAnswerError:
                 if not is_reused or self._is_closed:
                     raise
-                self._give_back(origin, wire, keep=False)
-                wire = self._connect(origin)
-                answer = ask(wire, request, self._timeout_seconds, expected, patience)
+                self._release(origin, connection, keep=False)
+                connection = self._connect(origin)
+                answer = ask(connection, request, self._timeout_seconds, expected, deadline)
             yield answer
             keep = answer.keeps_alive
         finally:
-            self._give_back(origin, wire, keep=keep)
+            self._release(origin, connection, keep=keep)
 
     def close(self) -> None:
         """Close every idle connection, and break those in use: their readers fail now, not when their time is over."""
         with self._lock:
             self._is_closed = True
             idle, self._idle, self._idle_count = self._idle, {}, 0
-            for wire in self._busy:
+            for connection in self._busy:
                 with suppress(OSError):
-                    wire.break_off()
-        for wires in idle.values():
-            for wire in wires:
-                wire.close()
+                    connection.break_off()
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
 
-    def _take(self, origin: Origin) -> tuple[Wire, bool]:
+    def _acquire(self, origin: Origin) -> tuple[Connection, bool]:
         with self._lock:
             idle = self._idle.get(origin)
             if idle:
-                wire = idle.pop()
+                connection = idle.pop()
                 self._idle_count -= 1
                 if not idle:
                     del self._idle[origin]
-                self._busy.add(wire)
-                return wire, True
+                self._busy.add(connection)
+                return connection, True
         return self._connect(origin), False
 
-    def _give_back(self, origin: Origin, wire: Wire, *, keep: bool) -> None:
+    def _release(self, origin: Origin, connection: Connection, *, keep: bool) -> None:
         with self._lock:
-            self._busy.discard(wire)
+            self._busy.discard(connection)
             if keep and self._idle_limit and not self._is_closed:
                 dropped = self._drop_oldest() if self._idle_count >= self._idle_limit else None
                 idle = self._idle.pop(origin, [])
-                idle.append(wire)
+                idle.append(connection)
                 self._idle[origin] = idle
                 self._idle_count += 1
             else:
-                dropped = wire
+                dropped = connection
         if dropped is not None:
             dropped.close()
 
-    def _drop_oldest(self) -> Wire:
+    def _drop_oldest(self) -> Connection:
         origin, idle = next(iter(self._idle.items()))
         oldest = idle.pop(0)
         if not idle:
@@ -122,17 +117,17 @@ class ConnectionPool:
         self._idle_count -= 1
         return oldest
 
-    def _connect(self, origin: Origin) -> Wire:
+    def _connect(self, origin: Origin) -> Connection:
         self._check_open()
-        wire = self._dialer.connect(origin)
+        connection = self._dialer.connect(origin)
         try:
             with self._lock:
                 self._check_open()  # again: ``close`` could not see this one
-                self._busy.add(wire)
+                self._busy.add(connection)
         except ConnectionAbortedError:
-            wire.close()
+            connection.close()
             raise
-        return wire
+        return connection
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,4 +1,4 @@
-"""Addresses and requests as they go over the wire. Whatever cannot be sent safely is refused before anything is sent."""
+"""Addresses, requests and redirects. Whatever cannot be sent safely is refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from bdn.core.ports import Headers
 
 Origin = tuple[str, str, int]
 
 _ADDRESS: Final = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
 _TARGET: Final = re.compile(r"[!-~]+")
 _HEADER_LINES: Final = re.compile(r"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: [\t -~\x80-\xff]*+\r\n)*+")
+
+
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+REDIRECT_LIMIT: Final = 5
+REDIRECT_BODY_LIMIT: Final = 64 * 1024  # read to keep the connection; a longer one is not worth it
+
+# Headers that another origin may see. Any other may be a credential, by whatever name a source signs its requests.
+_HARMLESS: Final = frozenset({"accept", "accept-encoding", "if-match", "range", "user-agent", "x-amz-checksum-mode"})
 
 
 class UnsendableError(ValueError):
@@ -75,3 +85,26 @@ def format_get(origin: Origin, target: str, headers: Mapping[str, str]) -> bytes
     host = "" if "\r\nhost: " in given else f"Host: {host_of(origin)}\r\n"
     accept = "" if "\r\naccept-encoding: " in given else "Accept-Encoding: identity\r\n"
     return f"GET {target} HTTP/1.1\r\n{host}{accept}{lines}\r\n".encode("latin-1")
+
+
+class DowngradeError(Exception):
+    """A redirect leads from https to http.
+
+    Refused with and without credentials: what comes in the clear may be anybody's, and only some upstreams offer a checksum.
+    """
+
+
+def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dict[str, str]]:
+    """The next address and the headers for it: to another origin, only those that are plainly harmless.
+
+    Raises:
+        DowngradeError: it leads out of https.
+        UnsendableError: it leads nowhere.
+    """
+    target = urljoin(url, answer.get("Location") or "")
+    here, (there, _) = split_address(url)[0], split_address(target)
+    if here[0] == "https" and there[0] == "http":
+        raise DowngradeError
+    if there != here:
+        headers = {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
+    return target, headers

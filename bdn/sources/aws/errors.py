@@ -19,7 +19,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.sources.aws.listing import NotAListingError
-from bdn.wire.retry_after import parse_retry_after
+from bdn.wire.http_fields import parse_retry_after
 
 # The last three are how an answer that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.
 SDK_ERRORS: Final = (BotoCoreError, ClientError, OSError, KeyError, TypeError, ValueError)

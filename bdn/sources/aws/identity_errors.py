@@ -11,7 +11,7 @@ from botocore.parsers import ResponseParserError
 
 from bdn.core.errors import AuthRequiredError, BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity
-from bdn.wire.retry_after import parse_retry_after
+from bdn.wire.http_fields import parse_retry_after
 
 # The last three are how an answer that is not STS's fails to be read; OSError covers timeouts and what aiohttp lets through.
 SDK_ERRORS: Final = (

@@ -18,7 +18,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.wire.retry_after import parse_retry_after
+from bdn.wire.http_fields import parse_retry_after
 
 
 @dataclass(eq=False)

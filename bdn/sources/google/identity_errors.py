@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from bdn.core.errors import AuthRequiredError, BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.sources.google.transport import GoogleAnswer
 from bdn.sources.sign_in import GoogleServiceAccount
-from bdn.wire.retry_after import parse_retry_after
+from bdn.wire.http_fields import parse_retry_after
 
 _CODE: Final = re.compile(r"[A-Za-z_]{1,60}")
 

@@ -32,7 +32,7 @@ from bdn.sources.google.tokens import AccessToken
 from bdn.sources.google.transport import GoogleAnswer, google_transport
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.settings import UpstreamSettings
-from bdn.wire.retry_after import parse_retry_after
+from bdn.wire.http_fields import parse_retry_after
 
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
 _WORD: Final = re.compile(r"[a-z_]{1,40}")

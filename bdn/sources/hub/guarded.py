@@ -15,7 +15,7 @@ import httpcore2
 import httpx2
 
 from bdn.core.egress.rules import EgressPolicy
-from bdn.net.guarded_dialing import resolve
+from bdn.net.http1.dialing import resolve
 
 
 class GuardedBackend(httpcore2.NetworkBackend):

@@ -11,16 +11,16 @@ from typing import BinaryIO
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.ports import ChunkStore
+from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.sending import Pace
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.net.chunk_server.timeouts import Patience
 from bdn.store.memory import MemoryStore
 
 
 @dataclass
 class Shelf:
-    """A ``ChunkShelf`` over ``store``. ``refusal`` is raised by ``authorize``; ``bearers`` is what it was given."""
+    """A ``ServedChunks`` over ``store``. ``refusal`` is raised by ``authorize``; ``bearers`` is what it was given."""
 
     store: ChunkStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
@@ -57,10 +57,10 @@ def serving(
     shelf: Shelf,
     *,
     on_sent: Callable[[int], None] | None = None,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
     pace: Pace | None = None,
 ) -> Iterator[ChunkServer]:
-    with closing(ChunkServer(shelf, "127.0.0.1", 0, on_sent=on_sent, patience=patience, pace=pace)) as server:
+    with closing(ChunkServer(shelf, "127.0.0.1", 0, on_sent=on_sent, timeouts=timeouts, pace=pace)) as server:
         server.start()
         yield server
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bdn.cli.admin import main
-from bdn.net.client.admin_client import AdminClient
+from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.client.service_client import Params
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventPage, Named, ShownEvent
 from bdn.wire.mirror_schema import HeldManifests
@@ -32,19 +32,19 @@ def event(manifest: str) -> ShownEvent:
 def test_a_source_with_hundreds_of_revisions_is_asked_about_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def of_source(_: AdminClient, of: str) -> Named:
+    async def of_source(_: MirrorClient, of: str) -> Named:
         return Named(of=of, kind="source", manifests={one: [of] for one in MANIFESTS})
 
-    async def events(_: AdminClient, params: Params) -> EventPage:
+    async def events(_: MirrorClient, params: Params) -> EventPage:
         asked: Any = params["manifest"]
         assert len(asked) <= MANIFESTS_AT_ONCE  # the mirror refuses more
         return EventPage(items=[event(one) for one in reversed(asked)])
 
-    async def held(_: AdminClient) -> HeldManifests:
+    async def held(_: MirrorClient) -> HeldManifests:
         return HeldManifests(items=[])
 
     for name, answer in (("named", of_source), ("events", events), ("held", held)):
-        monkeypatch.setattr(AdminClient, name, answer)
+        monkeypatch.setattr(MirrorClient, name, answer)
     monkeypatch.setenv("BDN_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("BDN_URL", "http://mirror:8460")
 

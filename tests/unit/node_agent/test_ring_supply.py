@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
 from bdn.core.ring.placement import Placement
-from bdn.wire.paths import MANIFEST_HEADER
+from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
 from tests.support.agent.rig import noise

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bdn.core.chunk import ByteRange
-from bdn.wire.ranges import (
+from bdn.wire.http_fields import (
     UnsatisfiableRangeError,
     format_content_range,
     format_range,

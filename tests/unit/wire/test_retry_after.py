@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.wire import retry_after
-from bdn.wire.retry_after import parse_retry_after
+from bdn.wire import http_fields
+from bdn.wire.http_fields import parse_retry_after
 from tests.support.network.hypothesis import BRIEFLY
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110, section 5.6.7
@@ -18,7 +18,7 @@ NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110, sec
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry_after, "time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr(http_fields, "time", SimpleNamespace(time=lambda: NOW))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,341 @@
+"""Answers in HTTP/1.1 over a blocking socket, for byte threads: a head is parsed strictly, a body lands in the caller's buffer.
+
+Who misjudges where a body ends takes one file for another. So lines end with CRLF and are not folded, names are tokens, and a
+body has one length; whatever is ambiguous is refused (RFC 9112, sections 2.2, 5 and 6.3). ADR 0007 says why this is code of
+our own and not ``http.client`` or h11.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from bdn.core.errors import CanceledError
+from bdn.core.pace.streaming import StallPolicy, StallWindow
+from bdn.core.ports import OnBytes
+from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
+
+TICK_SECONDS: Final = 0.25  # how long a wait may go unjudged
+
+
+class AnswerDeadline(Protocol):
+    """Is told what happens to one request; each method may raise, which ends the wait and closes the connection."""
+
+    def waiting(self) -> None:
+        """Nothing of the answer has come; said at least every tick."""
+        ...
+
+    def at_work(self) -> None:
+        """An interim answer (1xx): the other side is alive and works on it."""
+        ...
+
+    def receiving(self, count: int) -> None:
+        """``count`` further bytes of the body; 0 for the head, and for a tick without any."""
+        ...
+
+
+HEAD_LIMIT: Final = 64 * 1024  # bytes, status line included
+HEADERS_LIMIT: Final = 200
+
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
+_HEADER_LINES: Final = re.compile(rb"(?:%s:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % _TOKEN)
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_BODILESS: Final = frozenset({204, 304})
+
+
+class HeaderFields:
+    """Header fields by name, in any case. Fields of one name are joined by commas (RFC 9110, section 5.3)."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        self._fields = fields  # names in lower case
+
+    def get(self, name: str, /) -> str | None:
+        """The header's value, or None."""
+        return self._fields.get(name.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """``length`` is that of the body; None where the end of the body shows in itself, or in the connection's end."""
+
+    status: int
+    headers: HeaderFields
+    length: int | None
+    is_chunked: bool
+    keeps_alive: bool
+
+
+def parse_head(content: bytes) -> AnswerHead:
+    """The head in ``content``, which ends with its empty line.
+
+    Raises:
+        ProtocolError: it is not one, or says two things about its body.
+    """
+    found = _STATUS_LINE.match(content)
+    if found is None:
+        raise ProtocolError("the answer is not HTTP/1.1")
+    start, stop = found.end(), len(content) - 2
+    if _HEADER_LINES.fullmatch(content, start, stop) is None:
+        raise ProtocolError("the answer has a malformed header")
+    lines = content[start : stop - 2].decode("latin-1").split("\r\n") if stop > start else []
+    if len(lines) > HEADERS_LIMIT:
+        raise ProtocolError(f"the answer has more than {HEADERS_LIMIT} headers")
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        value = value.strip(" \t")
+        fields[name] = f"{fields[name]}, {value}" if name in fields else value
+    return _framed(int(found[2]), fields, is_old=found[1] == b"0")
+
+
+def _framed(status: int, fields: dict[str, str], *, is_old: bool) -> AnswerHead:
+    """Where the body ends: nowhere, after a length, with a last chunk, or with the connection (RFC 9112, section 6.3)."""
+    stated, coding = fields.get("content-length"), fields.get("transfer-encoding")
+    if coding is not None and (is_old or stated is not None or coding.lower() != "chunked"):
+        raise ProtocolError("the answer has no single, known framing")
+    if stated is not None and _LENGTH.fullmatch(stated) is None:
+        raise ProtocolError("the answer has no single, known length")
+    if status < 200 or status in _BODILESS:
+        length: int | None = 0
+    else:
+        length = int(stated) if stated is not None else None
+    is_chunked = coding is not None and length is None
+    options = fields.get("connection")
+    return AnswerHead(
+        status,
+        HeaderFields(fields),
+        length,
+        is_chunked,
+        _keeps_alive(options, is_old) and (length is not None or is_chunked),
+    )
+
+
+def _keeps_alive(options: str | None, is_old: bool) -> bool:
+    if options is None:
+        return not is_old
+    said = {option.strip() for option in options.lower().split(",")}
+    return "close" not in said and (not is_old or "keep-alive" in said)
+
+
+_SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
+_SIZE_LINE_LIMIT: Final = 4096  # its extensions mean nothing to us
+
+
+class ChunkedBody:
+    """Takes a body out of its pieces. ``receive_into`` and ``receive_until`` are those of the connection."""
+
+    def __init__(self, receive_into: Callable[[memoryview], int], receive_until: Callable[[bytes, int], bytes]) -> None:
+        self._receive_into = receive_into
+        self._receive_until = receive_until
+        self._left = 0  # of the current piece
+        self._is_first = True
+        self._has_ended = False
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Bytes of the body into the buffer; 0 when it has ended.
+
+        Raises:
+            ConnectionError: the connection ended before the body did.
+            ProtocolError: the pieces are not as they must be.
+        """
+        if self._has_ended or not (self._left or self._begin_piece()):
+            return 0
+        count = self._receive_into(buffer[: self._left])
+        if not count:
+            raise ConnectionResetError("the connection ended inside the answer")
+        self._left -= count
+        return count
+
+    def _begin_piece(self) -> bool:
+        """Read up to the content of the next piece; False when that was the last one."""
+        if not self._is_first:
+            self._receive_until(b"\r\n", 2)  # nothing but the end of the piece before
+        self._is_first = False
+        line = self._receive_until(b"\r\n", _SIZE_LINE_LIMIT)
+        found = _SIZE_LINE.fullmatch(line)
+        if found is None:
+            raise ProtocolError("a piece of the answer has no size")
+        self._left = int(found[1], 16)
+        if not self._left:
+            room = HEAD_LIMIT
+            while (trailer := self._receive_until(b"\r\n", room)) != b"\r\n":
+                room -= len(trailer)
+            self._has_ended = True
+        return not self._has_ended
+
+
+_TICK_SECONDS: Final = 0.02  # the kernel's clock is coarse: without this, it may give up just before a window is over
+_CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+_PIECE: Final = 1024 * 1024  # shown at once: fits the cache of a core, and is worth giving the GIL away for
+_INTERIM_LIMIT: Final = 16  # answers before the answer (1xx)
+
+Clock = Callable[[], float]
+
+
+class StalledError(OSError):
+    """A body came too slowly to wait for it."""
+
+
+class _Pieces:
+    """Shows a buffer that is being filled, piece by piece. ``stop`` is where the piece that comes now ends."""
+
+    __slots__ = ("_buffer", "_on_bytes", "_shown", "stop")
+
+    def __init__(self, buffer: memoryview, on_bytes: OnBytes | None) -> None:
+        self._buffer = buffer
+        self._on_bytes = on_bytes
+        self._shown = 0
+        self.stop = len(buffer) if on_bytes is None else min(_PIECE, len(buffer))
+
+    def come(self, done: int) -> None:
+        """The buffer is right up to ``done``."""
+        if done == self.stop:
+            self.show(done)
+            self.stop = min(done + _PIECE, len(self._buffer))
+
+    def show(self, done: int) -> None:
+        """Everything up to ``done`` that was not shown yet, of a piece that may come no further."""
+        start, self._shown = self._shown, done
+        if self._on_bytes is not None and start < done:
+            self._on_bytes(self._buffer[start:done])
+
+
+class Answer:
+    """The answer to one GET, whose body the caller reads. ``received`` counts the bytes of the body so far."""
+
+    __slots__ = ("_body", "_connection", "_head", "_left", "headers", "received", "status")
+
+    def __init__(self, connection: Connection, head: AnswerHead) -> None:
+        self.status = head.status
+        self.headers: HeaderFields = head.headers
+        self.received = 0
+        self._connection = connection
+        self._head = head
+        self._left = head.length  # None while it is not known
+        self._body = ChunkedBody(connection.receive_into, connection.receive_until) if head.is_chunked else None
+
+    @property
+    def length(self) -> int | None:
+        """The body's length as announced; None where the end of the body shows only when it comes."""
+        return self._head.length
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether the connection can carry another request: the body was read to its end and nothing came after it."""
+        return self._head.keeps_alive and self._left == 0 and not self._connection.has_spare
+
+    def fill(
+        self,
+        buffer: memoryview,
+        stall: StallPolicy | None = None,
+        clock: Clock = time.monotonic,
+        is_wanted: Callable[[], bool] | None = None,
+        on_bytes: OnBytes | None = None,
+    ) -> int:
+        """Bytes of the body until the buffer is full; fewer only when the body has ended.
+
+        ``on_bytes`` is shown them in consecutive pieces as they come; after an error, too, it has seen all that came.
+
+        Raises:
+            StalledError: they come too slowly for ``stall``. What came is in the buffer, as after any error.
+            CanceledError: ``is_wanted`` said no; it is asked whenever bytes have come, and once in every window.
+        """
+        done, size, window = 0, len(buffer), None
+        pieces = _Pieces(buffer, on_bytes)
+        if stall is not None:
+            window = StallWindow(stall, size, clock())
+            self._connection.set_timeout(stall.window_seconds + _TICK_SECONDS)
+        try:
+            while done < size:
+                try:
+                    count = self._some(buffer[done : pieces.stop])
+                except TimeoutError:
+                    if window is None:
+                        raise
+                    count = 0
+                else:
+                    if not count:
+                        break
+                done += count
+                self.received += count
+                pieces.come(done)
+                if done == size:
+                    break
+                if is_wanted is not None and not is_wanted():
+                    raise CanceledError("the transfer")
+                if window is not None and (slow := window.judge(count, clock())):
+                    raise StalledError(slow)
+        finally:
+            pieces.show(done)
+        return done
+
+    def has_ended(self) -> bool:
+        """Whether nothing of the body is left. Reads the mark of its end, where it has one."""
+        return self._left == 0 or not self._some(memoryview(bytearray(1)))
+
+    def read(self, limit: int) -> bytes:
+        """The body, or its first ``limit`` bytes."""
+        content = bytearray(limit if self._left is None else min(limit, self._left))
+        with memoryview(content) as buffer:
+            done = self.fill(buffer)
+        return bytes(content[:done])
+
+    def _some(self, buffer: memoryview) -> int:
+        if self._body is not None:
+            count = self._body.receive_into(buffer)
+            if not count:
+                self._left = 0
+            return count
+        if self._left is None:
+            return self._connection.receive_into(buffer)
+        if len(buffer) > self._left:
+            buffer = buffer[: self._left]
+        if not self._left:
+            return 0
+        count = self._connection.receive_into(buffer)
+        self._left -= count
+        return count
+
+
+def ask(
+    connection: Connection,
+    request: bytes,
+    timeout_seconds: float,
+    expected: int = 0,
+    deadline: AnswerDeadline | None = None,
+) -> Answer:
+    """Send a request and wait for the head of its answer, whose body should have about ``expected`` bytes.
+
+    ``deadline`` judges how long the answer may take to begin, and how many interim answers come before.
+
+    Raises:
+        NoAnswerError: the connection is closed, and nothing of an answer came.
+        ProtocolError, OSError: what came is not an answer, or came too late.
+    """
+    try:
+        connection.send(request)
+    except _CLOSED as error:
+        raise NoAnswerError(error.errno, error.strerror) from None
+    connection.set_timeout(timeout_seconds)
+    interim = 0
+    while deadline is not None or interim < _INTERIM_LIMIT:
+        while deadline is not None and not connection.is_readable(TICK_SECONDS):
+            deadline.waiting()
+        head = parse_head(connection.receive_until(b"\r\n\r\n", HEAD_LIMIT, expected))
+        if head.status >= 200:
+            return Answer(connection, head)
+        if head.status == 101:  # nobody asked for another protocol
+            break
+        interim += 1
+        if deadline is not None:
+            deadline.waiting()
+            deadline.at_work()
+    raise ProtocolError("the answer does not begin")

@@ -1,0 +1,125 @@
+"""Paths, headers, byte ranges and retry times as they stand in HTTP."""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+from datetime import UTC
+from typing import Final, Literal
+
+from bdn.core.chunk import ByteRange
+from bdn.core.digest import Digest
+from bdn.core.ports import Headers
+
+SUSPECT_HEADER: Final = "BDN-Suspect"  # of a chunk request: it came with wrong content, so check before you send
+_ONE_RANGE = re.compile(r"bytes=\s*([0-9]{0,30})-([0-9]{0,30})\s*", re.IGNORECASE)
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
+
+
+LONGEST_SOURCE: Final = 4096  # characters of a source to look for: SQLite takes no pattern above 50,000 bytes
+MEDIA_CHUNK: Final = "application/octet-stream"
+MEDIA_JSON: Final = "application/json"
+MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: fetch it if you do not hold it, because you own it
+ORGANISATION_HEADER: Final = "BDN-Organisation"  # of an operator's call: for whom, if not for the token's own
+
+DocumentKind = Literal["manifest", "layout"]
+
+
+def chunk_path(digest: Digest) -> str:
+    """Where the data plane serves a chunk."""
+    return f"/chunks/{digest}"
+
+
+def document_path(manifest: Digest, kind: DocumentKind) -> str:
+    """Where a manifest, or its layout, is served: by the mirror, and by agents that hold it."""
+    return f"/manifests/{manifest}" if kind == "manifest" else f"/manifests/{manifest}/layout"
+
+
+def parse_document_path(path: str) -> tuple[Digest, DocumentKind] | None:
+    """The manifest that a request path names, and whether itself or its layout is meant; None for other paths."""
+    _, _, below = path.partition("?")[0].partition("/manifests/")
+    name, _, rest = below.partition("/")
+    digest = parse_chunk_path(f"/chunks/{name}") if path.startswith("/manifests/") else None
+    kinds: dict[str, DocumentKind] = {"": "manifest", "layout": "layout"}
+    return (digest, kinds[rest]) if digest is not None and rest in kinds else None
+
+
+def parse_chunk_path(path: str) -> Digest | None:
+    """The chunk that a request path names, or None when it names no chunk."""
+    prefix, _, text = path.partition("?")[0].rpartition("/")
+    if prefix != "/chunks":
+        return None
+    try:
+        return Digest.parse(text.replace("%3A", ":").replace("%3a", ":"))
+    except ValueError:
+        return None
+
+
+class UnsatisfiableRangeError(ValueError):
+    """The range asks for nothing that exists: status 416."""
+
+
+def parse_range(header: str | None, size: int) -> ByteRange | None:
+    """The part of ``size`` bytes that a ``Range`` header asks for; None for the whole.
+
+    Malformed headers, other units and several ranges are ignored, as the RFC allows.
+
+    Raises:
+        UnsatisfiableRangeError: it begins past the end, or is a suffix of zero bytes.
+    """
+    match = _ONE_RANGE.fullmatch(header or "")
+    if match is None or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        start, stop = max(0, size - int(match[2])), size
+    else:
+        start = int(match[1])
+        stop = min(size, int(match[2]) + 1) if match[2] else size
+        if match[2] and int(match[2]) < start:
+            return None
+    if start >= stop:
+        raise UnsatisfiableRangeError(header)
+    return ByteRange(start, stop)
+
+
+def format_range(byte_range: ByteRange) -> str:
+    """The ``Range`` header that asks for these bytes. HTTP's end is inclusive, ours is not (RFC 9110, section 14)."""
+    return f"bytes={byte_range.start}-{byte_range.stop - 1}"
+
+
+def format_content_range(byte_range: ByteRange, size: int) -> str:
+    """The ``Content-Range`` header of an answer with these bytes."""
+    return f"bytes {byte_range.start}-{byte_range.stop - 1}/{size}"
+
+
+def parse_content_range(header: str | None) -> tuple[ByteRange, int] | None:
+    """The bytes that an answer says it holds and the total size; None for any other form, an unknown total included."""
+    match = _CONTENT_RANGE.fullmatch(header or "")
+    if match is None or not int(match[1]) <= int(match[2]) < int(match[3]):
+        return None
+    return ByteRange(int(match[1]), int(match[2]) + 1), int(match[3])
+
+
+def parse_retry_after(headers: Headers) -> float | None:
+    """Seconds, from ``Retry-After`` (RFC 9110, section 10.2.3: a number or a date), else from the hub's ``ratelimit``.
+
+    Source: the hub's form is ``"api";r=0;t=55``, with ``t`` the seconds until the window opens again.
+    """
+    value = _find(headers, "Retry-After")
+    if value is None:
+        match = re.search(r"\br\s*=\s*0\b[^,]*\bt\s*=\s*(\d{1,9})\b", _find(headers, "RateLimit") or "")
+        return float(match[1]) if match else None
+    if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", value):
+        return float(value)
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except (ValueError, OverflowError):
+        return None  # neither a number nor a date, or a day of a month that no calendar has
+    return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())
+
+
+def _find(headers: Headers, name: str) -> str | None:
+    """In any spelling: some libraries hand out plain dictionaries with names in lower case."""
+    found = headers.get(name)
+    return headers.get(name.lower()) if found is None else found

@@ -1,0 +1,248 @@
+"""The data plane's server: what it answers to GET and HEAD, whole and in ranges."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import EMPTY, digest_of
+from bdn.core.errors import (
+    BdnError,
+    GrantExpiredError,
+    GrantInvalidError,
+    NotFoundError,
+    StoreUnavailableError,
+    UnauthenticatedError,
+)
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer
+from bdn.wire.errors import document_of, status_of
+from bdn.wire.http_fields import chunk_path, parse_chunk_path
+from tests.support.content.names import named
+from tests.support.content.shelves import Client, Shelf, connected, serving
+
+CONTENT = bytes(range(256)) * 4
+SIZE = len(CONTENT)
+CHUNK = digest_of(CONTENT)
+PATH = f"/chunks/{CHUNK}"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[ChunkServer, Shelf]]:
+    """One server for all these tests: ending one takes a while."""
+    shelf = Shelf()
+    with serving(shelf) as server:
+        yield server, shelf
+
+
+@pytest.fixture
+def shelf(served: tuple[ChunkServer, Shelf]) -> Shelf:
+    _, shelf = served
+    shelf.renew()
+    shelf.add(CONTENT)
+    shelf.add(b"")
+    return shelf
+
+
+@pytest.fixture
+def client(served: tuple[ChunkServer, Shelf], shelf: Shelf) -> Iterator[Client]:
+    server, _ = served
+    with connected(server) as client:
+        yield client
+
+
+def test_get_answers_the_chunk_and_what_it_is(client: Client) -> None:
+    response, body = client.ask(PATH)
+    assert (response.status, body) == (200, CONTENT)
+    assert response.getheader("Content-Length") == str(SIZE)
+    assert response.getheader("Content-Type") == "application/octet-stream"
+    assert response.getheader("ETag") == f'"{CHUNK}"'
+    assert response.getheader("Accept-Ranges") == "bytes"
+    assert response.getheader("Content-Range") is None
+
+
+def test_the_largest_chunk_arrives_whole(client: Client, shelf: Shelf) -> None:
+    content = b"".join(number.to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
+    response, body = client.ask(chunk_path(shelf.add(content)))
+    assert (response.status, body == content) == (200, True)
+
+
+def test_the_empty_chunk_has_an_empty_body(client: Client) -> None:
+    response, body = client.ask(chunk_path(EMPTY))
+    assert (response.status, response.getheader("Content-Length"), body) == (200, "0", b"")
+
+
+def head_of(client: Client, method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
+    response, _ = client.ask(path, method=method, **headers)
+    return response.status, {name: value for name, value in response.getheaders() if name != "Date"}
+
+
+@pytest.mark.parametrize("path", [PATH, chunk_path(EMPTY), chunk_path(named("absent")), "/nothing"])
+def test_head_answers_like_get_without_a_body(client: Client, path: str) -> None:
+    expected = head_of(client, "GET", path)
+    response, body = client.ask(path, method="HEAD")
+    assert body == b""
+    assert head_of(client, "HEAD", path) == expected
+    assert response.status == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "start", "stop"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=100-199", 100, 200),
+        (f"bytes=0-{SIZE - 1}", 0, SIZE),
+        ("bytes=1000-", 1000, SIZE),
+        ("bytes=-24", SIZE - 24, SIZE),
+        ("bytes=-5000", 0, SIZE),
+        ("bytes=1000-5000", 1000, SIZE),
+    ],
+)
+def test_a_range_is_answered_with_its_bytes(client: Client, wanted: str, start: int, stop: int) -> None:
+    response, body = client.ask(PATH, Range=wanted)
+    assert (response.status, body) == (206, CONTENT[start:stop])
+    assert response.getheader("Content-Range") == f"bytes {start}-{stop - 1}/{SIZE}"
+    assert response.getheader("Content-Length") == str(stop - start)
+    assert response.getheader("ETag") == f'"{CHUNK}"'
+
+
+@pytest.mark.parametrize("wanted", [f"bytes={SIZE}-", "bytes=5000-6000", "bytes=-0"])
+def test_a_range_past_the_end_is_refused_with_the_size(client: Client, wanted: str) -> None:
+    response, body = client.ask(PATH, Range=wanted)
+    assert (response.status, response.getheader("Content-Range"), body) == (416, f"bytes */{SIZE}", b"")
+    assert client.ask(PATH)[1] == CONTENT  # the connection goes on
+
+
+@pytest.mark.parametrize(
+    "wanted", ["bytes=0-9,20-29", "bytes=9-0", "bytes=x-y", "lines=0-9", "bytes=-", "bytes=0-" + "9" * 5000]
+)
+def test_what_is_not_one_range_is_answered_with_the_whole(client: Client, wanted: str) -> None:
+    response, body = client.ask(PATH, Range=wanted)
+    assert (response.status, body) == (200, CONTENT)
+
+
+class SlabShelf(Shelf):
+    """Every chunk lies in the middle of a larger file."""
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        with self.store.open(request.digest) as file:
+            content = file.read()
+        return OpenChunk(io.BytesIO(b"<" * 1000 + content + b">" * 1000), 1000, len(content))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("", CONTENT), ("bytes=10-19", CONTENT[10:20]), ("bytes=-4", CONTENT[-4:])]
+)
+def test_a_chunk_inside_a_larger_file_is_served_alone(wanted: str, expected: bytes) -> None:
+    shelf = SlabShelf()
+    shelf.add(CONTENT)
+    with serving(shelf) as server, connected(server) as client:
+        assert client.ask(PATH, Range=wanted)[1] == expected
+
+
+def test_what_was_sent_is_counted(shelf: Shelf) -> None:
+    sent: list[int] = []
+    with serving(shelf, on_sent=sent.append) as server, connected(server) as client:
+        client.ask(PATH)
+        client.ask(PATH, Range="bytes=0-9")
+        client.ask(PATH, method="HEAD")
+        client.ask(chunk_path(named("absent")))
+        client.ask(chunk_path(EMPTY))  # what was before is over when this is answered
+    assert sent == [SIZE, 10]
+
+
+def refusal_of(body: bytes) -> tuple[str, str]:
+    error = json.loads(body)["error"]
+    return error["code"], error["message"]
+
+
+def test_an_absent_chunk_is_an_error_document(client: Client) -> None:
+    response, body = client.ask(chunk_path(named("absent")))
+    assert (response.status, response.getheader("Content-Type")) == (404, "application/json")
+    assert json.loads(body) == document_of(NotFoundError(f"chunk {named('absent')}"))
+
+
+OTHER_PATHS = [
+    "/", "/chunks", "/chunks/", "/chunk/" + str(CHUNK), PATH + "/", PATH + "/x", "/x" + PATH, PATH.upper(), PATH[:-1], PATH + "0",
+    f"/chunks/../chunks/{CHUNK}", f"/chunks/./{CHUNK}", "/chunks/../../../../etc/passwd", "/chunks/..%2f..%2fetc%2fpasswd",
+    "/chunks/%2e%2e/%2e%2e/etc/passwd", "/../../etc/passwd", f"/chunks/{CHUNK.hex}", f"/chunks/b3:{'z' * 64}", f"/chunks\\{CHUNK}",
+    f"/chunks/{CHUNK}%00", f"/chunks/b3:{CHUNK.fanout}", "/healthz",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_a_path_that_names_no_chunk_is_not_found(client: Client, shelf: Shelf, path: str) -> None:
+    response, body = client.ask(path)
+    assert (response.status, refusal_of(body)[0]) == (404, "NOT_FOUND")
+    assert shelf.bearers == []  # nobody was even asked
+
+
+@pytest.mark.parametrize(
+    "path", [PATH, f"{PATH}?x=y", f"{PATH}?a=/b/c", PATH.replace(":", "%3A"), PATH.replace(":", "%3a")]
+)
+def test_a_path_may_be_escaped_and_have_a_query(client: Client, path: str) -> None:
+    assert client.ask(path)[1] == CONTENT
+    assert parse_chunk_path(path) == CHUNK
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnauthenticatedError(),
+        GrantInvalidError("altered"),
+        GrantExpiredError("2026-11-20T00:00:00+00:00"),
+        NotFoundError(f"chunk {CHUNK}"),
+        StoreUnavailableError("the database is away"),
+    ],
+)
+def test_who_may_not_have_a_chunk_gets_the_error_and_no_bytes(client: Client, shelf: Shelf, error: BdnError) -> None:
+    shelf.refusal = error
+    response, body = client.ask(PATH)
+    assert (response.status, json.loads(body)) == (status_of(error), document_of(error))
+    assert shelf.opened == []
+    shelf.refusal = None
+    assert client.ask(PATH)[1] == CONTENT  # over the same connection
+
+
+@pytest.mark.parametrize(
+    ("header", "bearer"),
+    [
+        ("Bearer abc.def", "abc.def"),
+        ("bearer abc.def", "abc.def"),
+        ("Bearer   abc.def ", "abc.def"),
+        ("Basic abc", None),
+        ("abc.def", None),
+    ],
+)
+def test_the_bearer_is_what_authorizes(client: Client, shelf: Shelf, header: str, bearer: str | None) -> None:
+    client.ask(PATH, Authorization=header)
+    assert shelf.bearers == [bearer]
+
+
+def test_without_a_bearer_nobody_is_named(client: Client, shelf: Shelf) -> None:
+    client.ask(PATH)
+    assert shelf.bearers == [None]
+
+
+def test_every_opened_file_is_closed(client: Client, shelf: Shelf) -> None:
+    for method, wanted in (("GET", ""), ("HEAD", ""), ("GET", "bytes=0-9"), ("GET", "bytes=9999-")):
+        client.ask(PATH, method=method, Range=wanted)
+    client.ask("/nothing")  # whatever was before is over when this is answered
+    assert [file.closed for file in shelf.opened] == [True] * 4
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"])
+def test_another_method_is_refused_with_an_error_document(client: Client, method: str) -> None:
+    response, body = client.ask(PATH, method=method)
+    assert (response.status, response.getheader("Content-Type")) == (501, "application/json")
+    assert refusal_of(body)[0] == "INVALID_REQUEST"
+    assert client.ask(PATH)[1] == CONTENT  # over a new connection
+
+
+def test_the_server_does_not_say_which_python_it_is(client: Client) -> None:
+    response, _ = client.ask(PATH)
+    assert "Python" not in (response.getheader("Server") or "")

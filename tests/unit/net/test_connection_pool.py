@@ -1,0 +1,267 @@
+"""Connections are kept after clean answers, never after others, and a stale one is replaced without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from socket import socket
+from threading import Event
+from urllib.parse import urlsplit
+
+import pytest
+
+from bdn.core.egress.rules import EgressPolicy
+from bdn.core.errors import BdnError, EgressRefusedError, UpstreamUnavailableError
+from bdn.core.ports import Location
+from bdn.net.http1.connection import ProtocolError
+from bdn.net.http1.pool import ConnectionPool, reason_of
+from bdn.net.http1.request import UnsendableError, origin_of
+from bdn.transfer.ranged import RangedReader
+from tests.support.network.raw_server import RawServer, answering, message, partial, read_head, waiting_after
+from tests.support.network.upstream import CONTENT, ONCE, SIZE, read_range, upstream
+
+GOOD = partial(CONTENT[:10], 0, SIZE)
+
+
+@pytest.fixture
+def pool() -> Iterator[ConnectionPool]:
+    with closing(ConnectionPool(timeout_seconds=10)) as made:
+        yield made
+
+
+@pytest.fixture
+def reader(pool: ConnectionPool) -> RangedReader:
+    return RangedReader(pool, ONCE)
+
+
+def read(reader: RangedReader, server: RawServer) -> bytes:
+    return read_range(reader, Location(server.url), 0, 10)
+
+
+def test_a_connection_is_used_again_after_a_good_answer(reader: RangedReader) -> None:
+    with RawServer(answering(GOOD, GOOD, GOOD)) as server:
+        assert [read(reader, server) for _ in range(3)] == [CONTENT[:10]] * 3
+        assert server.connections == 1
+
+
+BAD = {
+    "a refusal": message("503 Busy", "Content-Length: 4", body=b"busy"),
+    "the whole file": message("200 OK", f"Content-Length: {SIZE}", body=CONTENT),
+    "other bytes": partial(CONTENT[1:11], 1, SIZE),
+    "a wrong length": message(
+        "206 Partial Content", "Content-Range: bytes 0-9/4096", "Content-Length: 12", body=bytes(12)
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_connection_is_not_used_again_after_a_bad_answer(reader: RangedReader, bad: bytes) -> None:
+    with RawServer(answering(bad, GOOD), answering(GOOD)) as server:
+        with pytest.raises(BdnError):
+            read(reader, server)
+        assert read(reader, server) == CONTENT[:10]
+        assert server.connections == 2
+
+
+def test_a_connection_is_not_used_again_when_the_server_says_that_it_closes(reader: RangedReader) -> None:
+    closing_answer = partial(CONTENT[:10], 0, SIZE, "Connection: close")
+    with RawServer(waiting_after(closing_answer), answering(GOOD)) as server:
+        assert read(reader, server) == CONTENT[:10]
+        assert server.closed[0].wait(10), "the socket of the answer is closed"
+        assert read(reader, server) == CONTENT[:10]
+
+
+def test_the_socket_of_a_refusal_is_closed_even_while_its_error_is_kept(reader: RangedReader) -> None:
+    refusal = message("503 Busy", "Connection: close", f"Content-Length: {1 << 20}", body=b"the rest never comes")
+    with RawServer(waiting_after(refusal)) as server:
+        with pytest.raises(UpstreamUnavailableError) as raised:
+            read(reader, server)
+        assert server.closed[0].wait(10), f"the server still waits while {raised.value} is kept"
+
+
+def test_an_idle_connection_that_the_server_closed_is_replaced_without_a_word(reader: RangedReader) -> None:
+    with RawServer(answering(GOOD), answering(GOOD)) as server:
+        read(reader, server)
+        server.closed[0].wait(10)
+        assert read(reader, server) == CONTENT[:10]
+        assert server.connections == 2
+
+
+def test_a_new_connection_that_breaks_is_not_replaced(reader: RangedReader) -> None:
+    with RawServer(answering(b""), answering(GOOD)) as server:
+        with pytest.raises(UpstreamUnavailableError):
+            read(reader, server)
+        assert server.connections == 1
+
+
+def test_an_idle_connection_is_replaced_once_and_not_twice(reader: RangedReader) -> None:
+    with RawServer(answering(GOOD), answering(b""), answering(GOOD)) as server:
+        read(reader, server)
+        server.closed[0].wait(10)
+        with pytest.raises(UpstreamUnavailableError):
+            read(reader, server)
+        assert server.connections == 2
+
+
+def test_an_answer_that_breaks_off_on_a_used_connection_is_not_asked_for_again(reader: RangedReader) -> None:
+    """Part of the answer had arrived: the caller decides whether to repeat."""
+    with RawServer(answering(GOOD, GOOD[:-5]), answering(GOOD)) as server:
+        read(reader, server)
+        with pytest.raises(UpstreamUnavailableError, match="ended after 5 of 10"):
+            read(reader, server)
+        assert server.connections == 1
+
+
+def test_a_connection_is_never_shared_by_two_answers_at_a_time(pool: ConnectionPool) -> None:
+    with upstream() as source:
+        url = source.origin.url
+        with pool.get(f"{url}/first", {}) as first:
+            with pool.get(f"{url}/second", {}) as second:
+                assert first.read(10) + second.read(SIZE) == CONTENT[:10] + CONTENT
+            assert first.read(SIZE) == CONTENT[10:]
+        assert [request.target for request in source.heard] == ["/first", "/second"]
+
+
+def test_no_more_connections_are_kept_than_the_limit() -> None:
+    answer = message("200 OK", "Content-Length: 0")
+    with closing(ConnectionPool(timeout_seconds=10, idle_limit=0)) as pool, RawServer(waiting_after(answer)) as server:
+        with pool.get(server.url, {}) as response:
+            response.read(10)
+        assert server.closed[0].wait(10)
+
+
+def test_closing_closes_the_idle_connections(reader: RangedReader, pool: ConnectionPool) -> None:
+    with RawServer(waiting_after(GOOD)) as server:
+        read(reader, server)
+        assert not server.closed[0].is_set()
+        pool.close()
+        assert server.closed[0].wait(10)
+
+
+def test_closing_breaks_a_read_that_is_under_way(reader: RangedReader, pool: ConnectionPool) -> None:
+    """The end of a program does not wait until a silent upstream times out."""
+    asked = Event()
+
+    def stall(connection: socket) -> None:
+        read_head(connection)
+        connection.sendall(GOOD[:-5])
+        asked.set()
+        connection.recv(1)
+
+    with RawServer(stall) as server, ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read, reader, server)
+        assert asked.wait(10)
+        pool.close()
+        with pytest.raises(UpstreamUnavailableError):
+            reading.result(5)
+
+
+def test_after_closing_no_connection_is_opened_or_kept(pool: ConnectionPool) -> None:
+    answer = message("200 OK", "Content-Length: 3", body=b"abc")
+    with RawServer(waiting_after(answer)) as server, RawServer(answering(answer)) as other:
+        with pool.get(server.url, {}) as response:
+            assert response.read(3) == b"abc"
+            pool.close()
+            connection = server.closed[0]
+        for url in (server.url, other.url):
+            with pytest.raises(ConnectionAbortedError, match="ending"), pool.get(url, {}):
+                pass
+        assert connection.wait(10)
+        assert (server.connections, other.connections) == (1, 0)
+
+
+def test_an_answer_that_was_not_read_to_its_end_is_not_mixed_with_the_next(pool: ConnectionPool) -> None:
+    body = b"abc" * 500_000  # more than any buffer between the two holds
+    whole = message("200 OK", f"Content-Length: {len(body)}", body=body)
+    with RawServer(answering(whole, whole), answering(whole)) as server:
+        with pool.get(server.url, {}) as response:
+            assert response.read(1) == b"a"
+        with pool.get(server.url, {}) as response:
+            assert response.read(len(body)) == body
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("address", ["ftp://host/x", "file:///x", "host/x", ""])
+def test_only_http_is_spoken(pool: ConnectionPool, address: str) -> None:
+    with pytest.raises(UnsendableError, match="neither http nor https"), pool.get(address, {}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("http://host/x", ("http", "host", 80)),
+        ("https://HOST/x", ("https", "host", 443)),
+        ("http://host:8461", ("http", "host", 8461)),
+        ("http://user:word@host", ("http", "host", 80)),
+        ("http://[::1]:80/", ("http", "::1", 80)),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(address: str, origin: tuple[str, str, int]) -> None:
+    assert origin_of(urlsplit(address)) == origin
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TimeoutError("The read operation timed out"), "timed out"),
+        (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
+        (OSError(), "OSError"),
+        (UnsendableError("/x?Signature=secret"), "an address or a header cannot be sent"),
+        (ValueError("Invalid header value b'secret'"), "an address or a header cannot be sent"),
+        (ProtocolError("the answer is not HTTP/1.1"), "the answer is not HTTP/1.1"),
+    ],
+)
+def test_a_reason_says_what_the_network_did(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason
+
+
+def test_idle_connections_of_all_origins_together_have_a_limit() -> None:
+    """Those of the origin that was not used for longest go first."""
+    answer = message("200 OK", "Content-Length: 0")
+    with (
+        closing(ConnectionPool(timeout_seconds=10, idle_limit=2)) as pool,
+        RawServer(waiting_after(answer, answer)) as first,
+        RawServer(waiting_after(answer)) as second,
+        RawServer(waiting_after(answer)) as third,
+    ):
+        for server in (first, second, first, third):
+            with pool.get(server.url, {}) as response:
+                assert response.has_ended()
+        assert second.closed[0].wait(10)
+        assert not first.closed[0].is_set()
+        assert not third.closed[0].is_set()
+        assert first.connections == 1
+
+
+def test_a_connection_over_which_more_came_than_was_asked_for_is_not_used_again(reader: RangedReader) -> None:
+    """What came behind the answer would be taken for the next one."""
+    with RawServer(answering(GOOD + GOOD), answering(GOOD)) as server:
+        assert read(reader, server) == CONTENT[:10]
+        assert read(reader, server) == CONTENT[:10]
+        assert server.connections == 2
+
+
+def test_a_host_that_may_not_be_contacted_is_not_dialled() -> None:
+    with (
+        closing(ConnectionPool(timeout_seconds=10, egress=EgressPolicy())) as pool,
+        RawServer(answering(GOOD)) as server,
+    ):
+        with pytest.raises(EgressRefusedError, match="loopback"):
+            read(RangedReader(pool), server)
+        assert server.connections == 0
+
+
+def test_a_redirect_to_a_host_that_may_not_be_contacted_is_not_followed() -> None:
+    with RawServer(answering(GOOD)) as inside:
+        port = urlsplit(inside.url).port
+        away = message("302 Found", f"Location: http://127.0.0.2:{port}/", "Content-Length: 0")
+        egress = EgressPolicy.parse("127.0.0.1")
+        with (
+            closing(ConnectionPool(timeout_seconds=10, egress=egress)) as pool,
+            RawServer(answering(away)) as server,
+            pytest.raises(EgressRefusedError),
+        ):
+            read(RangedReader(pool), server)
+        assert inside.connections == 0

@@ -1,0 +1,234 @@
+"""https is verified against the operator's authorities, and goes through HTTPS_PROXY unless NO_PROXY says otherwise."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from bdn.core.egress.rules import EgressPolicy
+from bdn.core.errors import EgressRefusedError, UpstreamUnavailableError
+from bdn.core.pace.streaming import StallPolicy
+from bdn.core.ports import Location
+from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
+from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError
+from tests.support.network.authority import Authority, new_authority
+from tests.support.network.raw_server import RawServer, answering, message, partial, waiting_after
+from tests.support.network.tunnels import ConnectProxy, over_tls
+from tests.support.network.upstream import CONTENT, SIZE, read_range
+
+GOOD = partial(CONTENT[:10], 0, SIZE)
+WEIGHTS = "https://weights.example/file"  # a name that only the proxy can resolve
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("authority"), "weights.example", "localhost")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, authority: Authority) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
+
+
+@pytest.fixture
+def reader() -> Iterator[RangedReader]:
+    with closing(ConnectionPool(timeout_seconds=10)) as pool:
+        yield RangedReader(pool)
+
+
+def tls_server(authority: Authority, *answers: bytes) -> RawServer:
+    return RawServer(over_tls(authority.server, answering(*answers)))
+
+
+def address_of(server: RawServer) -> tuple[str, int]:
+    parts = urlsplit(server.url)
+    return "127.0.0.1", parts.port or 0
+
+
+def local_url(server: RawServer) -> str:
+    return f"https://localhost:{address_of(server)[1]}/file"
+
+
+def test_a_server_that_the_operators_authority_vouches_for_is_read(reader: RangedReader, authority: Authority) -> None:
+    with tls_server(authority, GOOD, GOOD) as server:
+        for _ in range(2):
+            assert read_range(reader, Location(local_url(server)), 0, 10) == CONTENT[:10]
+        assert server.connections == 1
+
+
+def test_a_server_that_nobody_vouches_for_is_refused(
+    reader: RangedReader, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(new_authority(tmp_path, "localhost").certificates))
+    with (
+        tls_server(authority, GOOD) as server,
+        pytest.raises(UpstreamUntrustedError, match="CERTIFICATE_VERIFY_FAILED") as raised,
+    ):
+        read_range(reader, Location(local_url(server)), 0, 10)
+    assert (raised.value.code, raised.value.transient) == ("UPSTREAM_UNAVAILABLE", False)
+
+
+def test_a_server_that_is_another_one_is_refused(reader: RangedReader, authority: Authority) -> None:
+    with (
+        tls_server(authority, GOOD) as server,
+        pytest.raises(UpstreamUntrustedError, match=r"not valid for '127\.0\.0\.1'"),
+    ):
+        read_range(reader, Location(f"https://127.0.0.1:{address_of(server)[1]}/file"), 0, 10)
+
+
+def test_an_idle_tls_connection_that_the_server_closed_is_replaced(reader: RangedReader, authority: Authority) -> None:
+    play = over_tls(authority.server, answering(GOOD))
+    with RawServer(play, play) as server:
+        read_range(reader, Location(local_url(server)), 0, 10)
+        server.closed[0].wait(10)
+        assert read_range(reader, Location(local_url(server)), 0, 10) == CONTENT[:10]
+
+
+def test_a_body_that_is_broken_off_by_closing_never_turns_into_ciphertext(authority: Authority) -> None:
+    """What had arrived is read on as it was sent, or not at all: the records behind it are no data."""
+    body = bytes(range(256)) * 512
+    answer = message("200 OK", f"Content-Length: {2 * len(body)}", body=body)
+    with (
+        closing(ConnectionPool(timeout_seconds=10)) as pool,
+        tls_server(authority, answer) as server,
+        pool.get(local_url(server), {}) as response,
+    ):
+        received = response.read(10)
+        assert server.closed[0].wait(10)  # everything is on its way
+        pool.close()
+        with suppress(*NETWORK_ERRORS):
+            while piece := response.read(1000):
+                received += piece
+    assert body.startswith(received)
+
+
+def test_https_goes_through_the_proxy_encrypted_to_the_end(
+    reader: RangedReader, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_server(authority, GOOD, GOOD) as server, ConnectProxy(address_of(server)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        for _ in range(2):
+            assert read_range(reader, Location(WEIGHTS, (("Authorization", "Bearer secret"),)), 0, 10) == CONTENT[:10]
+        assert proxy.asked_for == ["weights.example:443"]  # and the tunnel is kept like a connection
+        assert "secret" not in "".join(proxy.heads)
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy"])
+@pytest.mark.parametrize("form", ["http://{}", "http://{}/", "{}"])
+def test_a_proxy_may_be_named_in_any_usual_form(
+    reader: RangedReader, authority: Authority, monkeypatch: pytest.MonkeyPatch, variable: str, form: str
+) -> None:
+    with tls_server(authority, GOOD) as server, ConnectProxy(address_of(server)) as proxy:
+        monkeypatch.setenv(variable, form.format(urlsplit(proxy.url).netloc))
+        assert read_range(reader, Location(WEIGHTS), 0, 10) == CONTENT[:10]
+        assert "Proxy-Authorization" not in proxy.heads[0]
+
+
+def test_a_proxys_credentials_go_to_the_proxy(
+    reader: RangedReader, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_server(authority, GOOD) as server, ConnectProxy(address_of(server)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:p%40ss@{urlsplit(proxy.url).netloc}")
+        assert read_range(reader, Location(WEIGHTS), 0, 10) == CONTENT[:10]
+        expected = base64.b64encode(b"me:p@ss").decode()
+        assert f"Proxy-Authorization: Basic {expected}\r\n" in proxy.heads[0]
+
+
+def test_a_proxy_that_refuses_is_an_error_that_may_pass(reader: RangedReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = message("407 Proxy Authentication Required", "Content-Length: 0")
+    with ConnectProxy(("127.0.0.1", 9), refuse=refusal) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(UpstreamUnavailableError, match="407 Proxy Authentication Required"):
+            read_range(reader, Location(WEIGHTS), 0, 10)
+
+
+def test_a_proxy_that_speaks_before_the_tunnel_is_open_is_not_believed(
+    reader: RangedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = message("200 Connection established", body=b"\x16\x03")
+    with ConnectProxy(("127.0.0.1", 9), refuse=early) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(UpstreamUnavailableError, match="before the host could"):
+            read_range(reader, Location(WEIGHTS), 0, 10)
+
+
+def test_a_proxy_over_https_is_refused_and_not_spoken_to_in_the_clear(
+    reader: RangedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawServer(answering(GOOD)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("http:", "https:"))
+        with pytest.raises(UpstreamUnavailableError, match="HTTPS_PROXY must be an http:// address"):
+            read_range(reader, Location(WEIGHTS), 0, 10)
+        assert proxy.connections == 0
+
+
+def test_a_proxy_is_not_asked_for_a_host_that_may_not_be_contacted(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    with (
+        tls_server(authority, GOOD) as server,
+        ConnectProxy(address_of(server)) as proxy,
+        closing(ConnectionPool(timeout_seconds=10, egress=EgressPolicy())) as pool,
+    ):
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(EgressRefusedError):
+            read_range(RangedReader(pool), Location("https://169.254.169.254/file"), 0, 10)
+        assert proxy.connections == 0
+        assert read_range(RangedReader(pool), Location(WEIGHTS), 0, 10) == CONTENT[:10], (
+            "the proxy's own address is not ours"
+        )
+
+
+def test_a_redirect_from_https_to_http_is_refused(reader: RangedReader, authority: Authority) -> None:
+    """With credentials and without: what comes in the clear may be anybody's."""
+    with RawServer(answering(GOOD)) as clear:
+        away = message("302 Found", f"Location: {clear.url}/x?Signature=5igned", "Content-Length: 0")
+        with tls_server(authority, away) as server, pytest.raises(UpstreamUntrustedError, match="from https to http"):
+            read_range(reader, Location(local_url(server)), 0, 10)
+        assert clear.connections == 0
+
+
+def test_a_redirect_from_http_to_https_is_followed(reader: RangedReader, authority: Authority) -> None:
+    with tls_server(authority, GOOD) as server:
+        away = message("302 Found", f"Location: {local_url(server)}", "Content-Length: 0")
+        with RawServer(answering(away)) as clear:
+            assert read_range(reader, Location(clear.url), 0, 10) == CONTENT[:10]
+
+
+def test_a_tls_body_that_stalls_is_gone_on_with(authority: Authority) -> None:
+    begun = partial(CONTENT[:1000], 0, SIZE)[:-900]
+    plays = [waiting_after(begun), answering(partial(CONTENT[100:1000], 100, SIZE))]
+    with (
+        closing(ConnectionPool(timeout_seconds=10)) as pool,
+        RawServer(*(over_tls(authority.server, play) for play in plays)) as server,
+    ):
+        reader = RangedReader(pool, stall=StallPolicy(200, 0.03))
+        assert read_range(reader, Location(local_url(server)), 0, 1000) == CONTENT[:1000]
+
+
+@pytest.mark.parametrize("exceptions", ["localhost", "example.org,localhost", "*"])
+def test_no_proxy_names_hosts_that_are_asked_directly(
+    reader: RangedReader, authority: Authority, monkeypatch: pytest.MonkeyPatch, exceptions: str
+) -> None:
+    with tls_server(authority, GOOD) as server, ConnectProxy(address_of(server)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        monkeypatch.setenv("NO_PROXY", exceptions)
+        assert read_range(reader, Location(local_url(server)), 0, 10) == CONTENT[:10]
+        assert (proxy.connections, server.connections) == (0, 1)
+
+
+def test_plain_http_does_not_go_through_the_proxy_for_https(
+    reader: RangedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawServer(answering(GOOD)) as server, ConnectProxy(address_of(server)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        assert read_range(reader, Location(server.url), 0, 10) == CONTENT[:10]
+        assert proxy.connections == 0

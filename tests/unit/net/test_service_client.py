@@ -1,0 +1,206 @@
+"""The client of both control planes: what it sends, and that errors keep their meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from bdn.core.errors import BdnError, InternalError, NotFoundError
+from bdn.net.api_server.http_server import bind_tcp
+from bdn.net.client.mirror_client import AgentClient, MirrorClient
+from bdn.wire.errors import ServiceUnreachableError, document_of
+from bdn.wire.mirror_schema import Mirror, MirrorSource
+from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
+from tests.support.network.scripted import Scripted
+from tests.support.network.service import listening
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+REQUEST = MirrorRequestBody(weights=[WeightsSourceBody(source="hf://o/r", mount_location="/m")])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Scripted]:
+    scripted = Scripted()
+    async with listening(scripted.app()) as scripted.url:
+        yield scripted
+
+
+@pytest.fixture
+def service(shared: Scripted) -> Scripted:
+    shared.answers.clear()
+    shared.asked.clear()
+    return shared
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(service: Scripted) -> AsyncIterator[MirrorClient]:
+    async with MirrorClient(service.url, "token") as client:
+        yield client
+
+
+def mirror(status: str = "READY") -> dict[str, Any]:
+    source = MirrorSource(source="hf://o/r", mount_location="/m", status="READY")
+    return {
+        **Mirror(id="mir_1", status="READY", created_at=NOW, sources=[source]).model_dump(mode="json"),
+        "status": status,
+    }
+
+
+async def test_a_call_sends_the_token_and_the_body_and_reads_the_answer(
+    service: Scripted, client: MirrorClient
+) -> None:
+    service.say("/mirror", mirror(), 202)
+    answered = await client.request(REQUEST)
+    assert (answered.id, answered.status, answered.sources[0].mount_location) == ("mir_1", "READY", "/m")
+    what, headers, body = service.asked[0]
+    assert (what, headers["authorization"], headers["content-type"]) == (
+        "POST /mirror",
+        "Bearer token",
+        "application/json",
+    )
+    assert MirrorRequestBody.model_validate_json(body) == REQUEST
+
+
+async def test_without_a_token_nobody_is_named(service: Scripted) -> None:
+    async with MirrorClient(service.url) as client:
+        service.say("/clusters", {"items": []})
+        await client.clusters()
+    assert "authorization" not in service.asked[0][1]
+
+
+async def test_an_address_may_have_a_path_of_its_own(service: Scripted) -> None:
+    service.say("/behind/ingress/mirror/mir_1", mirror())
+    async with MirrorClient(f"{service.url}/behind/ingress/") as client:
+        assert (await client.mirror("mir_1")).id == "mir_1"
+
+
+@pytest.mark.parametrize(("seconds", "sent"), [(0, "0.0"), (12.5, "12.5"), (1000, "60.0"), (-3, "0.0")])
+async def test_a_wait_is_never_longer_than_the_contract_allows(
+    service: Scripted, client: MirrorClient, seconds: float, sent: str
+) -> None:
+    service.say("/mirror/mir_1", mirror())
+    await client.mirror("mir_1", seconds)
+    assert service.asked[0][0] == f"GET /mirror/mir_1?wait={sent}"
+
+
+async def test_following_ends_with_a_terminal_state(service: Scripted, client: MirrorClient) -> None:
+    for status in ("PENDING", "SYNCING", "FAILED", "READY"):
+        service.say("/mirror/mir_1", mirror(status))
+    assert [seen.status async for seen in client.follow("mir_1", 0)] == ["PENDING", "SYNCING", "FAILED"]
+
+
+async def test_an_error_document_keeps_its_code_its_message_and_its_facts(
+    service: Scripted, client: MirrorClient
+) -> None:
+    original = NotFoundError("mirror mir_1")
+    service.say("/mirror/mir_1", document_of(original), 404)
+    with pytest.raises(BdnError) as raised:
+        await client.mirror("mir_1")
+    assert (raised.value.code, str(raised.value), raised.value.transient) == ("NOT_FOUND", str(original), False)
+    assert raised.value.details() == {"what": "mirror mir_1"}
+
+
+@pytest.mark.parametrize(("status", "code"), [(500, "INTERNAL"), (502, "STORE_UNAVAILABLE"), (307, "INTERNAL")])
+async def test_an_answer_of_somebody_else_is_an_error(
+    service: Scripted, client: MirrorClient, status: int, code: str
+) -> None:
+    service.say("/agents", b"<html>", status)
+    with pytest.raises(BdnError) as raised:
+        await client.agents()
+    assert (raised.value.code, raised.value.transient) == (code, code == "STORE_UNAVAILABLE")
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"items": 3}', b"\xff"])
+async def test_a_success_that_is_something_else_is_an_internal_error(
+    service: Scripted, client: MirrorClient, content: bytes
+) -> None:
+    service.say("/agents", content)
+    with pytest.raises(InternalError, match="answered something else than a Agents"):
+        await client.agents()
+
+
+async def test_a_service_that_does_not_listen_is_unreachable() -> None:
+    listener = bind_tcp("127.0.0.1", 0)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    async with MirrorClient(address, "token") as client:
+        with pytest.raises(
+            ServiceUnreachableError, match=f"no answer from {address} .*is the service running there"
+        ) as raised:
+            await client.agents()
+        assert (raised.value.code, raised.value.transient) == ("STORE_UNAVAILABLE", True)
+        assert not await client.ready()
+
+
+async def test_a_service_that_hangs_up_is_unreachable() -> None:
+    with bind_tcp("127.0.0.1", 0) as listener:
+        async with MirrorClient(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_seconds=0.05) as client:
+            with pytest.raises(ServiceUnreachableError, match="no whole answer within"):
+                await client.agents()
+
+
+async def test_a_request_that_is_canceled_in_the_handshake_leaves_no_connection() -> None:
+    has_begun, is_over = asyncio.Event(), asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        has_begun.set()
+        await reader.read()
+        is_over.set()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    async with server, MirrorClient(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        asking = asyncio.create_task(client.agents())
+        async with asyncio.timeout(10):
+            await has_begun.wait()
+            asking.cancel()
+            await asyncio.wait([asking])
+            await is_over.wait()
+        assert asking.cancelled()
+
+
+async def test_an_address_without_a_scheme_is_unreachable_and_says_why() -> None:
+    async with MirrorClient("mirror:8460") as client:
+        with pytest.raises(ServiceUnreachableError, match="unsupported protocol"):
+            await client.agents()
+
+
+async def test_a_service_that_can_work_is_ready(service: Scripted, client: MirrorClient) -> None:
+    service.say("/readyz", {})
+    assert await client.ready()
+    service.say("/readyz", document_of(NotFoundError("database")), 503)
+    assert not await client.ready()
+
+
+async def test_a_stage_is_followed_over_a_unix_socket(tmp_path: Path) -> None:
+    scripted, path = Scripted(), f"{tmp_path}/s"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    states = ("STAGING", "READY")
+    for state in states:
+        stage = Stage(id="stg_1", job_id="job", state="READY", created_at=NOW, mounts=[])
+        scripted.say("/stages/stg_1", {**stage.model_dump(mode="json"), "state": state})
+    scripted.say(
+        "/stages", Stage(id="stg_1", job_id="job", state="PENDING", created_at=NOW, mounts=[]).model_dump(mode="json")
+    )
+    async with listening(scripted.app(), listener), AgentClient(f"unix:{path}") as client:
+        assert (await client.stage(StageRequest(job_id="job", grant="g"))).state == "PENDING"
+        assert tuple([stage.state async for stage in client.follow("stg_1", 0)]) == states
+
+
+async def test_an_agent_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
+    async with AgentClient(f"unix:{tmp_path}/agent.sock") as client:
+        with pytest.raises(ServiceUnreachableError, match=r"agent\.sock"):
+            await client.cache()
+        assert not await client.ready()
