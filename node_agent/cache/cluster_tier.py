@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from bdn.core.cache.chunk_index import ChunkIndex
-from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
+from bdn.core.cache.index import ChunkIndex, EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
@@ -88,14 +87,14 @@ class ClusterTier:
         """
         with self._lock:
             self._hear_of_uses()
-            is_new, last_used, budget = not self.index.knows(manifest), self._last_used(), self.budget()
-            room = self.index.reserve(manifest, chunk, len(buffer), now=self.clock(), budget=budget)
-            if not room.is_new:
+            is_new, last_used, budget = not self.index.holds(manifest), self._last_used(), self.budget()
+            admission = self.index.admit(manifest, chunk, len(buffer), now=self.clock(), budget=budget)
+            if not admission.missing:
                 self._link(chunk, manifest)
                 return False
-            decisions = [_made_room(victim, manifest) for victim in room.victims]
+            decisions = [_made_room(victim, manifest) for victim in admission.victims]
             try:
-                self._delete(room.victims, "lru", decisions, last_used)
+                self._delete(admission.victims, "lru", decisions, last_used)
             except BaseException:
                 self.index.lose(chunk)
                 raise
@@ -196,7 +195,7 @@ class ClusterTier:
     def _hear_of_uses(self) -> None:
         while self._used:
             manifest, now = self._used.popitem()
-            if self.index.knows(manifest):
+            if self.index.holds(manifest):
                 self.index.recency.touch(manifest, now)
             else:
                 self._noted.pop(manifest, None)
@@ -239,7 +238,7 @@ class ClusterTier:
         except BdnError as error:
             left = [victim.manifest for victim in victims[count:]]
             self._count_again(left, last_used)
-            self.events.decided(kept(filter(self.index.knows, left), error))
+            self.events.decided(kept(filter(self.index.holds, left), error))
             raise
         finally:
             if count:
