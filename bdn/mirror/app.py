@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.streaming import StallPolicy
-from bdn.disk.make_folder import make_folder
+from bdn.disk.durable import make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.agents.holdings import Holdings
@@ -126,7 +126,7 @@ async def open_mirror(
     async with AsyncExitStack() as stack:
         # Database and store, and what is known to be wrong in them.
         keyring = Keyring.parse(settings.secrets_key)
-        make_folder(settings.data_dir)
+        make_folder(settings.data_dir, is_durable=True)
         if settings.is_embedded:
             stack.enter_context(_single_process(settings.data_dir, program))
         database = await _open_database(stack, settings)
