@@ -34,7 +34,7 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/api/contents.py",
         "a manifest is served that its name does not fit",
-        "        await _check(service, name, row.canonical)\n",
+        "    await _check(service, name, row.canonical)\n",
         "",
         f"{_READ}[manifest]",
     ),
