@@ -15,7 +15,7 @@ from typing import Final
 
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import FileLayout, PlacedChunk
-from bdn.disk.direct import DirectWrites, PlacedFile
+from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, sync_folder, write_all
 from bdn.disk.syscalls import allocate
 from node_agent.disk.places import Places
@@ -40,7 +40,7 @@ class Part:
         self._bitmap = Bitmap(len(layout.chunks))
         self._lock = threading.Lock()
         self._unsynced: list[int] = []
-        self._file = PlacedFile(self._path, writes)
+        self._file = DirectFile(self._path, writes)
         self._bitmap_descriptor = -1
         self._is_open = False
         self._is_suspect = False  # a sync failed: the kernel tells of lost pages once, so later ones tell nothing

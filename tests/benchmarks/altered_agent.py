@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from bdn.disk.direct import PlacedFile
+from bdn.disk.direct import DirectFile
 from node_agent.__main__ import main
 from node_agent.fetch import partial_chunk as gathering
 
@@ -35,7 +35,7 @@ def believing() -> Iterator[None]:
 @contextmanager
 def discarding() -> Iterator[None]:
     """Files get their size and their name, and nothing is written into them."""
-    with mock.patch.object(PlacedFile, "write", return_value=None):
+    with mock.patch.object(DirectFile, "write", return_value=None):
         yield
 
 

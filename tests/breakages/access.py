@@ -61,7 +61,7 @@ BREAKAGES: Final = [
     _broken("bdn/wire/grants.py", "tokens for clouds are grants", "audience=AUDIENCE,\n                issuer=ISSUER,",
             'audience=[AUDIENCE, "sts.amazonaws.com"],\n                issuer=ISSUER,', _MANIFESTS),
     _broken("bdn/wire/grants.py", "grants of whatever issuer", "issuer=ISSUER,\n", "\n", _MANIFESTS),
-    _broken("bdn/mirror/access/confinement.py", "a controller empties the nodes", 'if request.tier != "mirror" or request.force:',
+    _broken("bdn/mirror/access/access.py", "a controller empties the nodes", 'if request.tier != "mirror" or request.force:',
             "if request.force:", f"{_TOKENS}::test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else[sqlite]"),
     _broken("bdn/mirror/operations/commands.py", "evictions and verifications are everybody's",
             "if row is None or row.organisation != organisation:", "if row is None:", _OTHERS,

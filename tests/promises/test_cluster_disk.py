@@ -92,7 +92,7 @@ async def test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_g
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
         tier = agent.evictions.tier
-        tier.index.reserve(manifest.digest, digest_of(NEW), len(NEW), now=time.time(), budget=4 * MIB)
+        tier.index.admit(manifest.digest, digest_of(NEW), len(NEW), now=time.time(), budget=4 * MIB)
         with pytest.raises(BdnError, match="on its way to this node, and not here yet"):
             await asked(peer, agent, mirror, manifest, NEW)
         assert not mirror.chunk_requests

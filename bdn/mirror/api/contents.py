@@ -19,11 +19,11 @@ from bdn.core.store.damage import manifest_fault
 from bdn.mirror.access.access import Access
 from bdn.mirror.agents.holdings import Holdings
 from bdn.mirror.api.parameters import Controller, Organisation
+from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, layouts
-from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.records import Record, WrongRecordError
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
-from bdn.mirror.suspects import Suspects
 from bdn.net.api_server.service import Bearer, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.http_fields import (
@@ -61,7 +61,7 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
-    suspects: Suspects
+    damaged_records: DamagedRecords
     holdings: Holdings
     data_port: int | None
 
@@ -86,7 +86,9 @@ async def manifest(service: _Service, digest: str, bearer: Bearer, organisation:
         await contents.touch(session, [name.hex], time.time())
     if row is None:
         raise NotFoundError(f"manifest {name}")
-    await _check(service, name, row.canonical)
+    if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
+        with service.damaged_records.noted():
+            raise Record("manifest", name).damaged(fault)
     return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
 
 
@@ -95,7 +97,8 @@ async def layout(service: _Service, digest: str, bearer: Bearer, organisation: O
     name = _digest(digest)
     owner = await service.access.check_manifest(bearer, name, organisation)
     async with service.database.read() as session:
-        found = await _layouts(service, session, name, owner)
+        with service.damaged_records.noted():
+            found = await layouts.layouts(session, name.hex, owner)
     if not found:
         raise NotFoundError(f"manifest {name}")
     # In a thread: a million files are 300 MB of JSON.
@@ -125,20 +128,6 @@ async def chunk(service: _Service, digest: str, request: Request, bearer: Bearer
         opened.file.close()
         return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
     return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
-
-
-async def _check(service: ContentsService, name: Digest, canonical: bytes) -> None:
-    if fault := await asyncio.to_thread(manifest_fault, name, canonical):
-        raise service.suspects.refuse(Record("manifest", name), fault)
-
-
-async def _layouts(
-    service: ContentsService, session: ReadSession, name: Digest, owner: str
-) -> list[layouts.ContentLayout]:
-    try:
-        return await layouts.layouts(session, name.hex, owner)
-    except WrongRecordError as error:
-        raise service.suspects.refuse(error.record, error.fault) from None
 
 
 async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Path
 
 from bdn.core.caller import Caller, NotPermittedError, Role
-from bdn.mirror.access.confinement import check_confined
+from bdn.mirror.access.access import check_may_evict
 from bdn.mirror.api.parameters import Controller, Operator, WaitSeconds
 from bdn.mirror.operations.collections import Collections
 from bdn.mirror.operations.evictions import Evictions
@@ -36,7 +36,7 @@ router = new_router("control")
 
 @router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
 async def evict(evictions: _Evictions, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
-    check_confined(caller, body)
+    check_may_evict(caller, body)
     eviction = await evictions.start(body, caller.organisation)
     return _shown(caller, await evictions.get(eviction.id, caller.organisation, wait))
 

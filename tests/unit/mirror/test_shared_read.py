@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from bdn.mirror.shared_look import SharedLook
-from bdn.mirror.shared_looks import SharedLooks
+from bdn.mirror.single_flight import SharedRead, SharedReads
 
 
 class Sight:
@@ -30,11 +29,11 @@ class Sight:
         return number
 
 
-def shared(sight: Sight, seconds: float = 0.5) -> SharedLook[int]:
-    return SharedLook(sight, seconds, lambda: sight.now)
+def shared(sight: Sight, seconds: float = 0.5) -> SharedRead[int]:
+    return SharedRead(sight, seconds, lambda: sight.now)
 
 
-async def asked_by(count: int, look: SharedLook[int], sight: Sight, *, anew: bool = False) -> list[int | BaseException]:
+async def asked_by(count: int, look: SharedRead[int], sight: Sight, *, anew: bool = False) -> list[int | BaseException]:
     """What so many are answered: the first one before all others, who come while he looks."""
     first = asyncio.create_task(look.get(anew=anew))
     await asyncio.sleep(0)
@@ -104,7 +103,7 @@ async def test_who_leaves_while_he_looks_leaves_it_to_the_next() -> None:
 
 async def test_each_question_has_its_own_look_for_as_long_as_somebody_asks() -> None:
     sights = {"a": Sight(), "b": Sight()}
-    looks = SharedLooks[str, int](0.0)
+    looks = SharedReads[str, int](0.0)
     with looks.of("a", sights["a"]) as first, looks.of("a", sights["a"]) as same, looks.of("b", sights["b"]) as other:
         assert first is same
         assert other is not first

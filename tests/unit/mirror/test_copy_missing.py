@@ -22,14 +22,11 @@ from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.ingest.copier import ChunkStored, Copier
-from bdn.mirror.ingest.copy_missing import Gathering
-from bdn.mirror.ingest.flights import Flights
-from bdn.mirror.ingest.held import Held
+from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, StoredContents
 from bdn.mirror.ingest.packer import PackedFile, Packer, WrongContent
 from bdn.mirror.ingest.progress import Progress, SourceCounters
 from bdn.mirror.ingest.survey import Survey
-from bdn.mirror.upstream.located_file import LocatedFile
-from bdn.mirror.upstream.retries import Patience
+from bdn.mirror.upstream.reader import LocatedFile
 from bdn.store.memory import MemoryStore
 from tests.support.mirror.service import database_under_test
 
@@ -86,9 +83,9 @@ class Copies:
 class Rig:
     database: Database
     copies: Copies = field(default_factory=Copies)
-    flights: Flights[FileLayout] = field(default_factory=Flights)
+    in_progress: CopiesInProgress = field(default_factory=CopiesInProgress)
 
-    async def gather(self, *files: UpstreamFile, landed: set[str] | None = None, stored: int = 0) -> SourceCounters:
+    async def gather(self, *files: UpstreamFile, recorded: set[str] | None = None, stored: int = 0) -> SourceCounters:
         """Bring files of which a survey found nothing, or so many bytes of the first."""
         progress = Progress(self.database, "mir_1", "w", lambda _: None, lambda _: None)
         total = sum(file.size for file in files)
@@ -98,20 +95,19 @@ class Rig:
         copier: Copier = self.copies  # type: ignore[assignment]
         packer: Packer = self.copies  # type: ignore[assignment]
         unused: Any = None
-        gathering = Gathering(
-            Held(self.database, self.copies.store),
+        copying = CopyMissing(
+            StoredContents(self.database, self.copies.store),
             copier,
             packer,
-            self.flights,
-            Patience(),
+            self.in_progress,
             progress,
             unused,
             "s",
             0,
             survey,
-            landed or set(),
+            recorded or set(),
         )
-        digests = await gathering.run()
+        digests = await copying.run()
         assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
         await progress.flush()
         assert progress.counters[0].transferred + progress.counters[0].reused == total
@@ -150,7 +146,7 @@ async def test_what_another_mirror_brought_since_the_survey_is_found(rig: Rig, w
     async with rig.database.write() as session:
         await contents.record_slabs(session, [SLAB])
         await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)}, 1.0)
-    counters = await rig.gather(wanted, landed={wanted.identity.key})
+    counters = await rig.gather(wanted, recorded={wanted.identity.key})
     assert (rig.copies.asked, rig.copies.parcels) == ([], [])
     assert (counters.transferred, counters.reused) == (0, wanted.size)
 
@@ -222,7 +218,7 @@ async def test_what_is_recorded_and_gone_from_the_store_is_brought_again(rig: Ri
         await contents.record_slabs(session, [SLAB])
         await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)}, 1.0)
         await contents.record_chunks(session, [("half", 1, NAMES[1])], 1.0)
-    counters = await rig.gather(wanted, landed={wanted.identity.key})
+    counters = await rig.gather(wanted, recorded={wanted.identity.key})
     assert (counters.transferred, counters.reused) == (wanted.size, 0)
 
 
@@ -230,8 +226,8 @@ async def test_a_half_copied_file_that_is_gone_on_with_is_as_good_as_new(rig: Ri
     rig.copies.store.put(NAMES[1], bytearray())
     async with rig.database.write() as session:
         await contents.record_chunks(session, [(LARGE.identity.key, index, NAMES[index]) for index in (0, 1)], 1.0)
-    held, before = Held(rig.database, rig.copies.store), time.time()
-    assert await held.parts(LARGE.identity.key) == {1: NAMES[1]}  # the other one is gone
+    stored, before = StoredContents(rig.database, rig.copies.store), time.time()
+    assert await stored.parts(LARGE.identity.key) == {1: NAMES[1]}  # the other one is gone
     assert {chunk.kept_at >= before for chunk in rig.copies.store.stored()} == {True}
     async with rig.database.write() as session:
         assert (await removal.take_half_copied(session, before)).count == 0
@@ -242,12 +238,29 @@ async def test_what_somebody_else_brought_and_is_gone_since_is_brought_again(
 ) -> None:
     """Its mirror ended, and nobody who runs now ever put these chunks."""
     loop, key = asyncio.get_running_loop(), LARGE.identity.key
-    assert rig.flights.lead(key)
-    rig.flights.land(key, layout_of(LARGE.size))
+    assert rig.in_progress.lead(key)
+    rig.in_progress.land(key, layout_of(LARGE.size))
 
     def gone(_: Digest) -> bool:
-        loop.call_soon_threadsafe(rig.flights.forget, [key], "mir_0")
+        loop.call_soon_threadsafe(rig.in_progress.recorded, [key], "mir_0")
         return False
 
     monkeypatch.setattr(rig.copies.store, "keep", gone)
     assert (await rig.gather(LARGE)).transferred == LARGE.size
+
+
+def test_a_source_learns_what_others_record_and_the_only_source_of_a_mirror_nothing_of_itself() -> None:
+    copies = CopiesInProgress()
+    with copies.recorded_by_others("a") as alone:
+        copies.recorded(["1"], "a")
+        assert alone == set()
+        with copies.recorded_by_others("b") as other:
+            copies.recorded(["2"], "a")
+            assert (alone, other) == (set(), {"2"})
+            with copies.recorded_by_others("a") as second:
+                copies.recorded(["3"], "a")
+                assert (alone, other, second) == ({"3"}, {"2", "3"}, {"3"})
+        copies.recorded(["4"], "b")
+        assert alone == {"3", "4"}
+    copies.recorded(["5"], "b")
+    assert alone == {"3", "4"}

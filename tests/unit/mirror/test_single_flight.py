@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bdn.mirror.ingest.flights import Flights
+from bdn.mirror.single_flight import SingleFlight
 
 
 class Work:
@@ -29,7 +29,7 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_whoever_asks_while_work_is_under_way_gets_its_result() -> None:
-    flights, work = Flights[str](), Work()
+    flights, work = SingleFlight[str, str](), Work()
     asking = [asyncio.create_task(flights.run("k", work)) for _ in range(3)]
     await turns()
     work.outcomes[0].set_result("done")
@@ -38,13 +38,13 @@ async def test_whoever_asks_while_work_is_under_way_gets_its_result() -> None:
 
 
 async def test_a_result_stays_until_it_is_forgotten() -> None:
-    flights, work = Flights[str](), Work()
+    flights, work = SingleFlight[str, str](), Work()
     first = asyncio.create_task(flights.run("k", work))
     await turns()
     work.outcomes[0].set_result("done")
     await first
     assert await flights.run("k", work) == "done"
-    flights.forget(["k"], "a")
+    flights.forget(["k"])
     again = asyncio.create_task(flights.run("k", work))
     await turns()
     assert work.begun == 2
@@ -53,7 +53,7 @@ async def test_a_result_stays_until_it_is_forgotten() -> None:
 
 
 async def test_other_keys_do_not_wait() -> None:
-    flights, work = Flights[str](), Work()
+    flights, work = SingleFlight[str, str](), Work()
     asking = [asyncio.create_task(flights.run(key, work)) for key in "ab"]
     await turns()
     assert work.begun == 2
@@ -64,7 +64,7 @@ async def test_other_keys_do_not_wait() -> None:
 
 @pytest.mark.parametrize("canceled", [False, True], ids=["fails", "is canceled"])
 async def test_when_the_leader_ends_without_a_result_a_waiter_takes_over(canceled: bool) -> None:
-    flights, work = Flights[str](), Work()
+    flights, work = SingleFlight[str, str](), Work()
     leader, waiter, other = [asyncio.create_task(flights.run("k", work)) for _ in range(3)]
     await turns()
     if canceled:
@@ -80,7 +80,7 @@ async def test_when_the_leader_ends_without_a_result_a_waiter_takes_over(cancele
 
 
 async def test_a_waiter_that_is_canceled_leaves_the_others_alone() -> None:
-    flights, work = Flights[str](), Work()
+    flights, work = SingleFlight[str, str](), Work()
     leader, waiter = [asyncio.create_task(flights.run("k", work)) for _ in range(2)]
     await turns()
     waiter.cancel()
@@ -90,15 +90,15 @@ async def test_a_waiter_that_is_canceled_leaves_the_others_alone() -> None:
 
 
 async def test_forgetting_does_not_take_away_work_that_was_begun_anew() -> None:
-    flights, work = Flights[str](), Work()
+    flights, work = SingleFlight[str, str](), Work()
     first = asyncio.create_task(flights.run("k", work))
     await turns()
     work.outcomes[0].set_result("old")
     await first
-    flights.forget(["k"], "a")
+    flights.forget(["k"])
     leader = asyncio.create_task(flights.run("k", work))
     await turns()
-    flights.forget(["k"], "b")  # who waited for the old result, and only now has told the database
+    flights.forget(["k"])  # who waited for the old result, and only now has told the database
     waiter = asyncio.create_task(flights.run("k", work))
     await turns()
     assert work.begun == 2
@@ -109,20 +109,3 @@ async def test_forgetting_does_not_take_away_work_that_was_begun_anew() -> None:
     assert await waiter == "new"
     with pytest.raises(ValueError):
         await leader
-
-
-async def test_followers_learn_what_others_forget_and_who_is_alone_learns_nothing() -> None:
-    flights = Flights[str]()
-    with flights.following("a") as alone:
-        flights.forget(["1"], "a")
-        assert alone == set()
-        with flights.following("b") as other:
-            flights.forget(["2"], "a")
-            assert (alone, other) == (set(), {"2"})
-            with flights.following("a") as second:  # another source of the same mirror
-                flights.forget(["3"], "a")
-                assert (alone, other, second) == ({"3"}, {"2", "3"}, {"3"})
-        flights.forget(["4"], "b")
-        assert alone == {"3", "4"}
-    flights.forget(["5"], "b")
-    assert alone == {"3", "4"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.mirror.upstream.located_file import LocatedFile
-from bdn.mirror.upstream.retries import Patience
+from bdn.mirror.upstream.reader import LocatedFile
 
 FILE = UpstreamFile("a", 1, Identity.of("public", "a"), "a", "v")
 
@@ -24,7 +23,7 @@ class Signer:
 
 async def test_a_location_is_kept_until_it_is_about_to_expire() -> None:
     signer = Signer()
-    located = LocatedFile("s3://bucket", signer, FILE, Patience(), clock=lambda: signer.now)
+    located = LocatedFile("s3://bucket", signer, FILE, clock=lambda: signer.now)
     first = await located.location()
     signer.now += 3600 - 61
     assert await located.location() is first
@@ -34,7 +33,7 @@ async def test_a_location_is_kept_until_it_is_about_to_expire() -> None:
 
 async def test_of_two_who_were_refused_with_the_same_location_one_asks_for_another() -> None:
     signer = Signer()
-    located = LocatedFile("s3://bucket", signer, FILE, Patience(), clock=lambda: signer.now)
+    located = LocatedFile("s3://bucket", signer, FILE, clock=lambda: signer.now)
     first = await located.location()
     second = await located.location(refused=first)
     assert await located.location(refused=first) is second
