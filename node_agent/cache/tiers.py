@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from bdn.core.cache.chunk_index import ChunkIndex
-from bdn.core.cache.index import CacheIndex, EvictionReason
+from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason
 from bdn.core.grant import Grant
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents
@@ -22,7 +21,7 @@ from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
 from node_agent.cache.space import Allowed, Space
 from node_agent.disk.cache_directory import CacheDirectory
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.settings import AgentSettings
 
 

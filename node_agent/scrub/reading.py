@@ -11,7 +11,7 @@ from pathlib import Path
 from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of, file_digest
 from bdn.core.store.layout import FileLayout, PlacedChunk
-from bdn.disk.past_cache import PastCacheFile
+from bdn.disk.direct import UncachedFile
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import in_thread
@@ -82,7 +82,7 @@ def _look(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Wrong | N
 def _read(path: Path, place: ByteRange, buffer: memoryview) -> tuple[int, str]:
     """How many bytes came, and why none did."""
     try:
-        with PastCacheFile(path) as file:
+        with UncachedFile(path) as file:
             return file.read(buffer, place.start, place.size), ""
     except FileNotFoundError:
         raise
