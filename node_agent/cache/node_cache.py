@@ -18,7 +18,7 @@ from node_agent.cache import cache_events
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import Account, CacheEvents
 from node_agent.cache.eviction import Departures, Removal
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.space import Space
 
@@ -103,7 +103,7 @@ class NodeCache:
     index: CacheIndex
     records: ManifestRecords
     removal: Removal
-    shelf: NodeShelf
+    shelf: HeldChunks
     space: Space
     clock: Clock
     events: CacheEvents

@@ -16,13 +16,13 @@ from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.fetch.retry_budget import Effort
 from node_agent.fetch.ring_reader import Bearings
 from node_agent.fetch.routing import Routing
 from node_agent.fetch.supply import Supply, chunk_base
 from node_agent.fill.provision import Errand, Provision
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 from node_agent.trust import Trust
 
 
@@ -34,7 +34,7 @@ class Rights:
     ``is_open`` is whether the mirror asks nobody for grants; then one that has expired does as well.
     """
 
-    book: StageBook
+    book: StageRegistry
     trust: Trust
     is_open: bool
     _lent: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class RightBytes:
     """Brings single chunks, with the place in the queue that a scrub has. ``stop`` ends what is under way."""
 
     provision: Provision
-    shelf: NodeShelf
+    shelf: HeldChunks
     rights: Rights
     buffers: BufferPool
     stop: threading.Event

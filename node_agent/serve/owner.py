@@ -17,7 +17,7 @@ from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.fetch.bandwidth import Bandwidth
 from node_agent.fetch.members import Members
 from node_agent.fetch.origin_reads import OriginReads
@@ -49,7 +49,7 @@ class Obtaining:
     lists: ChunkLists
     reads: OriginReads
     bandwidth: Bandwidth
-    shelf: NodeShelf
+    shelf: HeldChunks
     tier: ClusterTier
     opener: MirrorOpener
     mirror_url: str
@@ -134,7 +134,7 @@ class Obtaining:
 class OwnersShelf:
     """Wraps the shelf of an agent that owns chunks: what is asked of an owner and is not here is obtained."""
 
-    inner: NodeShelf
+    inner: HeldChunks
     obtaining: Obtaining
 
     def authorize(self, request: ChunkRequest) -> None:
