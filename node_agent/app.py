@@ -41,7 +41,7 @@ from node_agent.fill.filler import Filler
 from node_agent.fill.flights import Flights
 from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats, Identity

@@ -12,8 +12,7 @@ from typing import BinaryIO, Final
 from bdn.core.cache.index import ChunkIndex, EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
-from bdn.core.events.caches import MadeRoom
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 from node_agent.cache.chunk_files import ChunkFiles
 
@@ -225,7 +224,7 @@ class ClusterTier:
         self,
         victims: Sequence[Victim],
         reason: EvictionReason,
-        decisions: Sequence[Decision],
+        decisions: Sequence[Event],
         last_used: Mapping[Digest, float],
     ) -> None:
         """The index has forgotten them; ``last_used`` is what it knew before."""
@@ -255,5 +254,7 @@ class ClusterTier:
                     self.index.restore(manifest, found.chunks, last_used=last_used[manifest])
 
 
-def _made_room(victim: Victim, newcomer: Digest) -> Decision:
-    return MadeRoom(manifest=str(victim.manifest), tier="cluster", bytes=victim.size, newcomer=str(newcomer))
+def _made_room(victim: Victim, newcomer: Digest) -> Event:
+    return Event.of(
+        "made_room", {"tier": "cluster", "bytes": victim.size, "newcomer": str(newcomer)}, manifest=victim.manifest
+    )

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread
-from node_agent.cache import cache_events
-from node_agent.cache.cache_events import Account, CacheEvents
+from node_agent.cache.cache_events import Account, CacheEvents, kept
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
@@ -101,14 +100,14 @@ class Departures:
             survivors = await in_thread(self.removal.survivors, decided.victims)
             for found in survivors:
                 found.restore(self.index)
-            await in_thread(self.events.decided, cache_events.kept((found.manifest for found in survivors), error))
+            await in_thread(self.events.decided, kept((found.manifest for found in survivors), error))
             raise
         finally:
             held = frozenset(self.index.manifests())
             self.tell([victim for victim in decided.victims if victim.manifest not in held], reason)
         return decided
 
-    async def forget(self, manifests: Iterable[Digest], why: Sequence[Decision]) -> None:
+    async def forget(self, manifests: Iterable[Digest], why: Sequence[Event]) -> None:
         """Drop manifests of which nothing is left to keep."""
         plan = self.index.plan(manifests)
         self.index.evict(plan)
@@ -117,7 +116,7 @@ class Departures:
         with suppress(BdnError):  # a record without content is rubbish, which the next start finds
             await in_thread(self.take_out, plan.victims, why)
 
-    def take_out(self, victims: Sequence[Victim], decisions: Sequence[Decision]) -> None:
+    def take_out(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
         """What is decided is written down before the first byte goes: else a kill leaves what nobody can explain. Blocking."""
         self.events.decided(decisions)
         self.removal.remove(victims)

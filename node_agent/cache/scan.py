@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bdn.core.digest import Digest
-from bdn.core.events import caches
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
 from node_agent.cache.eviction import ScannedManifest
@@ -31,7 +30,7 @@ class Scanner:
         self._places = places
         self._records = records
         self._shelf = shelf
-        self.decisions: list[Decision] = []  # what the look found and did
+        self.decisions: list[Event] = []  # what the look found and did
 
     def run(self) -> list[ScannedManifest]:
         """Find out, tidy up, and put what is held on the shelf; the least recently used manifest is the first."""
@@ -49,10 +48,13 @@ class Scanner:
                 found.append(ScannedManifest(digest, manifest.contents, here, self._records.last_used(digest)))
                 self._shelf.add(Held(manifest, self._records.load_layout(digest)))
         self.decisions += [
-            caches.Found(
-                manifest=str(one.manifest),
-                bytes_total=sum(one.contents.values()),
-                bytes_whole=sum(one.contents[content] for content, is_whole in one.present.items() if is_whole),
+            Event.of(
+                "found",
+                {
+                    "bytes_total": sum(one.contents.values()),
+                    "bytes_whole": sum(one.contents[content] for content, is_whole in one.present.items() if is_whole),
+                },
+                manifest=one.manifest,
             )
             for one in found
         ]
@@ -76,7 +78,7 @@ class Scanner:
     def _note_damaged_record(self, name: str) -> None:
         if (digest := _digest(name)) is not None:
             why = "its record was damaged when the agent started, and is in quarantine"
-            self.decisions.append(caches.Dropped(manifest=str(digest), why=why))
+            self.decisions.append(Event.of("dropped", {"why": why}, manifest=digest))
 
     def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
         whole: set[Digest] = set()
@@ -92,7 +94,7 @@ class Scanner:
             elif (actual := entry.stat().st_size) != size:
                 self._quarantine(Path(entry.path))
                 reason = f"the file had {actual} bytes and not {size}, and is in quarantine"
-                self.decisions.append(caches.Damaged(digest=str(digest), tier="node", reason=reason))
+                self.decisions.append(Event.of("damaged", {"tier": "node", "reason": reason}, digest=digest))
             else:
                 self._take_over(Path(entry.path), digest)
                 whole.add(digest)

@@ -21,7 +21,7 @@ from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
 from node_agent.cache.space import Allowed, Space
 from node_agent.disk.cache_directory import CacheDirectory
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.settings import AgentSettings
 
 

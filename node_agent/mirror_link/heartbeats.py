@@ -16,7 +16,7 @@ from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.change_signal import ChangeSignal
 from node_agent.fetch.members import Members
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.mirror_link.holdings import Holdings
 from node_agent.mirror_link.prefetches import Prefetches
 from node_agent.mirror_link.verifications import Verifications

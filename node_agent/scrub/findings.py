@@ -6,12 +6,11 @@ import threading
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.core.events import caches
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.wire.errors import ErrorBody
 from bdn.wire.eviction_schema import Tier
@@ -161,15 +160,8 @@ class Telling:
         ]
 
 
-_KINDS: Final[dict[Outcome, type[caches.Wrong]]] = {
-    "damaged": caches.Damaged,
-    "repaired": caches.Repaired,
-    "lost": caches.Lost,
-}
-
-
-def decision_about(item: DamagedItem) -> Decision:
+def event_about(item: DamagedItem) -> Event:
     """The item as an event. A path in a stage's view names the stage, which is nobody else's business."""
     path = "" if item.path is None or item.path.startswith("/") else item.path
-    kind = _KINDS[item.outcome]
-    return kind(manifest=item.manifest, digest=item.chunk, tier=item.tier, reason=item.reason, path=path)
+    facts = {"tier": item.tier, "reason": item.reason, "path": path}
+    return Event.of(item.outcome, facts, manifest=item.manifest, digest=item.chunk)

@@ -18,7 +18,7 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.disk.places import Places
-from node_agent.scrub.findings import Damage, Findings, KnownLayouts, ScrubTarget, Telling, decision_about, plain
+from node_agent.scrub.findings import Damage, Findings, KnownLayouts, ScrubTarget, Telling, event_about, plain
 from node_agent.scrub.reading import Reading
 from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.repair import Demotion, Mending, Relinking
@@ -211,5 +211,5 @@ class Scrubber:
             item = await in_thread(self.telling.item, subject, one, outcome)
             logger.warning("%s chunk %s of %s: %s (%s)", item.tier, item.chunk, item.path, outcome, one.reason)
             findings.items.append(item)
-            await in_thread(self.cache.events.decided, [decision_about(item)])
+            await in_thread(self.cache.events.decided, [event_about(item)])
             self.reading.events.damaged(subject.tier, outcome)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from bdn.core.errors import BdnError, InternalError
-from bdn.core.events.stages import Ending
+from bdn.core.events import Ending
 from bdn.wire.errors import body_of
 from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end

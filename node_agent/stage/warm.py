@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.pace.token_bucket import TokenBucket
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.stage.stage import NodeStage, StageRegistry, Warming
 from node_agent.stage.view.views import Views

@@ -34,7 +34,7 @@ BREAKAGES: Final = [
             _HEARTBEATS),
     _broken("bdn/wire/quantities.py", "what agents report together may be more than a column holds", "return min(one + other, LARGEST)",
             "return one + other", _HEARTBEATS),
-    _broken("bdn/core/sizes.py", "a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
+    _broken("bdn/core/units.py", "a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
             "float(size)", f"{_EVENTS}[sqlite]"),
     _broken("bdn/mirror/db/errors.py", "a fact that is no number is the database's fault", '"22P02":', '"22XXX":',
             f"{_EVENTS}[postgres]"),

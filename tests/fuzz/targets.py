@@ -17,12 +17,12 @@ from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.sizes import format_size, parse_size
 from bdn.core.source.paths import UnsafePathError, normalise_path
 from bdn.core.source.patterns import Patterns, compile_pattern, select
 from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import normalise_mount
 from bdn.core.store.layout import FileLayout, Slice
+from bdn.core.units import format_size, parse_size
 from bdn.net.chunk_server.messages import RequestRefusedError, find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import parse_head as parse_answer

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, replace
 
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, InternalError
-from bdn.core.events.mirrors import Mirrored, Reused
+from bdn.core.errors import BdnError, Fact, InternalError
+from bdn.core.events import Event
 from bdn.core.groups import single_error
 from bdn.core.ports import Resolution
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, parse_source
@@ -132,13 +132,8 @@ class Ingest:
                 bytes_reused=counters.reused,
                 warnings=found.warnings,
             )
-            event = Reused(
-                manifest=f"b3:{found.manifest}",
-                organisation=organisation,
-                mirror=row.mirror_id,
-                source=str(wanted.source),
-                revision=resolution.revision,
-            )
+            facts = {"mirror": row.mirror_id, "source": str(wanted.source), "revision": resolution.revision}
+            event = Event.of("reused", facts, manifest=f"b3:{found.manifest}", organisation=organisation)
             await events.record(session, [event], time.time())
         return True
 
@@ -174,16 +169,15 @@ class Ingest:
                 session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
             )
             counters = progress.counters[row.position]
-            event = Mirrored(
-                manifest=str(manifest.digest),
-                organisation=organisation,
-                mirror=row.mirror_id,
-                source=row.source,
-                revision=survey.resolution.revision,
-                files=len(manifest.files),
-                transferred=counters.transferred,
-                reused=counters.reused,
-            )
+            facts: dict[str, Fact] = {
+                "mirror": row.mirror_id,
+                "source": row.source,
+                "revision": survey.resolution.revision,
+                "files": len(manifest.files),
+                "transferred": counters.transferred,
+                "reused": counters.reused,
+            }
+            event = Event.of("mirrored", facts, manifest=manifest.digest, organisation=organisation)
             await events.record(session, [event], time.time())
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True

@@ -26,7 +26,7 @@ from node_agent.fill.fill_unit import Parcel, parcels_of
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
 from node_agent.fill.provision import Errand
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.settings import AgentSettings

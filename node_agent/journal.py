@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
-from bdn.core.events.caches import Left
-from bdn.core.events.decision import Decision, Recorded
+from bdn.core.events import EVICTED, Event
 from bdn.disk.durable import make_folder, write_at_once
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
-from node_agent.journal.pages import PAGE_SIZE, Pages
 
 logger = logging.getLogger(__name__)
 _WAITING: Final = 20_000  # events that wait for the mirror; older ones are in the journal alone
 _TOLD_BYTES: Final = 256 * 1024  # in one heartbeat
+_PAGE_SIZE: Final = 8 * 1024 * 1024  # two of these are 40,000 lines and more
+_PRIVATE: Final = 0o700
 
 
 class Journal:
@@ -34,9 +36,9 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, clock: Callable[[], float], on_lost: Callable[[int], None], *, page_size: int = PAGE_SIZE
+        self, folder: Path, clock: Callable[[], float], on_lost: Callable[[int], None], *, page_size: int = _PAGE_SIZE
     ) -> None:
-        self._pages = Pages(folder, page_size)
+        self._pages = _Pages(folder, page_size)
         self._told_file = folder / "told"
         self._clock = clock
         self._on_lost = on_lost
@@ -51,7 +53,7 @@ class Journal:
         told = self._read_told()
         found: list[tuple[int, bytes]] = []
         try:
-            make_folder(self._told_file.parent, 0o700)
+            make_folder(self._told_file.parent, _PRIVATE)
             for line in self._pages.newest_first():
                 event = _read(line)
                 if event is None:
@@ -65,23 +67,23 @@ class Journal:
         self._waiting.extend(reversed(found))
         self._number = max(told, found[0][0] if found else 0)
 
-    def record(self, decisions: Sequence[Decision]) -> None:
-        """Write decisions down, in this order and next to each other. Not on the event loop: a busy disk may block."""
-        if not decisions:
+    def record(self, decided: Sequence[Event]) -> None:
+        """Write events down, in this order and next to each other. Not on the event loop: a busy disk may block."""
+        if not decided:
             return
         with self._lock:
             at, lines = self._clock(), []
-            for decision in decisions:
+            for event in decided:
                 self._number += 1
-                event = NodeEvent.of(f"{self._run}/{self._number:012}", at, decision)
-                lines.append(event.model_dump_json().encode() + b"\n")
+                line = NodeEvent.of(replace(event, id=f"{self._run}/{self._number:012}", at=at))
+                lines.append(line.model_dump_json().encode() + b"\n")
                 self._waiting.append((self._number, lines[-1]))
             try:
-                self._pages.append(b"".join(lines), is_synced=any(isinstance(one, Left) for one in decisions))
+                self._pages.append(b"".join(lines), is_synced=any(event.kind in EVICTED for event in decided))
             except OSError as error:
                 self._on_lost(len(lines))
                 if not self._is_broken:
-                    logger.warning("decisions are not written down: %s", error)
+                    logger.warning("events are not written down: %s", error)
                 self._is_broken = True
             else:
                 self._is_broken = False
@@ -121,12 +123,12 @@ class Journal:
 
     # --- for people ---
 
-    def events(self, mention: str = "") -> Iterator[Recorded]:
+    def events(self, mention: str = "") -> Iterator[Event]:
         """What was recorded, newest first; with ``mention``, only events in which these words stand."""
         needle = mention.encode()
         for line in self._pages.newest_first():
             if needle in line and (event := _read(line)) is not None:
-                yield event.recorded()
+                yield event.event()
 
     def close(self) -> None:
         """Close the file."""
@@ -152,3 +154,64 @@ def _read(line: bytes) -> NodeEvent | None:
 
 def _number(event: NodeEvent) -> int:
     return int(event.id.rpartition("/")[2])
+
+
+class _Pages:
+    """A file of lines that only grows, and the one before it: no more is kept.
+
+    Blocking; one caller at a time. Methods raise ``OSError``, after which the next call tries again. A line that a kill, a full
+    disk or a power cut has left half is followed by a line end and skipped by readers: it does not damage its neighbours.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._current = folder / "journal.jsonl"
+        self._earlier = folder / "journal.1.jsonl"
+        self._size = size
+        self._descriptor: int | None = None
+        self._written = 0
+        self._is_torn = False
+
+    def append(self, lines: bytes, *, is_synced: bool) -> None:
+        """Add whole lines. They outlive this process when it returns and, if ``is_synced``, the machine's power."""
+        descriptor = self._open()
+        try:
+            content = b"\n" + lines if self._is_torn else lines
+            self._is_torn = True  # until all of it is there
+            while content:
+                count = os.write(descriptor, content)
+                self._written += count
+                content = content[count:]
+            self._is_torn = False
+            if is_synced:
+                os.fdatasync(descriptor)
+            if self._written >= self._size:
+                self.close()
+                self._current.replace(self._earlier)
+        except OSError:
+            self.close()
+            raise
+
+    def newest_first(self) -> Iterator[bytes]:
+        """Every line, whole or not, from the last to the first."""
+        for page in (self._current, self._earlier):
+            try:
+                content = page.read_bytes()
+            except FileNotFoundError:
+                continue
+            yield from (line for line in reversed(content.split(b"\n")) if line)
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            make_folder(self._current.parent, _PRIVATE)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._current, flags, 0o600)
+            self._written = os.fstat(self._descriptor).st_size
+            last = os.pread(self._descriptor, 1, self._written - 1) if self._written else b"\n"
+            self._is_torn = last != b"\n"
+        return self._descriptor
