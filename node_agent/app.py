@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn import __version__
+from bdn.core.digest import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client.mirror_client import MirrorClient
@@ -29,16 +30,15 @@ from node_agent.change_signal import ChangeSignal
 from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
-from node_agent.fetch.bandwidth import Bandwidth
-from node_agent.fetch.chain import Supplier
+from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
+from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import PeerDocuments
 from node_agent.fetch.members import Members
-from node_agent.fetch.origin_reads import OriginReads
 from node_agent.fetch.peers import Peers
-from node_agent.fetch.turns import Turns
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fill.filler import Filler
-from node_agent.fill.flights import Flights
+from node_agent.fill.fills import Fills
 from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
@@ -57,7 +57,7 @@ from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
 from node_agent.serve.chunk_lists import ChunkLists, LayoutSource
-from node_agent.serve.owner import Obtaining, OwnersShelf
+from node_agent.serve.owner import Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
@@ -157,26 +157,26 @@ async def open_agent(
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members)
-        reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
-        chain = Supplier(to_mirror, to_peers, tiers.chunks, reads, peers, policy, metrics.mismatched, waits)
+        reads, bandwidth = ReadsInProgress[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
+        chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatched)
 
         # Fill: files from chunks, in byte threads.
         pools = Pools(
             ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
             ByteThreads(settings.byte_threads, "agent-peers"),
-            Turns(settings.byte_threads),
+            OrderedLimit(settings.byte_threads),
         )
         stack.push_async_callback(in_thread, pools.own.close)
         stack.push_async_callback(in_thread, pools.peers.close)
         sync = stack.enter_context(GroupSync(places.root))
         filler = Filler(places, sync, disk.writes, disk.aside, bandwidth, tiers.chunks, tiers.node.commit)
-        flights = Flights(await stack.enter_async_context(BackgroundTasks()))
+        fills = Fills(await stack.enter_async_context(BackgroundTasks()))
         provision = Provision(
             catalogue=Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds),
             cache=tiers.node,
-            flights=flights,
+            fills=fills,
             filler=filler,
-            supplier=chain,
+            chain=chain,
             pools=pools,
             members=members,
             peers=peers,
@@ -188,7 +188,7 @@ async def open_agent(
         # Serve: chunks for peers, and what this agent owns is obtained for them.
         serving = ByteThreads(settings.byte_threads, "agent-serving")
         stack.push_async_callback(in_thread, serving.close)
-        owner = Obtaining(
+        owner = Owner(
             loop=asyncio.get_running_loop(),
             background=await stack.enter_async_context(BackgroundTasks()),
             threads=serving,
@@ -197,7 +197,7 @@ async def open_agent(
             bandwidth=bandwidth,
             shelf=tiers.chunks,
             tier=tiers.cluster,
-            opener=chain,
+            chain=chain,
             mirror_url=settings.url,
             on_obtained=metrics.obtained,
             members=members,
@@ -318,7 +318,7 @@ async def open_agent(
         def stop_waiting() -> None:
             for stage in registry.all():
                 stage.stop.set()
-            flights.stop_trying()
+            fills.stop_trying()
             to_mirror.close()
             to_peers.close()
 

@@ -21,15 +21,9 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.agents.holdings import Holdings
 from bdn.mirror.agents.members import Roll
-from bdn.mirror.api.collections import build_collections_router
-from bdn.mirror.api.contents import ContentsService, build_contents_router
-from bdn.mirror.api.control import Probes, build_control_router
-from bdn.mirror.api.events import build_events_router
-from bdn.mirror.api.identity import build_identity_router
-from bdn.mirror.api.mirrors import build_mirrors_router
-from bdn.mirror.api.secrets import build_secrets_router
-from bdn.mirror.api.tokens import build_tokens_router
-from bdn.mirror.api.verifications import build_verifications_router
+from bdn.mirror.api.contents import ContentsService
+from bdn.mirror.api.control import Probes
+from bdn.mirror.api.routers import ROUTERS
 from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
@@ -217,22 +211,26 @@ async def open_mirror(
         verifications = Verifications(database, watch, Lending(database, signer, settings.grant_seconds), clock)
         members = Roll(database, clock)
         heartbeats = Membership(database, members, evictions, prefetches, verifications, events, signer, watch, clock)
-        contents = ContentsService(database, access, chunks, damaged_records, Holdings(database), data_port)
-        api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
-        api.state.access = access  # for the routes' callers, see api/callers.py
-        for router in (
-            build_mirrors_router(requests),
-            build_contents_router(contents),
-            build_control_router(evictions, prefetches, heartbeats),
-            build_verifications_router(verifications),
-            build_events_router(events, Names(database)),
-            build_collections_router(collections, Restorations(database, clock)),
-            build_secrets_router(secrets),
-            build_tokens_router(tokens),
-            build_identity_router(issuer),
-            Probes(database, store, metrics).router(),
-        ):
-            api.include_router(router)
+        services = (
+            requests,
+            evictions,
+            prefetches,
+            verifications,
+            heartbeats,
+            events,
+            collections,
+            secrets,
+            tokens,
+            access,
+            Names(database),
+            Restorations(database, clock),
+            ContentsService(database, access, chunks, damaged_records, Holdings(database), data_port),
+            Probes(database, store, metrics),
+            *filter(None, [issuer]),
+        )
+        api = new_service(
+            "BDN mirror", limit_request_bytes=settings.limit_request_bytes, routers=ROUTERS, provides=services
+        )
         yield MirrorService(api, requests, data_port, watch)
 
 

@@ -137,7 +137,7 @@ class HeldChunks:
         """Whether the chunk is what its name says; what is not is dropped or suspected. ``NotFoundError`` when it is not here."""
         chunk = self.open(digest)
         chunk.file.close()
-        return self.read_into(digest, memoryview(bytearray(chunk.size))) is not None
+        return self.read_held(digest, memoryview(bytearray(chunk.size))) is not None
 
     def names(self, digest: Digest) -> frozenset[Digest]:
         """The held manifests that name this chunk."""
@@ -179,7 +179,7 @@ class HeldChunks:
 
     # --- for fills ---
 
-    def read_into(self, digest: Digest, buffer: memoryview) -> Tier | None:
+    def read_held(self, digest: Digest, buffer: memoryview) -> Tier | None:
         """Fill ``buffer`` with the chunk and say from which tier it came; None when it is not here, or is not readable.
 
         The bytes are verified, because disks rot. A chunk of the cluster tier that is not what its name says is dropped; a

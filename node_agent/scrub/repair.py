@@ -19,7 +19,7 @@ from bdn.disk.durable import disk_errors, sync_folder, write_all, write_durably
 from bdn.transfer.buffers import BufferPool
 from node_agent.cache.quarantine import Quarantine
 from node_agent.disk.places import Places
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 from node_agent.scrub.staged_files import StagedFiles
 from node_agent.stage.stage import NodeStage
 

@@ -87,7 +87,7 @@ class Lifecycle:
 
     def _set_out(self, stage: NodeStage) -> None:
         stage.stop.clear()
-        stage.progress = stage.effort = stage.mend_at = None
+        stage.progress = stage.budget = stage.mend_at = None
         stage.task = self.background.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 
@@ -271,8 +271,8 @@ class Lifecycle:
         if stage.progress:
             for position, mount in enumerate(record.mounts):
                 mount.bytes_from = stage.progress.bytes_from(position)
-        if stage.effort and not stage.is_terminal:
-            record.transfer = stage.effort.document()
+        if stage.budget and not stage.is_terminal:
+            record.transfer = stage.budget.document()
         await self._save(stage, {"state": state, "ended_at": None if state == "READY" else self.clock()}, account)
         stage.is_mending = False
         stage.notify()

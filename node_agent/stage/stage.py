@@ -17,7 +17,7 @@ from bdn.wire import stage_schema
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import TERMINAL, BytesFrom, StageMount, Warm, WarmState
-from node_agent.fetch.retry_budget import Effort
+from node_agent.fetch.fill_context import RetryBudget
 from node_agent.stage.record import MountRecord, StageRecord
 from node_agent.stage.view.destination import Earlier
 
@@ -145,7 +145,7 @@ class NodeStage:
     def __init__(self, record: StageRecord) -> None:
         self.record = record
         self.progress: StageProgress | None = None
-        self.effort: Effort | None = None
+        self.budget: RetryBudget | None = None
         self.rate = Rate()
         self.earlier: Earlier | None = None
         self.warming: Warming | None = None
@@ -169,10 +169,10 @@ class NodeStage:
         """Whether nothing more happens by itself."""
         return self.record.state in TERMINAL and not self.is_mending
 
-    def begin(self, progress: StageProgress, effort: Effort) -> None:
+    def begin(self, progress: StageProgress, budget: RetryBudget) -> None:
         """The bytes to come are known, and what may be spent on sources that fail."""
         self.progress = progress
-        self.effort = effort
+        self.budget = budget
         self.rate = Rate()
 
     def notify(self) -> None:
@@ -207,7 +207,7 @@ class NodeStage:
             mounts=mounts,
             bytes_per_second=rate,
             eta_seconds=left / rate if rate and is_known else None,
-            transfer=self.effort.document() if self.effort and not self.is_terminal else record.transfer,
+            transfer=self.budget.document() if self.budget and not self.is_terminal else record.transfer,
             warm=self.warming.document() if self.warming else None,
             error=record.error,
         )

@@ -12,8 +12,8 @@ from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
-from node_agent.fetch.retry_budget import Effort
-from node_agent.fill.provision import Errand, Provision
+from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.provision import FillRequest, Provision
 from node_agent.stage.stage import NodeStage, StageProgress
 from node_agent.stage.view.build import Built
 from node_agent.stage.view.destination import Destination
@@ -32,11 +32,11 @@ class Staging:
         """Let the manifests come onto this node, and the view appear."""
         record = stage.record
 
-        def begin(held: Sequence[Held], missing: frozenset[Digest], effort: Effort) -> _StageWatch:
-            return self._announce(stage, _by_mount(stage, held), missing, effort)
+        def begin(held: Sequence[Held], missing: frozenset[Digest], budget: RetryBudget) -> _StageWatch:
+            return self._announce(stage, _by_mount(stage, held), missing, budget)
 
-        errand = Errand(list(record.manifests), record.grant, record.holder, TrafficClass.STAGE, begin)
-        held = _by_mount(stage, await self.provision.run(errand))
+        request = FillRequest(list(record.manifests), record.grant, record.holder, TrafficClass.STAGE, begin)
+        held = _by_mount(stage, await self.provision.run(request))
         if stage.is_mending and await in_thread(self._is_whole, stage, held):
             return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
         await self._show(stage, held)
@@ -49,12 +49,12 @@ class Staging:
         return self.views.is_intact(record.id, manifests)
 
     @staticmethod
-    def _announce(stage: NodeStage, mounts: list[Held], missing: frozenset[Digest], effort: Effort) -> _StageWatch:
+    def _announce(stage: NodeStage, mounts: list[Held], missing: frozenset[Digest], budget: RetryBudget) -> _StageWatch:
         for record, held in zip(stage.record.mounts, mounts, strict=True):
             record.files_total = len(held.manifest.files)
             record.bytes_total = held.manifest.bytes_total
         progress = StageProgress([held.manifest for held in mounts], missing)
-        stage.begin(progress, effort)
+        stage.begin(progress, budget)
         return _StageWatch(stage, progress)
 
     async def _show(self, stage: NodeStage, mounts: list[Held]) -> None:

@@ -132,8 +132,8 @@ BREAKAGES: Final = [
         "hostile-input",
         "bdn/net/api_server/service.py",
         "half a surrogate pair is text",
-        "        dependencies=[Depends(_check_text)],\n",
-        "",
+        "_DEPENDENCIES: Final = [Depends(_check_text)]",
+        "_DEPENDENCIES: Final[list[Any]] = []",
         f"{_SERVICES}::test_the_mirror_answers_whatever_its_own_description_makes_up[off]",
     ),
     Breakage(

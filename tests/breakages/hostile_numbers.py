@@ -41,10 +41,10 @@ BREAKAGES: Final = [
     _broken("bdn/mirror/operations/names.py", "the paths of all files of a manifest are kept", " if entry.digest.hex in contents}", "}",
             "tests/integration/test_mirror_events.py"
             "::test_the_files_of_a_manifest_are_looked_through_beside_the_loop_and_what_is_told_is_kept_alone"),
-    Breakage("access", "bdn/mirror/api/secrets.py", "whoever rotates its secrets rotates those of all",
+    Breakage("access", "bdn/mirror/api/credentials.py", "whoever rotates its secrets rotates those of all",
              "caller.role is Role.OPERATOR and named is None", "named is None",
              "tests/promises/test_access_control.py::test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others"),
-    Breakage("access", "bdn/mirror/api/secrets.py", "an operator rotates the secrets of its own organisation alone",
+    Breakage("access", "bdn/mirror/api/credentials.py", "an operator rotates the secrets of its own organisation alone",
              "caller.role is Role.OPERATOR and named is None", "False",
              "tests/integration/test_mirror_secret_table.py"
              "::test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left[sqlite]"),

@@ -43,7 +43,7 @@ from bdn.wire.http_fields import (
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.weights_schema import MirrorRequestBody
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 from node_agent.stage.record import StageRecord
 
 NOW: Final = 1_800_000_000.0

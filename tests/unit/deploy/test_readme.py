@@ -66,3 +66,14 @@ def test_what_a_page_names_exists(page: Path) -> None:
     ] == []
     assert [name for name in re.findall(r"`python -m (tests[\w.]+)", text) if not module_exists(name)] == []
     assert page.name == "mutants-promises.md" or [name for name in files if not list(ROOT.glob(name))] == []
+
+
+def test_what_code_cites_is_in_the_repository() -> None:
+    cited: set[str] = set()
+    for file in [*ROOT.glob("bdn/**/*.py"), *ROOT.glob("node_agent/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        text = file.read_text()
+        cited |= {f"docs/adr/{number}" for number in re.findall(r"(?:ADR |docs/adr/)([0-9]{4})", text)}
+        cited |= set(re.findall(r"docs/[a-z-]+\.md", text))
+
+    assert len(cited) > 5
+    assert [name for name in sorted(cited) if not list(ROOT.glob(f"{name}*"))] == []

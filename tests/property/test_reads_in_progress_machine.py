@@ -1,9 +1,10 @@
-"""Who reads what from the mirror, step by step: one at a time for each chunk, and nobody waits for a read that is over."""
+"""Who leads and who waits, step by step: one leader at a time for each key, and nobody waits for what is over."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, StoreUnavailableError
-from node_agent.fetch.origin_reads import OriginReads
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(3)]
@@ -20,21 +21,25 @@ DOWN = StoreUnavailableError("it is down")
 ENDS = {"landed": None, "failed": DOWN, "canceled": KeyboardInterrupt(), "broken": ValueError("a bug")}
 
 
-class OriginReadsMachine(RuleBasedStateMachine):
+class ReadsInProgressMachine(RuleBasedStateMachine):
     @initialize()
     def build(self) -> None:
-        self.reads = OriginReads()
-        self.read: set[Digest] = set()  # chunks that are being read
+        self.reads = ReadsInProgress[Digest]()
+        self.read: dict[Digest, AbstractContextManager[bool]] = {}  # by chunk that is being read, the leader's block
         self.waiting: dict[Digest, list[Future[None]]] = {chunk: [] for chunk in CHUNKS}
 
     @rule(chunk=chunks)
     def somebody_asks_for_the_lead(self, chunk: Digest) -> None:
-        assert self.reads.lead(chunk) == (chunk not in self.read)
-        self.read.add(chunk)
+        block = self.reads.lead(chunk)
+        assert block.__enter__() == (chunk not in self.read)
+        if chunk in self.read:
+            block.__exit__(None, None, None)
+        else:
+            self.read[chunk] = block
 
     @rule(chunk=chunks)
     def somebody_waits(self, chunk: Digest) -> None:
-        landing = self.reads.landing(chunk)
+        landing = self.reads.flight(chunk)
         assert (landing is not None) == (chunk in self.read)
         if landing is not None:
             self.waiting[chunk].append(landing)
@@ -50,12 +55,8 @@ class OriginReadsMachine(RuleBasedStateMachine):
     @rule(data=st.data(), end=st.sampled_from(list(ENDS)))
     def a_read_ends(self, data: st.DataObject, end: str) -> None:
         chunk = data.draw(st.sampled_from(sorted(self.read)))
-        error = ENDS[end]
-        if error is None:
-            self.reads.landed(chunk)
-        else:
-            self.reads.failed(chunk, error)
-        self.read.remove(chunk)
+        error, block = ENDS[end], self.read.pop(chunk)
+        assert not block.__exit__(type(error) if error else None, error, None)
         over, self.waiting[chunk] = self.waiting[chunk], []
         for landing in over:
             told = landing.exception(0)
@@ -71,5 +72,5 @@ class OriginReadsMachine(RuleBasedStateMachine):
             assert chunk in self.read or not self.waiting[chunk]
 
 
-TestOriginReadsMachine = OriginReadsMachine.TestCase
-TestOriginReadsMachine.settings = settings(max_examples=settings().max_examples // 2)
+TestReadsInProgressMachine = ReadsInProgressMachine.TestCase
+TestReadsInProgressMachine.settings = settings(max_examples=settings().max_examples // 2)

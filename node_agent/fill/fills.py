@@ -1,4 +1,4 @@
-"""At most one fill per file on this node, whoever waits for it; and one trip for files that come together."""
+"""At most one fill per file on this node, whoever waits for it; and one fill for files that come together."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import BackgroundTasks, to_the_end
-from node_agent.fill.order import FileReport
+from node_agent.fill.fill_unit import FileReport
 
-Start = Callable[["Trip"], Coroutine[object, object, None]]
+Start = Callable[["Fill"], Coroutine[object, object, None]]
 
 
 @dataclass(eq=False)
-class Trip:
+class Fill:
     """A fill in progress. It belongs to nobody: its leader may leave, and it goes on while somebody waits."""
 
     leader: FileReport
-    flights: dict[Digest, Flight] = field(default_factory=dict)
+    files: dict[Digest, FileFill] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
     task: asyncio.Task[None] | None = None
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
         """Tell everybody. The bytes were fetched for the leader; the others find them on this node."""
-        flight = self.flights[file]
-        flight.done += size
-        for listener in flight.listeners:
+        file_fill = self.files[file]
+        file_fill.done += size
+        for listener in file_fill.listeners:
             listener(file, tier if listener is self.leader else "node", size)
 
     @property
     def traffic(self) -> TrafficClass:
         """Whom it is for: the most urgent of those who wait for it now."""
-        waiting = (traffic for flight in self.flights.values() for traffic in flight.listeners.values())
+        waiting = (traffic for file_fill in self.files.values() for traffic in file_fill.listeners.values())
         return min(waiting, default=TrafficClass.STAGE)
 
     @property
@@ -46,31 +46,31 @@ class Trip:
         return self.task is None or self.task.done()
 
     @property
-    def has_landed(self) -> bool:
+    def has_succeeded(self) -> bool:
         """Whether it ended well."""
         return self.is_over and self.error is None and self.task is not None and not self.task.cancelled()
 
     @property
     def is_abandoned(self) -> bool:
         """Whether it goes on and nobody waits for any of its files."""
-        return not self.is_over and not any(flight.listeners for flight in self.flights.values())
+        return not self.is_over and not any(file_fill.listeners for file_fill in self.files.values())
 
 
 @dataclass(eq=False)
-class Flight:
-    """One file of a trip, and who waits for it."""
+class FileFill:
+    """One file of a fill, and who waits for it."""
 
-    trip: Trip
+    fill: Fill
     listeners: dict[FileReport, TrafficClass] = field(default_factory=dict)
     done: int = 0
 
 
-class Flights:
+class Fills:
     """Fills in progress by file. Its background outlives the stages, so that no fill dies with the stage that began it."""
 
     def __init__(self, background: BackgroundTasks) -> None:
         self._background = background
-        self._flights: dict[Digest, Flight] = {}
+        self._files: dict[Digest, FileFill] = {}
 
     async def join(
         self,
@@ -80,102 +80,102 @@ class Flights:
         restart: Callable[[Digest], None],
         traffic: TrafficClass = TrafficClass.STAGE,
     ) -> None:
-        """Wait until these files are whole, filling on one trip those that nobody fills.
+        """Wait until these files are whole, with one fill of those that nobody fills.
 
-        Cancelling leaves their flights; the last one who leaves a trip ends it, and waits until it has ended.
+        Canceled, it leaves their fills; the last one who leaves a fill ends it, and waits until it has ended.
 
         Args:
             files: the files, which can be filled together.
-            start: makes the fill of a trip; its files are those that nobody fills, or that whoever did has failed to fill.
+            start: makes the coroutine of a fill, whose files are those that nobody fills, or that whoever did has failed to fill.
             report: is told of progress, as a callable of its own.
-            restart: is told that the progress reported so far of a file is void, because another trip begins.
+            restart: is told that the progress reported so far of a file is void, because another fill begins.
             traffic: whom it is for.
 
         Raises:
             BdnError: our own fill failed, or the disk did, whosesoever fill it was.
         """
         waiting = list(dict.fromkeys(files))
-        boarded: dict[Digest, Flight] = {}
+        joined: dict[Digest, FileFill] = {}
         try:
             while waiting:
-                self._take_off([file for file in waiting if file not in self._flights], start, report)
+                self._begin([file for file in waiting if file not in self._files], start, report)
                 for file in waiting:
-                    self._board(file, boarded, report, traffic)
-                tasks = {flight.trip.task for flight in boarded.values() if flight.trip.task}
+                    self._join(file, joined, report, traffic)
+                tasks = {file_fill.fill.task for file_fill in joined.values() if file_fill.fill.task}
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                waiting = self._still_waiting(waiting, boarded, report, restart)
+                waiting = self._still_waiting(waiting, joined, report, restart)
         finally:
-            await _leave(boarded.values(), report)
+            await _leave(joined.values(), report)
 
     def stop_trying(self) -> None:
         """The agent ends: no fill shall go through its retries any more."""
-        for flight in self._flights.values():
-            flight.trip.stop.set()
+        for file_fill in self._files.values():
+            file_fill.fill.stop.set()
 
-    def _take_off(self, files: Sequence[Digest], start: Start, report: FileReport) -> None:
+    def _begin(self, files: Sequence[Digest], start: Start, report: FileReport) -> None:
         if not files:
             return
-        trip = Trip(report)
-        trip.flights = {file: Flight(trip) for file in files}
-        self._flights.update(trip.flights)
-        trip.task = self._background.start(_fly(trip, start), f"fill {files[0]}")
+        fill = Fill(report)
+        fill.files = {file: FileFill(fill) for file in files}
+        self._files.update(fill.files)
+        fill.task = self._background.start(_run(fill, start), f"fill {files[0]}")
         # Not in a finally of the task: a task that is canceled before its first step never gets there.
-        trip.task.add_done_callback(lambda _: self._forget(files))
+        fill.task.add_done_callback(lambda _: self._forget(files))
 
     def _forget(self, files: Iterable[Digest]) -> None:
         for file in files:
-            del self._flights[file]
+            del self._files[file]
 
-    def _board(self, file: Digest, boarded: dict[Digest, Flight], report: FileReport, traffic: TrafficClass) -> None:
-        if file in boarded:
+    def _join(self, file: Digest, joined: dict[Digest, FileFill], report: FileReport, traffic: TrafficClass) -> None:
+        if file in joined:
             return
-        flight = boarded[file] = self._flights[file]
-        if flight.done and report is not flight.trip.leader:
-            report(file, "node", flight.done)
-        flight.listeners[report] = traffic
+        file_fill = joined[file] = self._files[file]
+        if file_fill.done and report is not file_fill.fill.leader:
+            report(file, "node", file_fill.done)
+        file_fill.listeners[report] = traffic
 
     @staticmethod
     def _still_waiting(
         waiting: Sequence[Digest],
-        boarded: dict[Digest, Flight],
+        joined: dict[Digest, FileFill],
         report: FileReport,
         restart: Callable[[Digest], None],
     ) -> list[Digest]:
-        """The files that are not whole yet; raises the error of a trip that was ours, or that ended for all."""
+        """The files that are not whole yet; raises the error of a fill that was ours, or that ended for all."""
         left: list[Digest] = []
         for file in waiting:
-            trip = boarded[file].trip
-            if trip.is_over:
-                del boarded[file]
-            if not trip.has_landed:
+            fill = joined[file].fill
+            if fill.is_over:
+                del joined[file]
+            if not fill.has_succeeded:
                 left.append(file)
-            if trip.error and (trip.leader is report or isinstance(trip.error, DiskFailedError)):
-                raise trip.error
-            if trip.is_over and not trip.has_landed:
+            if fill.error and (fill.leader is report or isinstance(fill.error, DiskFailedError)):
+                raise fill.error
+            if fill.is_over and not fill.has_succeeded:
                 # A led with a grant that expired, or left as the last one just before we came; B has a right of its own.
                 restart(file)
         return left
 
 
-async def _leave(flights: Iterable[Flight], report: FileReport) -> None:
-    trips: dict[Trip, None] = {}
-    for flight in flights:
-        flight.listeners.pop(report, None)
-        trips[flight.trip] = None
-    abandoned = [trip.task for trip in trips if trip.is_abandoned and trip.task]
-    for trip in trips:
-        if trip.is_abandoned and trip.task:
-            trip.stop.set()  # first, so that the threads do not go through their retries
-            trip.task.cancel()
+async def _leave(files: Iterable[FileFill], report: FileReport) -> None:
+    fills: dict[Fill, None] = {}
+    for file_fill in files:
+        file_fill.listeners.pop(report, None)
+        fills[file_fill.fill] = None
+    abandoned = [fill.task for fill in fills if fill.is_abandoned and fill.task]
+    for fill in fills:
+        if fill.is_abandoned and fill.task:
+            fill.stop.set()  # first, so that the threads do not go through their retries
+            fill.task.cancel()
     if abandoned:
         await to_the_end(_ended(abandoned))
 
 
-async def _fly(trip: Trip, start: Start) -> None:
+async def _run(fill: Fill, start: Start) -> None:
     try:
-        await start(trip)
+        await start(fill)
     except Exception as error:  # noqa: BLE001 - it is raised again, by everybody who waits
-        trip.error = error
+        fill.error = error
 
 
 async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.fetch.turns import Turns
+from node_agent.fetch.bandwidth import OrderedLimit
 
 
 async def settle() -> None:
@@ -14,10 +14,10 @@ async def settle() -> None:
 
 
 async def test_the_lowest_position_is_next_whoever_came_first() -> None:
-    turns, served, gate = Turns(1), list[int](), asyncio.Event()
+    places, served, gate = OrderedLimit(1), list[int](), asyncio.Event()
 
     async def work(position: int) -> None:
-        async with turns.take((position,)):
+        async with places.place((position,)):
             await gate.wait()
             served.append(position)
 
@@ -30,29 +30,29 @@ async def test_the_lowest_position_is_next_whoever_came_first() -> None:
 
 
 async def test_the_last_ones_are_those_who_have_their_places() -> None:
-    turns, gate = Turns(2), asyncio.Event()
+    places, gate = OrderedLimit(2), asyncio.Event()
 
     async def work(position: int) -> None:
-        async with turns.take((position,)):
+        async with places.place((position,)):
             await gate.wait()
 
     async with asyncio.TaskGroup() as group:
-        seen = [turns.is_last]
+        seen = [places.is_last]
         for position in range(3):
             group.create_task(work(position))
             await settle()
-            seen.append(turns.is_last)
+            seen.append(places.is_last)
         gate.set()
     assert seen == [True, True, True, False]
 
 
 async def test_one_who_is_canceled_when_it_is_its_turn_passes_it_on() -> None:
-    turns = Turns(1)
-    first = turns.take((0,))
+    places = OrderedLimit(1)
+    first = places.place((0,))
     await first.__aenter__()
 
     async def wait(position: int) -> None:
-        async with turns.take((position,)):
+        async with places.place((position,)):
             pass
 
     second, third = asyncio.create_task(wait(1)), asyncio.create_task(wait(2))
@@ -67,11 +67,11 @@ async def test_one_who_is_canceled_when_it_is_its_turn_passes_it_on() -> None:
 @given(limit=st.integers(1, 4), canceled=st.lists(st.booleans(), min_size=1, max_size=12))
 def test_never_more_than_the_limit_and_nobody_is_forgotten(limit: int, canceled: list[bool]) -> None:
     async def run() -> None:
-        turns, at_once, most, done = Turns(limit), 0, 0, 0
+        places, at_once, most, done = OrderedLimit(limit), 0, 0, 0
 
         async def work(position: int) -> None:
             nonlocal at_once, most, done
-            async with turns.take((position,)):
+            async with places.place((position,)):
                 at_once += 1
                 most = max(most, at_once)
                 try:
@@ -91,6 +91,6 @@ def test_never_more_than_the_limit_and_nobody_is_forgotten(limit: int, canceled:
         assert done == sum(not task.cancelled() for task in tasks)
         for _ in range(limit):
             async with asyncio.timeout(10):
-                await turns._acquire((0,))
+                await places._acquire((0,))
 
     asyncio.run(run())

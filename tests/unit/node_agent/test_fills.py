@@ -10,33 +10,33 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import BackgroundTasks
-from node_agent.fill.flights import Flights, Trip
+from node_agent.fill.fills import Fill, Fills
 
 FILE, SECOND, THIRD = map(digest_of, (b"the file", b"the second", b"the third"))
 
 
 @dataclass
-class Passenger:
+class Waiter:
     """Somebody who waits for the file, with a fill of its own that the test controls."""
 
-    flights: Flights
+    fills: Fills
     error: Exception | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    fills: int = 0
+    count: int = 0
     was_canceled: bool = False
     filled: list[Digest] = field(default_factory=list)
     came: dict[Digest, Counter[Tier]] = field(default_factory=dict)
 
-    async def fill(self, trip: Trip) -> None:
-        files, report = list(trip.flights), trip.report
-        self.fills += 1
+    async def fill(self, fill: Fill) -> None:
+        files, report = list(fill.files), fill.report
+        self.count += 1
         self.filled += files
         for file in files:
             report(file, "mirror", 10)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
-            self.was_canceled = trip.stop.is_set()
+            self.was_canceled = fill.stop.is_set()
             raise
         if self.error:
             raise self.error
@@ -49,8 +49,8 @@ class Passenger:
     def restart(self, file: Digest) -> None:
         self.came.pop(file, None)
 
-    def board(self, *files: Digest) -> asyncio.Task[None]:
-        return asyncio.create_task(self.flights.join(files or (FILE,), self.fill, self.report, self.restart))
+    def join(self, *files: Digest) -> asyncio.Task[None]:
+        return asyncio.create_task(self.fills.join(files or (FILE,), self.fill, self.report, self.restart))
 
 
 async def settle() -> None:
@@ -61,28 +61,28 @@ async def settle() -> None:
 
 async def test_a_file_is_filled_once_for_all_who_wait() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        leader, others = Passenger(flights), [Passenger(flights) for _ in range(3)]
-        tasks = [leader.board()]
+        fills = Fills(background)
+        leader, others = Waiter(fills), [Waiter(fills) for _ in range(3)]
+        tasks = [leader.join()]
         await settle()
-        tasks += [other.board() for other in others]
+        tasks += [other.join() for other in others]
         await settle()
         leader.gate.set()
         await asyncio.gather(*tasks)
 
-    assert leader.fills == 1
-    assert [other.fills for other in others] == [0, 0, 0]
+    assert leader.count == 1
+    assert [other.count for other in others] == [0, 0, 0]
     assert leader.came == {FILE: {"mirror": 15}}
     assert [other.came for other in others] == [{FILE: {"node": 15}}] * 3  # they share what was fetched for the leader
 
 
 async def test_a_fill_goes_on_when_its_leader_leaves() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        leader, other = Passenger(flights), Passenger(flights)
-        leading = leader.board()
+        fills = Fills(background)
+        leader, other = Waiter(fills), Waiter(fills)
+        leading = leader.join()
         await settle()
-        waiting = other.board()
+        waiting = other.join()
         await settle()
         leading.cancel()
         await settle()
@@ -90,14 +90,14 @@ async def test_a_fill_goes_on_when_its_leader_leaves() -> None:
         leader.gate.set()
         await waiting
 
-    assert (leader.fills, other.fills) == (1, 0)
+    assert (leader.count, other.count) == (1, 0)
 
 
 async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_last_one_is_gone() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        passenger = Passenger(flights)
-        task = passenger.board()
+        fills = Fills(background)
+        passenger = Waiter(fills)
+        task = passenger.join()
         await settle()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -108,11 +108,11 @@ async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_l
 
 async def test_a_waiter_takes_over_when_the_leaders_fill_fails() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        leader, other = Passenger(flights, GrantExpiredError("then")), Passenger(flights)
-        leading = leader.board()
+        fills = Fills(background)
+        leader, other = Waiter(fills, GrantExpiredError("then")), Waiter(fills)
+        leading = leader.join()
         await settle()
-        waiting = other.board()
+        waiting = other.join()
         await settle()
         leader.gate.set()
         with pytest.raises(GrantExpiredError):
@@ -121,46 +121,46 @@ async def test_a_waiter_takes_over_when_the_leaders_fill_fails() -> None:
         other.gate.set()
         await waiting
 
-    assert (leader.fills, other.fills) == (1, 1)
-    assert other.came == {FILE: {"mirror": 15}}  # what the failed flight reported is void
+    assert (leader.count, other.count) == (1, 1)
+    assert other.came == {FILE: {"mirror": 15}}  # what the failed fill reported is void
 
 
 async def test_a_disk_that_failed_for_one_failed_for_all() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        leader, other = Passenger(flights, DiskFailedError("/cache", "no space")), Passenger(flights)
-        tasks = [leader.board()]
+        fills = Fills(background)
+        leader, other = Waiter(fills, DiskFailedError("/cache", "no space")), Waiter(fills)
+        tasks = [leader.join()]
         await settle()
-        tasks.append(other.board())
+        tasks.append(other.join())
         await settle()
         leader.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert [type(result) for result in results] == [DiskFailedError] * 2
-    assert other.fills == 0
+    assert other.count == 0
 
 
 async def test_who_comes_while_a_fill_is_being_canceled_begins_a_new_one() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        first, second = Passenger(flights), Passenger(flights)
-        leaving = first.board()
+        fills = Fills(background)
+        first, second = Waiter(fills), Waiter(fills)
+        leaving = first.join()
         await settle()
         leaving.cancel()  # its fill is canceled within its own next step
-        coming = second.board()
+        coming = second.join()
         second.gate.set()
         await coming
 
-    assert second.fills == 1
+    assert second.count == 1
 
 
 async def test_files_that_come_together_share_a_trip_with_those_who_wait_for_one_of_them() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        leader, other = Passenger(flights), Passenger(flights)
-        tasks = [leader.board(FILE, SECOND)]
+        fills = Fills(background)
+        leader, other = Waiter(fills), Waiter(fills)
+        tasks = [leader.join(FILE, SECOND)]
         await settle()
-        tasks.append(other.board(SECOND, THIRD))
+        tasks.append(other.join(SECOND, THIRD))
         await settle()
         assert (leader.filled, other.filled) == ([FILE, SECOND], [THIRD])  # nobody fills a file that somebody fills
         leader.gate.set()
@@ -175,11 +175,11 @@ async def test_files_that_come_together_share_a_trip_with_those_who_wait_for_one
 
 async def test_a_trip_goes_on_while_somebody_waits_for_one_of_its_files_and_ends_with_the_last() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        leader, other = Passenger(flights), Passenger(flights)
-        leading = leader.board(FILE, SECOND)
+        fills = Fills(background)
+        leader, other = Waiter(fills), Waiter(fills)
+        leading = leader.join(FILE, SECOND)
         await settle()
-        waiting = other.board(SECOND)
+        waiting = other.join(SECOND)
         await settle()
         leading.cancel()
         await settle()
@@ -194,11 +194,11 @@ async def test_a_trip_goes_on_while_somebody_waits_for_one_of_its_files_and_ends
 
 async def test_who_waits_for_files_of_a_trip_that_failed_fills_them_on_a_trip_of_its_own() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        leader, other = Passenger(flights, GrantExpiredError("then")), Passenger(flights)
-        leading = leader.board(FILE, SECOND)
+        fills = Fills(background)
+        leader, other = Waiter(fills, GrantExpiredError("then")), Waiter(fills)
+        leading = leader.join(FILE, SECOND)
         await settle()
-        waiting = other.board(SECOND, THIRD)
+        waiting = other.join(SECOND, THIRD)
         await settle()
         leader.gate.set()
         with pytest.raises(GrantExpiredError):
@@ -213,14 +213,14 @@ async def test_who_waits_for_files_of_a_trip_that_failed_fills_them_on_a_trip_of
 
 async def test_who_leads_one_trip_and_fails_leaves_the_others_that_it_waits_for() -> None:
     async with BackgroundTasks() as background:
-        flights = Flights(background)
-        first, second = Passenger(flights), Passenger(flights, GrantExpiredError("then"))
-        flying = first.board(FILE)
+        fills = Fills(background)
+        first, second = Waiter(fills), Waiter(fills, GrantExpiredError("then"))
+        flying = first.join(FILE)
         await settle()
-        failing = second.board(FILE, SECOND)
+        failing = second.join(FILE, SECOND)
         await settle()
         second.gate.set()
-        with pytest.raises(GrantExpiredError):  # at once, although the other trip goes on
+        with pytest.raises(GrantExpiredError):  # at once, although the other fill goes on
             await failing
         assert not first.was_canceled
         first.gate.set()

@@ -1,21 +1,27 @@
-"""What one stage may still spend on sources that fail or are slow. Shared by all its threads."""
+"""What the readers of one stage share: whose right it has, whose its chunks are, and what it may still spend."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from bdn.core.digest import Digest
 from bdn.core.pace.retry import Allowance
 from bdn.core.ring.hedging import HedgeBudget
 from bdn.wire.stage_schema import Transfer
+from node_agent.fetch.routing import Routing
 
 _FREE_FAILURES: Final = 64  # a mirror that restarts fails all threads at once, several times
 _CHUNK_SIZE_PER_FAILURE: Final = 10 * 8 * 1024**2
 
 
-class Effort:
-    """One budget of retries, and one of bytes that are asked for again because their first source was late."""
+class RetryBudget:
+    """What one stage may still spend on sources that fail or are late. Shared by all its threads.
+
+    One budget of retries, and one of bytes that are asked for again because their first source was late.
+    """
 
     def __init__(self, size: int, avoided: Callable[[], Sequence[str]]) -> None:
         """For a stage that is to fetch ``size`` bytes. ``avoided`` names the peers that are avoided now."""
@@ -43,3 +49,17 @@ class Effort:
                 bytes_hedged=self._hedges.used,
                 peers_avoided=list(self._avoided()),
             )
+
+
+@dataclass(frozen=True)
+class FillContext:
+    """The chunks of ``manifest`` are read with the grant ``bearer``.
+
+    ``is_ending`` tells whether no chunk is left to be asked of peers but those that are being asked for.
+    """
+
+    manifest: Digest
+    bearer: str
+    routing: Routing
+    budget: RetryBudget
+    is_ending: Callable[[], bool] = lambda: False

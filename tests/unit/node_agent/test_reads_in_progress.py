@@ -5,43 +5,32 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
-from node_agent.fetch.origin_reads import OriginReads
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(40)]
 NEVER = threading.Event()
 
 
-def test_a_thread_that_waits_goes_on_when_the_read_lands() -> None:
-    reads, asked = OriginReads(), threading.Event()
-    assert reads.lead(CHUNKS[0])
-
-    def wait() -> bool:
-        asked.set()
-        return reads.wait(CHUNKS[0], 60, NEVER)
-
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(wait)
-        asked.wait(60)
-        reads.landed(CHUNKS[0])
+def test_a_thread_that_waits_goes_on_when_the_leader_is_through_or_its_stage_is_released() -> None:
+    reads, stop = ReadsInProgress[Digest](), threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        with reads.lead(CHUNKS[0]) as is_leader:
+            assert is_leader
+            waiting = threads.submit(reads.wait, CHUNKS[0], 60, NEVER)
+            released = threads.submit(reads.wait, CHUNKS[0], 60, stop)
+            stop.set()
+            assert not released.result(60)
         assert waiting.result(60)
-
-
-def test_a_thread_that_waits_goes_on_when_its_stage_is_released() -> None:
-    reads, stop = OriginReads(), threading.Event()
-    assert reads.lead(CHUNKS[0])
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(reads.wait, CHUNKS[0], 60, stop)
-        stop.set()
-        assert not waiting.result(60)
 
 
 def test_threads_that_keep_to_the_rules_read_each_chunk_once_also_when_leaders_fail() -> None:
     """Each first read of every third chunk fails; whoever waited for it takes over."""
-    reads, lock = OriginReads(), threading.Lock()
+    reads, lock = ReadsInProgress[Digest](), threading.Lock()
     held: set[Digest] = set()
     count: Counter[Digest] = Counter()
 
@@ -56,16 +45,10 @@ def test_threads_that_keep_to_the_rules_read_each_chunk_once_also_when_leaders_f
     def obtain(number: int) -> None:
         chunk = CHUNKS[number]
         while chunk not in held:
-            if not reads.lead(chunk):
-                assert reads.wait(chunk, 60, NEVER)
-                continue
-            try:
-                if chunk not in held:
+            with suppress(StoreUnavailableError), reads.lead(chunk) as is_leader:
+                if is_leader and chunk not in held:
                     read(number)
-            except StoreUnavailableError as error:
-                reads.failed(chunk, error)
-            else:
-                reads.landed(chunk)
+            assert reads.wait(chunk, 60, NEVER)
 
     with ThreadPoolExecutor(8) as threads:
         for number in range(len(CHUNKS)):
