@@ -14,7 +14,7 @@ from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import NodeEvents
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageRequest, Stages
 from bdn.wire.stage_schema import Stage as StageDocument
-from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
+from bdn.wire.verification_schema import PathVerification, PathVerificationRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.story import Story
@@ -85,7 +85,7 @@ def _service_router(agent: Agent) -> APIRouter:
         return await agent.holdings.document()
 
     @router.post("/verifications")
-    async def verify(request: PathVerificationRequest) -> VerifyReport:
+    async def verify(request: PathVerificationRequest) -> PathVerification:
         """Read a staged file again, or all below a folder, and repair what is wrong: the answer comes when it is done."""
         return await agent.verifications.look_at(request)
 

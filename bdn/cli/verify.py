@@ -17,10 +17,10 @@ from bdn.core.sizes import format_size
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.verification_schema import (
     DamagedItem,
+    PathVerification,
     PathVerificationRequest,
     Verification,
     VerificationRequest,
-    VerifyReport,
 )
 
 
@@ -100,7 +100,7 @@ def _absolute(what: str) -> str:
     return str(Path(what).absolute())
 
 
-def _lines(found: Verification | VerifyReport, remarks: Sequence[str]) -> list[str]:
+def _lines(found: Verification | PathVerification, remarks: Sequence[str]) -> list[str]:
     lines = [*map(_item_line, found.items), *remarks]
     if found.error is not None:
         lines.append(f"{found.error.message} [{found.error.code}]")

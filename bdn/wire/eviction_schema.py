@@ -100,8 +100,6 @@ class EvictCommand(BaseModel):
 
 
 class EvictReport(BaseModel):
-    """An agent's answer to one command."""
+    """What went on an agent, and what was refused."""
 
-    id: str
     items: list[EvictedItem] = []
-    error: ErrorBody | None = None

@@ -15,7 +15,6 @@ from bdn.wire.stage_schema import BytesFrom
 
 PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
 NodeState = Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
-ReportedState = Literal["RUNNING", "READY", "FAILED"]
 
 
 class PrefetchRequest(BaseModel):
@@ -75,10 +74,7 @@ class PrefetchCommand(BaseModel):
 
 
 class PrefetchReport(BaseModel):
-    """How far an agent is. The mirror repeats a command that no report speaks of."""
+    """How far an agent is."""
 
-    id: str
-    state: ReportedState
     bytes_total: Quantity | None = None
     bytes_from: BytesFrom = BytesFrom()
-    error: ErrorBody | None = None

@@ -102,12 +102,17 @@ class VerifyCommand(BaseModel):
 
 
 class VerifyReport(BaseModel):
-    """An agent's answer to one command, or to a ``PathVerificationRequest``."""
+    """What an agent has read, and what was wrong."""
 
-    id: str
     items: list[DamagedItem] = []
     chunks_read: Quantity = 0
     bytes_read: Quantity = 0
+
+
+class PathVerification(VerifyReport):
+    """An agent's answer to a ``PathVerificationRequest``; ``id`` is the path."""
+
+    id: str
     error: ErrorBody | None = None
 
 

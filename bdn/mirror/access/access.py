@@ -8,14 +8,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.caller import DEFAULT_ORGANISATION, Caller, Role
+from bdn.core.caller import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
 from bdn.mirror.access.tokens import TokenTable, is_token
 from bdn.mirror.db import layouts, mirrors
 from bdn.mirror.db.database import Database
+from bdn.wire.eviction_schema import EvictionRequest
 from bdn.wire.grants import GrantVerifier
+from bdn.wire.verification_schema import VerificationRequest
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
@@ -131,3 +133,23 @@ class Access:
             if found:
                 self._objects[key] = found
             return found
+
+
+def check_may_evict(caller: Caller, request: EvictionRequest) -> None:
+    """Raise ``NotPermittedError``, before anything is looked up, where more is named than what the organisation mirrored.
+
+    The caches of nodes belong to all organisations together: an eviction there by age or of everything would take from
+    others, one by a job's name could name another's, and a forced one breaks leases of jobs that nobody asked.
+    """
+    if caller.role is not Role.OPERATOR and (request.tier != "mirror" or request.force):
+        raise NotPermittedError(
+            f"a token of role {caller.role} evicts with tier mirror and without force; the caches of nodes are the operator's"
+        )
+
+
+def check_may_verify(caller: Caller, request: VerificationRequest) -> None:
+    """Likewise: reading a cache of a node takes from all who work there, and everything is everybody's."""
+    if caller.role is not Role.OPERATOR and (request.tier != "mirror" or request.all):
+        raise NotPermittedError(
+            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
+        )

@@ -21,7 +21,7 @@ def build_collections_router(collections: Collections, restorations: Restoration
 
     @router.post("/collections", status_code=202, summary="Collect what nothing names, or plan it with dry_run")
     async def collect(body: CollectionRequest, _: Operator, wait: WaitSeconds = 0) -> Collection:
-        return await collections.get((await collections.start(body)).id, wait)
+        return await collections.start(body, wait)
 
     @router.get("/collections/{collection_id}", summary="A recorded collection")
     async def collection(collection_id: CollectionId, _: Operator, wait: WaitSeconds = 0) -> Collection:

@@ -16,7 +16,7 @@ from bdn.core.caller import Caller, Role
 from bdn.core.digest import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import ChunkStore
-from bdn.mirror.access.confinement import check_confined
+from bdn.mirror.access.access import check_may_evict
 from bdn.mirror.api.callers import Agent, Controller
 from bdn.mirror.api.mirrors import WaitSeconds
 from bdn.mirror.db.database import Database
@@ -40,9 +40,8 @@ def build_control_router(evictions: Evictions, prefetches: Prefetches, membershi
 
     @router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
     async def evict(body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
-        check_confined(caller, body)
-        eviction = await evictions.start(body, caller.organisation)
-        return _shown(caller, await evictions.get(eviction.id, caller.organisation, wait))
+        check_may_evict(caller, body)
+        return _shown(caller, await evictions.start(body, caller.organisation, wait))
 
     @router.get("/evictions/{eviction_id}", summary="A recorded eviction")
     async def eviction(eviction_id: EvictionId, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
@@ -50,8 +49,7 @@ def build_control_router(evictions: Evictions, prefetches: Prefetches, membershi
 
     @router.post("/prefetches", status_code=202, summary="Place READY manifests on nodes")
     async def prefetch(body: PrefetchRequest, caller: Controller, wait: WaitSeconds = 0) -> Prefetch:
-        begun = await prefetches.start(body, caller.organisation)
-        return await prefetches.get(begun.id, caller.organisation, wait)
+        return await prefetches.start(body, caller.organisation, wait)
 
     @router.get("/prefetches/{prefetch_id}", summary="A recorded prefetch, node by node")
     async def prefetched(prefetch_id: PrefetchId, caller: Controller, wait: WaitSeconds = 0) -> Prefetch:

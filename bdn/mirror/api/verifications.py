@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from bdn.core.caller import Caller, NotPermittedError, Role
+from bdn.mirror.access.access import check_may_verify
 from bdn.mirror.api.callers import Controller
 from bdn.mirror.api.mirrors import WaitSeconds
 from bdn.mirror.operations.verifications import Verifications
@@ -21,20 +21,11 @@ def build_verifications_router(verifications: Verifications) -> APIRouter:
 
     @router.post("", status_code=202, summary="Read what is held again, and repair what is wrong")
     async def verify(body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0) -> Verification:
-        _check_confined(caller, body)
-        begun = await verifications.start(body, caller.organisation)
-        return await verifications.get(begun.id, caller.organisation, wait)
+        check_may_verify(caller, body)
+        return await verifications.start(body, caller.organisation, wait)
 
     @router.get("/{verification_id}", summary="A recorded verification")
     async def verification(verification_id: VerificationId, caller: Controller, wait: WaitSeconds = 0) -> Verification:
         return await verifications.get(verification_id, caller.organisation, wait)
 
     return router
-
-
-def _check_confined(caller: Caller, request: VerificationRequest) -> None:
-    """Reading a cache of a node takes from all who work there, and everything is everybody's: as for evictions."""
-    if caller.role is not Role.OPERATOR and (request.all or request.tier != "mirror"):
-        raise NotPermittedError(
-            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
-        )

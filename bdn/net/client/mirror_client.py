@@ -25,7 +25,7 @@ from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry, Secre
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, Stage, StageRequest, Stages
 from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
-from bdn.wire.verification_schema import PathVerificationRequest, Verification, VerificationRequest, VerifyReport
+from bdn.wire.verification_schema import PathVerification, PathVerificationRequest, Verification, VerificationRequest
 from bdn.wire.weights_schema import MirrorRequestBody
 
 LONGEST_WAIT_SECONDS: Final = 60.0
@@ -225,9 +225,9 @@ class AgentClient(ServiceClient):
         """``DELETE /stages/{id}``."""
         return await self._call(Stage, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
 
-    async def verify(self, request: PathVerificationRequest) -> VerifyReport:
+    async def verify(self, request: PathVerificationRequest) -> PathVerification:
         """``POST /verifications``; the answer comes when all of it has been read, however long that takes."""
-        return await self._call(VerifyReport, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
+        return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
 
     async def events(self, params: Params) -> NodeEvents:
         """``GET /events``."""
