@@ -12,9 +12,9 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.change_signal import News
+from node_agent.change_signal import ChangeSignal
 from node_agent.fetch.members import Members
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.holdings import Holdings
 from node_agent.trust import Trust
@@ -50,7 +50,7 @@ class Heartbeats:
         members: Members,
         holdings: Holdings,
         inbox: CommandInbox,
-        news: News,
+        news: ChangeSignal,
         journal: Journal,
     ) -> None:
         self._identity = identity

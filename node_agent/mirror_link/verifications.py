@@ -11,7 +11,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.wire.agent_schema import Report
 from bdn.wire.verification_schema import PathVerification, PathVerificationRequest, VerifyCommand
 from node_agent.background_tasks import in_thread
-from node_agent.scrub.findings import Findings, Subject
+from node_agent.scrub.findings import Findings, ScrubTarget
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
 
@@ -65,7 +65,7 @@ class Verifications:
         for file in await in_thread(self.staged.find, request.path):
             await self.scrubber.file(file.manifest, file.entry.digest, findings)
             if not await in_thread(_is_same, file.path, self.scrubber.places.file(file.entry.digest)):
-                subject = Subject(file.path, file.entry.digest, file.manifest, shown=file.shown)
+                subject = ScrubTarget(file.path, file.entry.digest, file.manifest, shown=file.shown)
                 await self.scrubber.copy(subject, file.entry.size, findings)
         verified, error = findings.report()
         return PathVerification(id=request.path, error=error, **verified.model_dump())

@@ -41,8 +41,8 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/api/contents.py",
         "a manifest is served that its name does not fit",
-        "        if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):",
-        "        if fault := None:",
+        "    if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):",
+        "    if fault := None:",
         _READ,
     ),
     _breakage(

@@ -77,8 +77,8 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/scrub/from_upstream.py",
         "the whole file is read for one chunk",
-        "wanted = ByteRange(piece.start, piece.start + piece.size)",
-        "wanted = ByteRange(0, piece.content_size)",
+        "ByteRange(piece.start, piece.start + piece.size), accept)",
+        "ByteRange(0, piece.content_size), accept)",
         _VERIFY,
     ),
     _breakage(
@@ -89,7 +89,7 @@ BREAKAGES: Final = [
         f"{_STORE}::test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_new",
     ),
     _breakage(
-        "bdn/mirror/ingest/recall.py",
+        "bdn/mirror/ingest/ingest.py",
         "a damaged manifest is recalled",
         'if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):',
         "if is_same:",
@@ -163,8 +163,8 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/scrub/store_verification.py",
         "a verification that was killed is forgotten",
-        "if MIRROR in row.pending]",
-        "if MIRROR in row.pending and not row.created_at]",
+        'rows = await operations.open_of_mirror(session, "verification")',
+        'rows = [row for row in await operations.open_of_mirror(session, "verification") if not row.created_at]',
         _KILLED,
     ),
     _breakage(
@@ -177,7 +177,7 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/scrub/store_verification.py",
         "who hears not of all damage hears nothing of that",
-        "                    fresh.error = too_many.model_dump()",
+        "                    mine.error = too_many.model_dump()",
         "                    pass",
         f"{_STORE}::test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all",
     ),

@@ -21,7 +21,7 @@ from bdn.mirror.db import agents, operations
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.operations import MIRROR, OPEN
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
-from bdn.mirror.shared_look import SharedLook
+from bdn.mirror.single_flight import SharedRead
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.errors import ErrorBody
 from bdn.wire.eviction_schema import Tier
@@ -131,7 +131,7 @@ class Operations:
         self._watch = watch
         self._clock = clock
         self._began_at = clock()
-        self._open = SharedLook(self._look_for_open, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
+        self._open = SharedRead(self._look_for_open, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
 
     async def begin(
         self,

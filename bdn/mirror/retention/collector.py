@@ -26,7 +26,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from bdn.core.digest import Digest
-from bdn.core.events import mirrors as decided
+from bdn.core.events import Event
 from bdn.core.ports import CollectableStore, StoredChunk
 from bdn.core.store.collection import EVIDENCE_SECONDS, KINDS, Kind, collectable_before
 from bdn.mirror.damages import DamagedRecords
@@ -153,7 +153,8 @@ class Collector:
                     return rows
                 taken = await removal.take_manifest(session, manifest, now)
                 rows.add("manifests", taken)
-                await events.record(session, [decided.Collected(manifest=f"b3:{manifest}", bytes=taken.bytes)], now)
+                collected = Event.of("collected", {"bytes": taken.bytes}, manifest=f"b3:{manifest}")
+                await events.record(session, [collected], now)
 
     @staticmethod
     async def _take_old(sessions: _Sessions, rows: _Rows, now: float, grace_seconds: float) -> None:

@@ -24,7 +24,7 @@ from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, layouts, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
-from bdn.mirror.ingest.held import Held
+from bdn.mirror.ingest.copy_missing import StoredContents
 from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.retention.restorations import Restorations
 from bdn.mirror.retention.store_eviction import StoreEviction
@@ -293,7 +293,7 @@ class Copy:
 
     async def _bring(self, name: str) -> AsyncIterator[None]:
         world, identity = self.world, self.identity(name)
-        held = Held(world.database, world.store, world.clock)
+        held = StoredContents(world.database, world.store, world.clock)
         layout = await held.layout(identity)
         yield
         if layout is not None:

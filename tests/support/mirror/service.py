@@ -22,7 +22,7 @@ from bdn.core.store.layout import FileLayout
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.upstream.retries import Pause
+from bdn.mirror.upstream.budget import Pause
 
 Json = dict[str, Any]
 LONGEST_SECONDS = 20.0
@@ -131,6 +131,10 @@ class MirrorUnderTest:
 
     def count(self, table: str) -> int:
         return len(self.rows(table)[table])
+
+    def operations(self, kind: str) -> list[str]:
+        """The ids of recorded operations of this kind."""
+        return [row[0] for row in self.rows("operations")["operations"] if row[1] == kind]
 
     def published(self) -> dict[str, list[tuple[Any, ...]]]:
         return self.rows("manifests", "manifest_contents")
