@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from bdn.cli import admin
-from bdn.cli.exit_codes import USAGE
 from bdn.cli.main import main as bdn
+from bdn.cli.output import USAGE
 from bdn.wire.agent_schema import Agent, Agents
 from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
 from bdn.wire.stage_schema import TierUse
