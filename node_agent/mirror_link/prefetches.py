@@ -21,8 +21,8 @@ from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import about_holder
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
-from node_agent.fetch.retry_budget import Effort
-from node_agent.fill.provision import Errand, Provision
+from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.provision import FillRequest, Provision
 from node_agent.stage.stage import StageProgress
 from node_agent.trust import Trust
 
@@ -86,7 +86,9 @@ class Prefetches:
             run.manifests = list(dict.fromkeys(mount.manifest for mount in granted.mounts))
             run.holder = Holder(run.id, "prefetch", organisation=granted.organisation)
             try:
-                await self._provision.run(Errand(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin))
+                await self._provision.run(
+                    FillRequest(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin)
+                )
             finally:
                 await to_the_end(self._cache.leave(run.id))
         except BdnError as error:
@@ -122,7 +124,7 @@ class _Run:
         self._bytes_total: int | None = None
         self._watch: _Watch | None = None
 
-    def begin(self, held: Sequence[Held], missing: frozenset[Digest], _: Effort) -> _Watch:
+    def begin(self, held: Sequence[Held], missing: frozenset[Digest], _: RetryBudget) -> _Watch:
         """What is to come is known."""
         manifests = [one.manifest for one in held]
         self._bytes_total = sum(manifest.bytes_total for manifest in manifests)

@@ -17,8 +17,8 @@ BREAKAGES: Final = [
         "network",
         "bdn/transfer/http_chunks.py",
         "a body that ends early is taken for the chunk",
-        "if done != len(buffer):",
-        "if done > len(buffer):",
+        "if chunk.missing:",
+        "if chunk.missing < 0:",
         f"{_FAULTS}::test_a_fault_that_lasts_fails_the_stage_and_names_the_place[content-ends_in_the_middle]",
     ),
     Breakage(
@@ -31,7 +31,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/fetch/partial_chunk.py",
+        "bdn/transfer/chunk_readers.py",
         "what peers and the mirror send is not compared with its name",
         "if actual != self.digest:",
         "if False:",
@@ -71,7 +71,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/fetch/ring_reader.py",
+        "node_agent/fetch/peers_reader.py",
         "chunks of a node that joined last are asked of the mirror alone",
         "if not self.peers.is_avoided(peer) and self._ask(peer, chunk, None):",
         "if False:",
