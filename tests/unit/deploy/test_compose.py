@@ -13,7 +13,7 @@ import click
 import pytest
 import yaml
 
-from bdn.cli.services import ClientSettings
+from bdn.cli.clients import ClientSettings
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
 from node_agent.settings import AgentSettings, load_settings
