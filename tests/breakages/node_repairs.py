@@ -19,8 +19,8 @@ BREAKAGES: Final = [
     _breakage(
         "node_agent/mirror_link/verifications.py",
         "the grants that a command lends are not used",
-        "lent_by(command.grants)",
-        "lent_by([])",
+        "using(command.grants)",
+        "using([])",
         f"{_NODE}::test_without_a_grant_that_is_good_it_is_put_aside_and_a_command_may_lend_one",
     ),
     _breakage(
