@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from bdn.core.sizes import parse_size
+from bdn.core.units import parse_size
 
 Size = Annotated[
     int, BeforeValidator(lambda value: parse_size(value) if isinstance(value, str) else value), Field(ge=0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, FastAPI, Query, Response
+from fastapi import FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.net.api_server.event_stream import EVENTS, EventStream
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server.service import new_router, new_service, provided
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import NodeEvents
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageRequest, Stages
@@ -23,95 +23,103 @@ _TEXT: Final = r"^[^\x00]*$"
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
 
 
+_Agent = Annotated[Agent, provided(Agent)]
+
+stages_router = new_router("stages")
+service_router = new_router("service")
+
+
 def build_app(agent: Agent) -> FastAPI:
     """The whole API of one agent."""
-    app = new_service("BDN node agent", limit_request_bytes=agent.settings.limit_request_bytes)
-    app.include_router(_stages_router(agent))
-    app.include_router(_service_router(agent))
-    return app
+    return new_service(
+        "BDN node agent",
+        limit_request_bytes=agent.settings.limit_request_bytes,
+        routers=(stages_router, service_router),
+        provides=(agent,),
+    )
 
 
-def _stages_router(agent: Agent) -> APIRouter:
-    router = APIRouter(tags=["stages"])
-    stages = agent.stages
-
-    @router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
-    async def stage(request: StageRequest, response: Response) -> StageDocument:
-        """Make a grant's files appear on this node for a job. Asking again is asking once."""
-        begun = await stages.start(request.job_id, request.grant, request.ttl_seconds, warm=request.warm)
-        if not request.wait:
-            return stages.document(begun)
-        response.status_code = 201
-        return await stages.finish(begun.record.id)
-
-    @router.get("/stages")
-    async def all_stages() -> Stages:
-        """Every stage that the agent knows, newest first; released ones are known for a week."""
-        return Stages(items=[stages.document(known) for known in stages.book.all()])
-
-    @router.get("/stages/{stage_id}")
-    async def one_stage(stage_id: str, wait: Wait = 0) -> StageDocument:
-        """A stage; with ``wait`` the answer comes when it is terminal, or when the time is over."""
-        found = stages.book.find(stage_id)
-        await found.wait(wait)
-        return stages.document(found)
-
-    @router.get("/stages/{stage_id}/events", status_code=200, response_class=EventStream, responses=EVENTS)
-    async def events(stage_id: str) -> EventStream:
-        """``progress`` at least every second while the stage is worked on, then ``done``; the data is the stage."""
-        found = stages.book.find(stage_id)  # a refusal has to come before the stream has begun
-        return EventStream(stages.follow(found.record.id, 1.0), lambda stage: stage.state in TERMINAL)
-
-    @router.post("/stages/{stage_id}/renew")
-    async def renew(stage_id: str, request: RenewRequest) -> StageDocument:
-        """A new time to live, from now on."""
-        return stages.document(await stages.renew(stage_id, request.ttl_seconds))
-
-    @router.delete("/stages/{stage_id}")
-    async def release(stage_id: str) -> StageDocument:
-        """Unmount, drop the view, end the lease. Idempotent. The files stay in the cache."""
-        return stages.document(await stages.release(stage_id))
-
-    return router
+@stages_router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
+async def stage(agent: _Agent, request: StageRequest, response: Response) -> StageDocument:
+    """Make a grant's files appear on this node for a job. Asking again is asking once."""
+    begun = await agent.stages.start(request.job_id, request.grant, request.ttl_seconds, warm=request.warm)
+    if not request.wait:
+        return agent.stages.document(begun)
+    response.status_code = 201
+    return await agent.stages.finish(begun.record.id)
 
 
-def _service_router(agent: Agent) -> APIRouter:
-    router = APIRouter(tags=["service"])
+@stages_router.get("/stages")
+async def all_stages(agent: _Agent) -> Stages:
+    """Every stage that the agent knows, newest first; released ones are known for a week."""
+    return Stages(items=[agent.stages.document(known) for known in agent.stages.book.all()])
+
+
+@stages_router.get("/stages/{stage_id}")
+async def one_stage(agent: _Agent, stage_id: str, wait: Wait = 0) -> StageDocument:
+    """A stage; with ``wait`` the answer comes when it is terminal, or when the time is over."""
+    found = agent.stages.book.find(stage_id)
+    await found.wait(wait)
+    return agent.stages.document(found)
+
+
+@stages_router.get("/stages/{stage_id}/events", status_code=200, response_class=EventStream, responses=EVENTS)
+async def stage_events(agent: _Agent, stage_id: str) -> EventStream:
+    """``progress`` at least every second while the stage is worked on, then ``done``; the data is the stage."""
+    found = agent.stages.book.find(stage_id)  # a refusal has to come before the stream has begun
+    return EventStream(agent.stages.follow(found.record.id, 1.0), lambda stage: stage.state in TERMINAL)
+
+
+@stages_router.post("/stages/{stage_id}/renew")
+async def renew(agent: _Agent, stage_id: str, request: RenewRequest) -> StageDocument:
+    """A new time to live, from now on."""
+    return agent.stages.document(await agent.stages.renew(stage_id, request.ttl_seconds))
+
+
+@stages_router.delete("/stages/{stage_id}")
+async def release(agent: _Agent, stage_id: str) -> StageDocument:
+    """Unmount, drop the view, end the lease. Idempotent. The files stay in the cache."""
+    return agent.stages.document(await agent.stages.release(stage_id))
+
+
+@service_router.get("/cache")
+async def cache(agent: _Agent) -> Cache:
+    """What the cache holds, least recently used first."""
+    return await agent.holdings.document()
+
+
+@service_router.post("/verifications")
+async def verify(agent: _Agent, request: PathVerificationRequest) -> VerifyReport:
+    """Read a staged file again, or all below a folder, and repair what is wrong: the answer comes when it is done."""
+    return await agent.verifications.look_at(request)
+
+
+@service_router.get("/events")
+async def events(
+    agent: _Agent,
+    path: Annotated[str | None, Query(min_length=1, max_length=4096, pattern=_TEXT)] = None,
+    mention: Annotated[str, Query(max_length=256, pattern=_TEXT, description="Such as a digest or a job")] = "",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+) -> NodeEvents:
+    """What was decided here, newest first: about what a path of a view shows, or all that mentions some words."""
     story = Story(agent)
+    return await (story.of(mention, limit) if path is None else story.of_path(path, limit))
 
-    @router.get("/cache")
-    async def cache() -> Cache:
-        """What the cache holds, least recently used first."""
-        return await agent.holdings.document()
 
-    @router.post("/verifications")
-    async def verify(request: PathVerificationRequest) -> VerifyReport:
-        """Read a staged file again, or all below a folder, and repair what is wrong: the answer comes when it is done."""
-        return await agent.verifications.look_at(request)
+@service_router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
 
-    @router.get("/events")
-    async def events(
-        path: Annotated[str | None, Query(min_length=1, max_length=4096, pattern=_TEXT)] = None,
-        mention: Annotated[str, Query(max_length=256, pattern=_TEXT, description="Such as a digest or a job")] = "",
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
-    ) -> NodeEvents:
-        """What was decided here, newest first: about what a path of a view shows, or all that mentions some words."""
-        return await (story.of(mention, limit) if path is None else story.of_path(path, limit))
 
-    @router.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        """The process answers."""
-        return {"status": "ok"}
+@service_router.get("/readyz")
+async def readyz(agent: _Agent) -> dict[str, str]:
+    """New stages have a chance."""
+    await in_thread(agent.check_ready)
+    return {"status": "ok"}
 
-    @router.get("/readyz")
-    async def readyz() -> dict[str, str]:
-        """New stages have a chance."""
-        await in_thread(agent.check_ready)
-        return {"status": "ok"}
 
-    @router.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Figures for Prometheus."""
-        return Response(agent.metrics.render(await agent.holdings.tiers()), media_type=CONTENT_TYPE_LATEST)
-
-    return router
+@service_router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(agent: _Agent) -> Response:
+    """Figures for Prometheus."""
+    return Response(agent.metrics.render(await agent.holdings.tiers()), media_type=CONTENT_TYPE_LATEST)

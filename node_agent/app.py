@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn import __version__
+from bdn.core.digest import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client.mirror_client import MirrorClient
@@ -25,24 +26,23 @@ from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.tiers import open_tiers
-from node_agent.change_signal import News
+from node_agent.change_signal import ChangeSignal
 from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
-from node_agent.fetch.bandwidth import Bandwidth
-from node_agent.fetch.chain import Supplier
+from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
+from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import PeerDocuments
 from node_agent.fetch.members import Members
-from node_agent.fetch.origin_reads import OriginReads
 from node_agent.fetch.peers import Peers
-from node_agent.fetch.turns import Turns
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fill.filler import Filler
-from node_agent.fill.flights import Flights
+from node_agent.fill.fills import Fills
 from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
-from node_agent.journal.journal import Journal
-from node_agent.metrics import Metrics
+from node_agent.journal import Journal
+from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats, Identity
 from node_agent.mirror_link.holdings import Holdings
@@ -57,14 +57,14 @@ from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
 from node_agent.serve.chunk_lists import ChunkLists, LayoutSource
-from node_agent.serve.owner import Obtaining, OwnersShelf
+from node_agent.serve.owner import Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
-from node_agent.stage.stage import StageBook
-from node_agent.stage.stages import Stages
+from node_agent.stage.stage import StageRegistry
+from node_agent.stage.stages import StageService
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.exposure import choose, exposures
 from node_agent.stage.view.views import Views
@@ -87,7 +87,7 @@ class Agent:
     places: Places
     cache: NodeCache
     journal: Journal
-    stages: Stages
+    stages: StageService
     evictions: Evictions
     holdings: Holdings
     housekeeping: Housekeeping
@@ -95,7 +95,7 @@ class Agent:
     verifications: Verifications
     heartbeats: Heartbeats
     trust: Trust
-    metrics: Metrics
+    metrics: AgentMetrics
     data_port: int
 
     def check_ready(self) -> None:
@@ -130,8 +130,8 @@ async def open_agent(
     settings.check()
     policy, waits = policy or RetryPolicy(), waits or Waits()
     async with AsyncExitStack() as stack:
-        registry, news = StageBook(), News()
-        metrics = Metrics(registry)
+        registry, news = StageRegistry(), ChangeSignal()
+        metrics = AgentMetrics(registry)
 
         # Disk and cache: what the last run has left is read.
         disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
@@ -157,26 +157,26 @@ async def open_agent(
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members)
-        reads, bandwidth = OriginReads(), Bandwidth(settings.download_rate, settings.prefetch_rate)
-        chain = Supplier(to_mirror, to_peers, tiers.chunks, reads, peers, policy, metrics.mismatched, waits)
+        reads, bandwidth = ReadsInProgress[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
+        chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatched)
 
         # Fill: files from chunks, in byte threads.
         pools = Pools(
             ByteThreads(settings.byte_threads, "agent-bytes", least=_LEAST_THREADS),
             ByteThreads(settings.byte_threads, "agent-peers"),
-            Turns(settings.byte_threads),
+            OrderedLimit(settings.byte_threads),
         )
         stack.push_async_callback(in_thread, pools.own.close)
         stack.push_async_callback(in_thread, pools.peers.close)
         sync = stack.enter_context(GroupSync(places.root))
         filler = Filler(places, sync, disk.writes, disk.aside, bandwidth, tiers.chunks, tiers.node.commit)
-        flights = Flights(await stack.enter_async_context(BackgroundTasks()))
+        fills = Fills(await stack.enter_async_context(BackgroundTasks()))
         provision = Provision(
             catalogue=Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds),
             cache=tiers.node,
-            flights=flights,
+            fills=fills,
             filler=filler,
-            supplier=chain,
+            chain=chain,
             pools=pools,
             members=members,
             peers=peers,
@@ -188,7 +188,7 @@ async def open_agent(
         # Serve: chunks for peers, and what this agent owns is obtained for them.
         serving = ByteThreads(settings.byte_threads, "agent-serving")
         stack.push_async_callback(in_thread, serving.close)
-        owner = Obtaining(
+        owner = Owner(
             loop=asyncio.get_running_loop(),
             background=await stack.enter_async_context(BackgroundTasks()),
             threads=serving,
@@ -197,7 +197,7 @@ async def open_agent(
             bandwidth=bandwidth,
             shelf=tiers.chunks,
             tier=tiers.cluster,
-            opener=chain,
+            chain=chain,
             mirror_url=settings.url,
             on_obtained=metrics.obtained,
             members=members,
@@ -288,7 +288,7 @@ async def open_agent(
         evictions = Evictions(
             settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
         )
-        stages = Stages(
+        stages = StageService(
             registry,
             lifecycle,
             records,
@@ -318,7 +318,7 @@ async def open_agent(
         def stop_waiting() -> None:
             for stage in registry.all():
                 stage.stop.set()
-            flights.stop_trying()
+            fills.stop_trying()
             to_mirror.close()
             to_peers.close()
 

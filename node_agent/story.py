@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import PurePosixPath
 
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.events.decision import Recorded
-from bdn.wire.event_schema import Event, NodeEvents, StagedPath
+from bdn.wire.event_schema import NodeEvents, ShownEvent, StagedPath
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.stage.record import MountRecord
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,10 @@ class Story:
         """The events that mention a digest or a name; with nothing to look for, all."""
         return NodeEvents(items=await self._items(mention, limit))
 
-    async def _items(self, mention: str, limit: int) -> list[Event]:
+    async def _items(self, mention: str, limit: int) -> list[ShownEvent]:
         settings = self.agent.settings
-        found = await in_thread(lambda: list(islice(self._recorded(mention), limit)))
-        return [Event.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
-
-    def _recorded(self, mention: str) -> Iterator[Recorded]:
-        return self.agent.journal.events(mention)
+        found = await in_thread(lambda: list(islice(self.agent.journal.events(mention), limit)))
+        return [ShownEvent.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
 
     async def _staged(self, path: PurePosixPath) -> StagedPath:
         stage, mount, name = self._find(path)
@@ -63,7 +58,7 @@ class Story:
             cached=self._is_cached(entry.digest if entry else None, mount),
         )
 
-    def _find(self, path: PurePosixPath) -> tuple[Stage, MountRecord, str]:
+    def _find(self, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
         """The stage that shows the path now, or else the one that was asked for last."""
         if not path.is_absolute():
             raise InvalidRequestError(f"{path} is not an absolute path")

@@ -18,7 +18,7 @@ from bdn.cli.verify import verify
 from bdn.cli.waiting import waiting_for
 from bdn.cli.why import why
 from bdn.core.errors import InvalidRequestError
-from bdn.core.sizes import format_size, parse_size
+from bdn.core.units import format_size, parse_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.agent_schema import Agent
 from bdn.wire.eviction_schema import EvictedItem, Eviction, EvictionRequest, Tier

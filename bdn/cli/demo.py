@@ -21,7 +21,7 @@ from bdn.cli.progress import progress_bar
 from bdn.cli.services import request_body
 from bdn.cli.stage import grant_of, stage_bytes
 from bdn.core.errors import InternalError
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.wire.errors import ReportedError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from bdn.wire.stage_schema import BytesFrom
 
 

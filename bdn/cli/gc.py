@@ -11,9 +11,8 @@ from bdn.cli.exit_codes import DONE, FAILED
 from bdn.cli.output import Output, command_line
 from bdn.cli.reaching import reachable_mirror
 from bdn.cli.waiting import waiting_for
-from bdn.core.durations import parse_duration
-from bdn.core.sizes import format_size
 from bdn.core.store.collection import Kind
+from bdn.core.units import format_size, parse_duration
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.collection_schema import Collection, CollectionRequest, RestorationRequest
 

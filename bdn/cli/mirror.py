@@ -9,7 +9,7 @@ from bdn.cli.output import Output, command_line
 from bdn.cli.progress import progress_bar
 from bdn.cli.services import mirror_client, request_body
 from bdn.cli.waiting import waiting_for
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from bdn.wire.mirror_schema import Mirror, Plan
 
 

@@ -12,7 +12,7 @@ from bdn.cli.output import Output, check_usage, command_line
 from bdn.cli.progress import progress_bar
 from bdn.cli.reaching import reachable_mirror
 from bdn.cli.waiting import waiting_for
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.prefetch_schema import Prefetch, PrefetchNode, PrefetchRequest
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from bdn.cli.output import Output
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 
 _LINE_SECONDS = 2.0
 

@@ -17,7 +17,7 @@ from bdn.cli.services import request_body
 from bdn.cli.stage import grant_of, stage_bytes
 from bdn.core.caller import DEFAULT_ORGANISATION
 from bdn.core.errors import CanceledError
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from bdn.sources.opener import prepare
 from bdn.wire.errors import ReportedError
 from bdn.wire.mirror_schema import Mirror

@@ -10,7 +10,7 @@ from bdn.cli.progress import progress_bar
 from bdn.cli.services import agent_client, mirror_client
 from bdn.cli.waiting import waiting_for
 from bdn.core.errors import InvalidRequestError
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.stage_schema import Stage, StageRequest

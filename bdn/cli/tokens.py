@@ -7,7 +7,7 @@ import click
 from bdn.cli.output import Output, check_usage, command_line
 from bdn.cli.reaching import reachable_mirror
 from bdn.core.caller import Role
-from bdn.core.durations import parse_duration
+from bdn.core.units import parse_duration
 from bdn.wire.token_schema import Token, TokenRequest
 
 

@@ -13,7 +13,7 @@ from bdn.cli.output import Output, check_usage, command_line
 from bdn.cli.reaching import reachable_mirror
 from bdn.cli.services import agent_client
 from bdn.cli.waiting import waiting_for
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.verification_schema import (
     DamagedItem,

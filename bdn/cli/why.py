@@ -13,13 +13,12 @@ from bdn.cli.output import Output, command_line
 from bdn.cli.reaching import reachable_mirror
 from bdn.cli.services import agent_client
 from bdn.core.errors import NotFoundError
-from bdn.core.events.decision import Recorded, when
-from bdn.core.events.story import explanation
-from bdn.core.sizes import format_size
+from bdn.core.events import Event, explanation
+from bdn.core.units import format_size, format_time
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.client.service_client import Params
 from bdn.wire.errors import ReportedError
-from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Event, Named, NodeEvents, StagedPath
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Named, NodeEvents, ShownEvent, StagedPath
 from bdn.wire.mirror_schema import HeldManifest
 
 _READ: Final = 1000  # of the newest events, from which the places are explained
@@ -40,7 +39,7 @@ class Explanation(BaseModel):
 
     named: Named | None
     places: list[Place]
-    events: list[Event]
+    events: list[ShownEvent]
 
 
 @click.command()
@@ -84,12 +83,12 @@ async def _explain(client: MirrorClient, what: str, node: str | None, limit: int
     return Explanation(named=named, places=places, events=events[:limit])
 
 
-async def _events(client: MirrorClient, what: str, named: Named | None, node: str | None) -> list[Event]:
+async def _events(client: MirrorClient, what: str, named: Named | None, node: str | None) -> list[ShownEvent]:
     """Newest first, in several requests: a source may have been mirrored as hundreds of manifests."""
     manifests = list(named.manifests) if named else []
     several = (manifests[start : start + MANIFESTS_AT_ONCE] for start in range(0, len(manifests), MANIFESTS_AT_ONCE))
     subjects: list[Params] = [{"manifest": some} for some in several] or [{"digest": what}]
-    found: list[Event] = []
+    found: list[ShownEvent] = []
     for subject in subjects:
         found += (await client.events({**subject, "limit": str(_READ), **({"node": node} if node else {})})).items
     return sorted(found, key=lambda event: (event.at, event.id), reverse=True)[:_READ]
@@ -105,9 +104,9 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
         return None
 
 
-def _places(manifest: str, held: HeldManifest | None, events: Sequence[Event], node: str | None) -> list[Place]:
+def _places(manifest: str, held: HeldManifest | None, events: Sequence[ShownEvent], node: str | None) -> list[Place]:
     """The mirror, every node that holds the manifest, and every node that has decided something about it."""
-    stories: dict[str, list[Recorded]] = {} if node else {_MIRROR: []}
+    stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
     holding = held.nodes if held else {}
     for name in holding:
         if node is None or name.partition("/")[2] == node:
@@ -115,7 +114,7 @@ def _places(manifest: str, held: HeldManifest | None, events: Sequence[Event], n
     for event in reversed(events):
         if event.manifest == manifest:
             place = _MIRROR if event.node is None else f"node {event.cluster}/{event.node}"
-            stories.setdefault(place, []).append(event.recorded())
+            stories.setdefault(place, []).append(event.event())
     if node is not None and not stories:
         stories[f"node {node}"] = []
     there = {f"node {name}" for name, one in holding.items() if one.bytes}
@@ -155,9 +154,9 @@ def _named_lines(named: Named) -> list[str]:
     return lines
 
 
-def _story_lines(events: Sequence[Event]) -> list[str]:
+def _story_lines(events: Sequence[ShownEvent]) -> list[str]:
     return [
-        f"  {when(event.at.timestamp())}  {event.node or _MIRROR}  {_short(event.manifest or event.digest or '')} {event.sentence}"
+        f"  {format_time(event.at.timestamp())}  {event.node or _MIRROR}  {_short(event.manifest or event.digest or '')} {event.sentence}"
         for event in reversed(events)
     ]
 
@@ -175,7 +174,7 @@ def _staged_lines(staged: StagedPath) -> list[str]:
     size = "" if staged.size is None else f", {format_size(staged.size)}"
     what = f"{staged.name} ({staged.digest}{size})" if staged.digest else staged.name
     came = mount.bytes_from
-    lease = f"until {when(stage.expires_at.timestamp())}" if stage.expires_at else "until it is released"
+    lease = f"until {format_time(stage.expires_at.timestamp())}" if stage.expires_at else "until it is released"
     return [
         f"{staged.path} is {what} of {mount.source} ({staged.manifest})",
         f"stage {stage.id} of job {stage.job_id} is {stage.state}"

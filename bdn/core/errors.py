@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 
 Fact = str | int | float | bool | None | list[str]
 

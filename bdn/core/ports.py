@@ -80,30 +80,6 @@ class Asker(Protocol):
         ...
 
 
-class ChunkReader(Protocol):
-    """Anything chunks can be read from: a mirror, a peer, a store."""
-
-    def read_into(self, digest: Digest, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the chunk, which is exactly as long. Blocking; called from byte threads.
-
-        Raises:
-            BdnError: NotFoundError when this reader does not hold it, a transient error when it may later.
-                The buffer's content is then undefined.
-        """
-        ...
-
-
-class PieceReader(Protocol):
-    """A ``ChunkReader`` that shows bytes as they come: while they are in the processor's cache, hashing them is cheap."""
-
-    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
-        """As ``ChunkReader``. ``on_bytes`` is given the buffer in consecutive pieces, from its beginning.
-
-        When this returns, the pieces were the whole buffer. After an error they are whatever had come by then.
-        """
-        ...
-
-
 class ChunkStore(Protocol):
     """Where mirrored chunks rest. Blocking; called from byte threads."""
 

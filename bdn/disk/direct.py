@@ -1,6 +1,7 @@
-"""Content written past the page cache, where the file system allows it.
+"""Files written and read past the page cache (``O_DIRECT``), where the file system allows it.
 
-Through the cache a disk takes a third of what it can take, each byte is copied once more, and what jobs read is pushed out.
+Writing through the cache reaches a third of a disk's throughput, copies each byte once more, and evicts what jobs read
+(docs/adr/0011). Reading through it hides what the disk has become.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from bdn.disk.durable import write_all
 
@@ -19,15 +21,16 @@ logger = logging.getLogger(__name__)
 
 BLOCK: Final = (
     mmap.PAGESIZE
-)  # places, lengths and memory are whole multiples: enough for every disk that Linux boots from
-LEAST_BYTES: Final = 256 * 1024  # below that a trip through the cache costs less than waiting for the disk
+)  # offsets, lengths and memory are multiples of it, which is enough for every disk Linux boots from
+LEAST_BYTES: Final = 256 * 1024  # writing less through the cache costs less than waiting for the disk
 
 
 class DirectWrites:
-    """Whether the files of one cache directory are written directly, and if not, why. Shared by threads."""
+    """Whether the files of one directory are written directly and, if not, why. Shared by threads."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._is_proven = False
 
     @property
     def are_direct(self) -> bool:
@@ -35,30 +38,34 @@ class DirectWrites:
         return self.reason is None
 
     def probe(self, folder: Path) -> None:
-        """Find out by writing one block below ``folder``, so that people can see it before the first fill.
+        """Write one block below ``folder``, so that the result is known before the first real file.
 
-        A disk that is full or broken tells nothing about that; then the first write finds out.
+        A disk that is full or broken leaves the question open; then the first write answers it.
         """
-        file = PlacedFile(folder / "direct.probe", self)
+        file = DirectFile(folder / f"direct.probe-{os.getpid()}", self)
         with suppress(OSError):
             try:
                 file.open()
                 file.write(memoryview(mmap.mmap(-1, BLOCK)), 0, least=BLOCK)
+                self._is_proven = self.are_direct
             finally:
                 file.close()
                 file.path.unlink(missing_ok=True)
 
     def refused(self, path: Path, error: OSError) -> None:
-        """The file system does not take direct writes, and nobody tries again: said once, in the log."""
-        if self.reason is None:
+        """The file system takes no direct writes: logged once, and not tried again.
+
+        After a successful probe ``EINVAL`` says that this one buffer is not page-aligned, and nothing about the file system.
+        """
+        if self.reason is None and not self._is_proven:
             self.reason = f"{path.parent}: the file system takes no direct writes ({error.strerror})"
             logger.warning("files are written through the page cache, which is slower: %s", self.reason)
 
 
-class PlacedFile:
-    """A file that several threads write at places of their own: whole blocks directly, the rest through the page cache.
+class DirectFile:
+    """A file that several threads write at different offsets: whole blocks directly, the rest through the page cache.
 
-    ``descriptor`` is the one for the page cache, for everything else that is done with a file. Methods raise ``OSError``.
+    ``descriptor`` goes through the page cache, for everything else that is done with the file. Methods raise ``OSError``.
     """
 
     def __init__(self, path: Path, writes: DirectWrites) -> None:
@@ -68,7 +75,7 @@ class PlacedFile:
         self._direct = -1
 
     def open(self) -> None:
-        """Open it, and make it where it is absent. After a failure, ``close`` is still due."""
+        """Open or create it, mode 0600. ``close`` is needed after a failure, too."""
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self._writes.are_direct:
             try:
@@ -79,12 +86,12 @@ class PlacedFile:
                 self._writes.refused(self.path, error)
 
     def write(self, content: memoryview, offset: int, *, least: int = LEAST_BYTES) -> None:
-        """All of it. What is on the disk afterwards is known after a sync, whichever way it went."""
+        """Write all of ``content``; less than ``least`` bytes go through the page cache. Durable after a sync, either way."""
         done = self._write_blocks(content, offset) if len(content) >= least else 0
         write_all(self.descriptor, content[done:], offset + done)
 
     def _write_blocks(self, content: memoryview, offset: int) -> int:
-        """Whole blocks, for as long as the file system takes them; how many bytes that were."""
+        """Write whole blocks for as long as the file system takes them; returns the bytes written."""
         done, stop = 0, len(content) - len(content) % BLOCK
         while self._direct >= 0 and self._writes.are_direct and done < stop and (offset + done) % BLOCK == 0:
             try:
@@ -94,17 +101,79 @@ class PlacedFile:
                     raise
                 self._writes.refused(self.path, error)
                 break
-            if not count:  # the other way fails with a reason
+            if not count:  # the write through the page cache fails with a reason
                 break
             done += count
         return done
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Close both descriptors. Idempotent."""
         for descriptor in (self._direct, self.descriptor):
             if descriptor >= 0:
-                with suppress(
-                    OSError
-                ):  # closing tells of lost pages on some file systems; whoever synced knows already
+                with suppress(OSError):  # some file systems report lost pages here; whoever synced knows already
                     os.close(descriptor)
         self._direct = self.descriptor = -1
+
+
+class UncachedFile:
+    """A file read from the disk itself: directly or, where the file system refuses that, after its pages were dropped.
+
+    A context manager. Methods raise ``OSError``. Dirty pages are written back first. Mapped pages cannot be dropped: there
+    the page cache may answer after all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = self._direct = -1
+
+    def __enter__(self) -> Self:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(self._path, flags)
+        with suppress(OSError):  # reading through the cache then reports what is wrong
+            self._direct = os.open(self._path, flags | os.O_DIRECT)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for descriptor in (self._direct, self._descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    @property
+    def status(self) -> os.stat_result:
+        """The file's size, mode and times."""
+        return os.fstat(self._descriptor)
+
+    def read(self, buffer: memoryview, offset: int, size: int) -> int:
+        """Up to ``size`` bytes from ``offset``, a multiple of a block; fewer only at the end of the file.
+
+        ``buffer`` is page-aligned and has room for whole blocks.
+        """
+        if self._direct >= 0:
+            try:
+                return min(size, self._read(self._direct, buffer[: -(-size // BLOCK) * BLOCK], offset))
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                os.close(self._direct)
+                self._direct = -1
+        self._drop(offset, size)
+        try:
+            return self._read(self._descriptor, buffer[:size], offset)
+        finally:
+            self._drop(offset, size)  # do not evict what jobs read
+
+    @staticmethod
+    def _read(descriptor: int, buffer: memoryview, offset: int) -> int:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(descriptor, [buffer[done:]], offset + done)
+            done += count
+            if not count or done % BLOCK:  # the end of the file
+                break
+        return done
+
+    def _drop(self, offset: int, size: int) -> None:
+        os.fdatasync(self._descriptor)
+        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)

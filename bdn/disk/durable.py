@@ -1,4 +1,4 @@
-"""Small files and folders that survive a power cut, and the one place where the disk's errors become ours."""
+"""Small files and folders that survive a power cut; ``disk_errors`` maps the disk's errors to ours."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
 
 @contextmanager
 def open_folder(folder: Path) -> Iterator[int]:
-    """A descriptor for work relative to the folder: thousands of files in it need not be looked up from the top."""
+    """A descriptor for work relative to the folder, which saves looking up its path for each of thousands of files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -83,13 +83,22 @@ def sync_folders(root: Path) -> None:
         sync_folder(Path(folder))
 
 
-def make_folder(folder: Path, mode: int) -> None:
-    """A folder, and those above it, with exactly this mode whatever the umask. One that is there stays as it is."""
+def make_folder(folder: Path, mode: int | None = None, *, is_durable: bool = False) -> None:
+    """Make a folder and its parents, as far as they are absent; one that exists stays as it is.
+
+    Args:
+        folder: may exist.
+        mode: exactly that, whatever the umask; None for what the umask leaves.
+        is_durable: sync each new name, so that it survives a power cut.
+    """
     if folder.is_dir():
         return
-    make_folder(folder.parent, mode)
+    make_folder(folder.parent, mode, is_durable=is_durable)
     folder.mkdir(exist_ok=True)
-    folder.chmod(mode)
+    if mode is not None:
+        folder.chmod(mode)
+    if is_durable:
+        sync_folder(folder.parent)
 
 
 def remove_tree(root: Path) -> None:

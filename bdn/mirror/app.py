@@ -16,27 +16,20 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.streaming import StallPolicy
-from bdn.core.store.layout import FileLayout
-from bdn.disk.make_folder import make_folder
+from bdn.disk.durable import make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.agents.holdings import Holdings
 from bdn.mirror.agents.members import Roll
-from bdn.mirror.api.collections import build_collections_router
-from bdn.mirror.api.contents import ContentsService, build_contents_router
-from bdn.mirror.api.control import Probes, build_control_router
-from bdn.mirror.api.events import build_events_router
-from bdn.mirror.api.identity import build_identity_router
-from bdn.mirror.api.mirrors import build_mirrors_router
-from bdn.mirror.api.secrets import build_secrets_router
-from bdn.mirror.api.tokens import build_tokens_router
-from bdn.mirror.api.verifications import build_verifications_router
-from bdn.mirror.damages import Damages
+from bdn.mirror.api.contents import ContentsService
+from bdn.mirror.api.control import Probes
+from bdn.mirror.api.routers import ROUTERS
+from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.flights import Flights
+from bdn.mirror.ingest.copy_missing import CopiesInProgress
 from bdn.mirror.ingest.ingest import Ingest
 from bdn.mirror.ingest.packer import Packer
 from bdn.mirror.ingest.requests import MirrorRequests
@@ -57,8 +50,6 @@ from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.mirror.scrub.from_agents import AgentSource
 from bdn.mirror.scrub.from_upstream import UpstreamSource
 from bdn.mirror.scrub.reading import StoreReading
-from bdn.mirror.scrub.record_mending import RecordMending
-from bdn.mirror.scrub.record_sources import AgentRecords, UpstreamRecords
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.scrub.repair_grants import Lending
 from bdn.mirror.scrub.rounds import Keeper
@@ -66,14 +57,12 @@ from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
-from bdn.mirror.suspects import Suspects
-from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
-from bdn.mirror.upstream.metrics import UpstreamMetrics
-from bdn.mirror.upstream.retries import Patience, Pause
+from bdn.mirror.upstream.reader import UpstreamReader
+from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sealing import Keyring
-from bdn.mirror.upstream.secret_table import SecretTable
-from bdn.mirror.upstream.secrets import Secrets
+from bdn.mirror.upstream.secrets import Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.mirror.watch import Watch
 from bdn.net.api_server.service import new_service
@@ -130,14 +119,14 @@ async def open_mirror(
     async with AsyncExitStack() as stack:
         # Database and store, and what is known to be wrong in them.
         keyring = Keyring.parse(settings.secrets_key)
-        make_folder(settings.data_dir)
+        make_folder(settings.data_dir, is_durable=True)
         if settings.is_embedded:
             stack.enter_context(_single_process(settings.data_dir, program))
         database = await _open_database(stack, settings)
         store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
         watch, metrics, signer = Watch(), Metrics(database, store), load_signer(settings.data_dir)
-        suspects = Suspects(watch)
-        metrics.damaged_records.set_function(lambda: len(suspects.found))
+        damaged_records = DamagedRecords(database, clock)
+        metrics.damaged_records.set_function(lambda: len(damaged_records.found))
         damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
 
         # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
@@ -145,7 +134,7 @@ async def open_mirror(
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
-        retries = Patience(pause, budgets=budgets)
+        retries = UpstreamRetries(pause, budgets=budgets)
         surveyor = Surveyor(
             database,
             SignIns(secrets, issuer),
@@ -159,7 +148,7 @@ async def open_mirror(
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, clock)
-        collector = Collector(database, store, settings.tombstone_seconds, suspects, clock)
+        collector = Collector(database, store, settings.tombstone_seconds, damaged_records, clock)
         collections = Collections(
             database,
             collector,
@@ -179,19 +168,18 @@ async def open_mirror(
                 closing(ConnectionPool(timeout_seconds=_UPSTREAM_TIMEOUT_SECONDS, egress=settings.egress))
             )
             threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
-            ranges = RangedReader(connections, stall=stall)
-            copier, packer = Copier(store, ranges, threads, budgets), Packer(store, ranges, threads, budgets)
-            ingest = Ingest(database, surveyor, copier, packer, Flights[FileLayout](), retries, damages)
+            reader = UpstreamReader(RangedReader(connections, stall=stall), threads, retries)
+            copier, packer = Copier(store, reader), Packer(store, reader)
+            ingest = Ingest(database, surveyor, copier, packer, CopiesInProgress(), damages)
 
             # Scrub: the store is read again, and repaired from agents and upstreams.
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
-            upstream = UpstreamSource(database, surveyor, ranges, threads, retries, budgets)
+            upstream = UpstreamSource(database, surveyor, reader)
             repair = Repair(database, damages, (AgentSource(database, to_agents, signer, clock), upstream), clock)
-            tellers = (AgentRecords(database, signer, clock), UpstreamRecords(database, upstream, copier))
-            mending = RecordMending(database, damages, suspects, tellers, clock, metrics.repaired_records.inc)
-            reading = StoreReading(database, damages, Pacer(settings.scrub_rate), metrics.scrubbed_bytes.inc)
-            verification = StoreVerification(database, reading, repair, mending, watch)
-            keeper = Keeper(database, reading, repair, mending, verification, watch, settings.scrub_seconds, clock)
+            scrub_pacer = Pacer(settings.scrub_rate)
+            reading = StoreReading(database, damages, damaged_records, scrub_pacer, metrics.scrubbed_bytes.inc)
+            verification = StoreVerification(database, reading, repair, watch)
+            keeper = Keeper(database, reading, repair, verification, watch, settings.scrub_seconds, clock)
             await stack.enter_async_context(keeper.running())
 
             worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
@@ -222,22 +210,26 @@ async def open_mirror(
         verifications = Verifications(database, watch, Lending(database, signer, settings.grant_seconds), clock)
         members = Roll(database, clock)
         heartbeats = Membership(database, members, evictions, prefetches, verifications, events, signer, watch, clock)
-        contents = ContentsService(database, access, chunks, suspects, Holdings(database), data_port)
-        api = new_service("BDN mirror", limit_request_bytes=settings.limit_request_bytes)
-        api.state.access = access  # for the routes' callers, see api/callers.py
-        for router in (
-            build_mirrors_router(requests),
-            build_contents_router(contents),
-            build_control_router(evictions, prefetches, heartbeats),
-            build_verifications_router(verifications),
-            build_events_router(events, Names(database)),
-            build_collections_router(collections, Restorations(database, clock)),
-            build_secrets_router(secrets),
-            build_tokens_router(tokens),
-            build_identity_router(issuer),
-            Probes(database, store, metrics).router(),
-        ):
-            api.include_router(router)
+        services = (
+            requests,
+            evictions,
+            prefetches,
+            verifications,
+            heartbeats,
+            events,
+            collections,
+            secrets,
+            tokens,
+            access,
+            Names(database),
+            Restorations(database, clock),
+            ContentsService(database, access, chunks, damaged_records, Holdings(database), data_port),
+            Probes(database, store, metrics),
+            *filter(None, [issuer]),
+        )
+        api = new_service(
+            "BDN mirror", limit_request_bytes=settings.limit_request_bytes, routers=ROUTERS, provides=services
+        )
         yield MirrorService(api, requests, data_port, watch)
 
 

@@ -1,4 +1,4 @@
-"""What the store holds wrongly: a row first, then the wrong bytes go out of every reader's way.
+"""What the store holds wrongly: a row first, then the wrong bytes are set aside. What the database says wrongly is refused.
 
 So a crash between the two leaves wrong bytes that are known to be wrong; and whoever reads them is told by its own check of
 the digest. In the other order it would leave a chunk that is absent, and that everybody counts on.
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.events import caches
+from bdn.core.events import Event
 from bdn.core.ports import InspectedStore
-from bdn.mirror.db import damaged, events, mirrors
+from bdn.mirror.db import damaged, events, mirrors, records
 from bdn.mirror.db.database import Database, WriteSession
-from bdn.mirror.shared_looks import SharedLooks
+from bdn.mirror.db.records import Record, RecordDamagedError
+from bdn.mirror.single_flight import SharedReads
 from bdn.mirror.watch import Watch
 
 logger = logging.getLogger(__name__)
 DAMAGE = "damage"  # what the repair waits for
+_TOLD: Final = 100  # manifests: a file may be in a thousand revisions
 
 
 @dataclass(eq=False)
@@ -47,7 +51,7 @@ class Damages:
     watch: Watch
     clock: Callable[[], float]
     on_repaired: Callable[[], None]
-    _examinations: SharedLooks[Digest, str | None] = field(default_factory=partial(SharedLooks, 0.0))
+    _examinations: SharedReads[Digest, str | None] = field(default_factory=partial(SharedReads, 0.0))
 
     async def examine(self, digest: Digest) -> str | None:
         """What is wrong with this object of the store, from now on registered; None when it is right, or nobody needs it.
@@ -86,7 +90,7 @@ class Damages:
             is_known = await damaged.get(session, digest.hex) is not None  # another process has read it, too
             is_needed = await damaged.register(session, digest, self.clock(), fault)
             if not is_known:
-                await self._tell(session, caches.Damaged, digest.hex)
+                await self._tell(session, "damaged", digest.hex)
         if is_needed:
             logger.warning("the store holds a wrong chunk", extra={"chunk": str(digest), "reason": fault})
         return is_needed
@@ -120,33 +124,28 @@ class Damages:
 
     async def drop_slab(self, session: WriteSession, slab: str) -> None:
         """What lay in it lies elsewhere."""
-        await self._tell(session, caches.Repaired, slab)
+        await self._tell(session, "repaired", slab)
         await damaged.drop_slab(session, slab)
 
     async def give_up(self, digest: Digest) -> None:
         """Nobody has it now. Written down once for each damage, however often somebody is asked again."""
         async with self.database.read() as session:
             row = await damaged.get(session, digest.hex)
-            if row is None or await events.is_told(session, caches.Lost.kind, digest.hex, row.found_at):
+            if row is None or await events.is_told(session, "lost", digest.hex, row.found_at):
                 return
         async with self.database.write() as session:
-            await self._tell(session, caches.Lost, digest.hex)
+            await self._tell(session, "lost", digest.hex)
 
-    async def _tell(self, session: WriteSession, kind: type[caches.Wrong], digest: str) -> None:
+    async def _tell(self, session: WriteSession, kind: str, digest: str) -> None:
         """Write it down for each manifest that it is a part of. Not from whom it was asked for in vain: those are others' names."""
         row = await damaged.get(session, digest)
         if row is not None:
-            decisions = [
-                kind(
-                    manifest=f"b3:{manifest}",
-                    digest=f"b3:{digest}",
-                    organisation=owner,
-                    tier="mirror",
-                    reason=row.reason,
-                )
+            facts = {"tier": "mirror", "reason": row.reason}
+            decided = [
+                Event.of(kind, facts, manifest=f"b3:{manifest}", digest=f"b3:{digest}", organisation=owner)
                 for manifest, owner in await damaged.concerned(session, digest)
             ]
-            await events.record(session, decisions, self.clock())
+            await events.record(session, decided, self.clock())
 
     async def reason(self, digest: Digest) -> str | None:
         """Why this object is not served, if it is damaged."""
@@ -159,8 +158,53 @@ class Damages:
             if await damaged.get(session, digest.hex) is None:
                 return
         async with self.database.write() as session:
-            await self._tell(session, caches.Repaired, digest.hex)
+            await self._tell(session, "repaired", digest.hex)
             is_repaired = await damaged.forgive(session, digest)
         if is_repaired:
             logger.info("a chunk of the store is repaired", extra={"chunk": str(digest)})
             self.on_repaired()
+
+
+@dataclass(frozen=True)
+class DamagedRecords:
+    """The records that this process found wrong, by a reader, a collection or the scrub, with what is wrong.
+
+    Not in the database: whoever reads such a record finds again that it is wrong.
+    """
+
+    database: Database
+    clock: Callable[[], float]
+    found: dict[Record, str] = field(default_factory=dict)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Remember the record that the block refuses."""
+        try:
+            yield
+        except RecordDamagedError as error:
+            self._add(error.record, error.reason)
+            raise
+
+    def _add(self, record: Record, fault: str) -> None:
+        if record not in self.found:
+            self.found[record] = fault
+            logger.error("a record of the database is damaged", extra={"record": str(record), "reason": fault})
+
+    async def tell(self, record: Record, fault: str) -> None:
+        """Write an event for the manifests that it belongs to, once, and remember it."""
+        async with self.database.write() as session:
+            if not await events.is_told(session, "damaged", record.digest.hex, 0.0):
+                facts = {"tier": "mirror", "reason": fault}
+                decided = [
+                    Event.of("damaged", facts, manifest=f"b3:{manifest}", digest=record.digest)
+                    for manifest in await records.manifests_of(session, record, _TOLD)
+                ]
+                await events.record(session, decided, self.clock())
+        self._add(record, fault)
+
+    async def check_again(self) -> None:
+        """Forget those that are right by now, because the database was restored, or are not there any more."""
+        for record in tuple(self.found):
+            async with self.database.read() as session:
+                if await records.fault_of(session, record) is None:
+                    self.found.pop(record, None)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.errors import BdnError
-from bdn.core.events.decision import Recorded
 from bdn.core.groups import single_error
 from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Wanted
-from bdn.wire.event_schema import Event, NodeEvent
+from bdn.wire.event_schema import NodeEvent, ShownEvent
 
 logger = logging.getLogger(__name__)
 _EXPIRE_SECONDS: Final = 600.0  # between two looks for what is too old
@@ -39,17 +38,17 @@ class Events:
             now = self.clock()
             dated = [event.model_copy(update={"at": _believable(event.at, now)}) for event in told]
             async with self.database.write() as session:
-                await events.take(session, cluster, node, dated)
+                await events.record_of_node(session, cluster, node, dated)
 
     async def page(
         self, organisation: str, wanted: Wanted, before: tuple[float, str] | None, limit: int
-    ) -> tuple[list[Event], tuple[float, str] | None]:
+    ) -> tuple[list[ShownEvent], tuple[float, str] | None]:
         """What the organisation may see, newest first, and where the next page begins (None on the last one)."""
         async with self.database.read() as session:
             found = await events.page(session, organisation, wanted, before=before, limit=limit + 1)
-        seen = [one for recorded in found[:limit] if (one := _seen(recorded, organisation)) is not None]
+        seen = [one for event in found[:limit] if (one := event.seen_by(organisation)) is not None]
         last = found[limit - 1] if len(found) > limit else None
-        return [Event.of(one) for one in seen], (last.at, last.id) if last else None
+        return [ShownEvent.of(one) for one in seen], (last.at, last.id) if last else None
 
     @asynccontextmanager
     async def expiring(self) -> AsyncIterator[None]:
@@ -82,10 +81,3 @@ class Events:
 def _believable(at: float, now: float) -> float:
     """When it was, by a clock that is about right; by others now, or when time began."""
     return max(at, 0.0) if at <= now + _AHEAD_SECONDS else now
-
-
-def _seen(recorded: Recorded, organisation: str) -> Recorded | None:
-    decision = recorded.decision.seen_by(organisation)
-    if decision is None:
-        return None
-    return Recorded(recorded.id, recorded.at, decision, recorded.cluster, recorded.node)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from bdn.disk.make_folder import sync_folder
+from bdn.disk.durable import sync_folder
 from bdn.wire.grants import GrantSigner, new_signing_key
 
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 import bdn
 from bdn.core.ports import Inspection
 from bdn.mirror.agents.liveness import is_alive
-from bdn.mirror.db import agents, contents, damaged, mirrors, quarantine, scrub, tombstones
+from bdn.mirror.db import agents, contents, damaged, mirrors, objects, quarantine, tombstones
 from bdn.mirror.db.database import Database
 
 
@@ -29,9 +29,6 @@ class Metrics:
         self.served_bytes = self._counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
         self.scrubbed_bytes = self._counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
         self.repaired_chunks = self._counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
-        self.repaired_records = self._counter(
-            "bdn_mirror_repaired_records", "Damaged records of manifests and files that the database has right again"
-        )
         self.damaged_records = self._gauge(
             "bdn_mirror_damaged_records", "Records of manifests and files that this process found wrong in the database"
         )
@@ -68,7 +65,7 @@ class Metrics:
             quarantined = await quarantine.count(session)
             rows = await agents.all_agents(session)
             wrong = await damaged.all_chunks(session)
-            newest = await scrub.get(session)
+            newest = await objects.scrub_state(session)
             given_up = await tombstones.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))

@@ -14,25 +14,21 @@ first: then A sees it and puts the chunk back. Or the rename did: then B finds n
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import itertools
-import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import Buffer, StoredChunk
-from bdn.disk.make_folder import make_folder, sync_folder
-from bdn.store.soundness import Evidence, fault_of, is_wrong, unreadable
-
-DIRECT_BYTES: Final = 256 * 1024  # below that a trip through the page cache costs less than it saves
+from bdn.disk.direct import DirectFile, DirectWrites
+from bdn.disk.durable import make_folder, sync_folder
+from bdn.store.soundness import ChunkQuarantine, fault_of, is_wrong, unreadable
 
 
 class DirectoryStore:
@@ -43,17 +39,19 @@ class DirectoryStore:
         self._clock = clock
         self._chunks = root / "chunks"
         self._incoming = root / "incoming"
-        self._evidence = Evidence(root / "quarantine")
+        self._quarantine = ChunkQuarantine(root / "quarantine")
         self._aside = root / "aside"
         self._nonce = os.urandom(4).hex()
         self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
         self._durable: set[Path] = set()  # folders of chunks whose names this process has synced
         self._making = threading.Lock()
+        self._writes = DirectWrites()
         with self._failures_mapped():
-            make_folder(self._chunks)
+            make_folder(self._chunks, is_durable=True)
             self._incoming.mkdir(exist_ok=True)
-            make_folder(self._aside)
+            make_folder(self._aside, is_durable=True)
             self._put_all_back()
+            self._writes.probe(self._incoming)
 
     def clear_incoming(self) -> None:
         """Remove what a crash left half-written. Only while no other process writes here."""
@@ -73,10 +71,10 @@ class DirectoryStore:
                 return
             partial = self._incoming / self._own_name()
             try:
-                _write_synced(partial, content, self._clock())
+                self._write_synced(partial, content)
                 self._make_fanout(target.parent)
                 with suppress(PermissionError):  # nobody can look at it, and it may have been right
-                    self._evidence.take(target, digest)
+                    self._quarantine.move_if_wrong(target, digest)
                 partial.rename(target)
             except OSError:
                 with suppress(OSError):  # the first failure says more
@@ -204,7 +202,7 @@ class DirectoryStore:
         """One rename; the folder is synced. What may not be read stays until right bytes take its place: it may be right."""
         target = self._chunks / digest.fanout
         with self._failures_mapped():
-            is_gone = self._evidence.take(target, digest)
+            is_gone = self._quarantine.move_if_wrong(target, digest)
             if is_gone:
                 sync_folder(target.parent)
         return is_gone
@@ -212,7 +210,18 @@ class DirectoryStore:
     def evidence(self) -> int:
         """Files in ``quarantine/``."""
         with self._failures_mapped():
-            return self._evidence.count()
+            return self._quarantine.count()
+
+    def _write_synced(self, path: Path, content: Buffer) -> None:
+        file, now = DirectFile(path, self._writes), self._clock()
+        try:
+            file.open()
+            file.write(memoryview(content), 0)
+            os.fchmod(file.descriptor, 0o444)
+            os.utime(file.descriptor, (now, now))
+            os.fdatasync(file.descriptor)
+        finally:
+            file.close()
 
     def _make_fanout(self, folder: Path) -> None:
         """The folder for a chunk, durable: one that is there may be another thread's, or a killed process's, and not synced."""
@@ -236,51 +245,3 @@ def _named(paths: Iterable[Path]) -> Iterator[Digest]:
     for path in paths:
         with suppress(ValueError):
             yield Digest(path.name)
-
-
-def _write_synced(path: Path, content: Buffer, kept_at: float) -> None:
-    """Write past the page cache where the memory is page-aligned and the file system allows it, and sync.
-
-    That is twice to three times as fast as through the cache (docs/adr/0011), and it leaves the
-    cache to what is read.
-    """
-    view = memoryview(content)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
-    try:
-        if view.nbytes >= DIRECT_BYTES and _switch_direct(descriptor, on=True):
-            view = view[_write_direct(descriptor, view) :]
-            _switch_direct(descriptor, on=False)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.utime(descriptor, (kept_at, kept_at))
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _switch_direct(descriptor: int, *, on: bool) -> bool:
-    """Whether the file system knows direct I/O. tmpfs before Linux 6.6 and some FUSE file systems do not."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return True
-
-
-def _write_direct(descriptor: int, view: memoryview) -> int:
-    """Write whole pages for as long as the disk takes them; returns the bytes written. The rest goes through the cache.
-
-    Memory that is not page-aligned is refused at the first write, with EINVAL; so is a disk with larger sectors.
-    """
-    done, stop = 0, view.nbytes - view.nbytes % mmap.PAGESIZE
-    while done < stop and done % mmap.PAGESIZE == 0:
-        try:
-            done += os.write(descriptor, view[done:stop])
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            break
-    return done

@@ -60,13 +60,13 @@ def _leave_cache(file: BinaryIO) -> None:
 KEPT: Final = 64  # of at most a chunk each; the oldest go
 
 
-class Evidence:
+class ChunkQuarantine:
     """A folder of files named ``<nanoseconds>-<digest>``: when they were found, and what they should have been."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def take(self, path: Path, digest: Digest) -> bool:
+    def move_if_wrong(self, path: Path, digest: Digest) -> bool:
         """Move the file here if it is wrong. False when there is none, or it is right, and then it stays where it is.
 
         A and B read wrong bytes; A moves them, and right ones take their place; B comes to move what it has seen. So what was

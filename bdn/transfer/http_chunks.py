@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urljoin, urlsplit
@@ -11,10 +10,10 @@ from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.pace.streaming import StallPolicy
-from bdn.core.ports import OnBytes
 from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.net.http1.request import split_address
+from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.errors import error_from
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 
@@ -23,35 +22,29 @@ _WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error
 _TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 
 
-class WrongLengthError(StoreUnavailableError):
-    """What would come cannot be the chunk: whoever sends it holds something else under its name."""
-
-
 @dataclass(frozen=True)
 class HttpChunkReader:
-    """A ``PieceReader`` over HTTP. ``bearer`` is the grant that names a manifest with the chunks that will be asked for.
+    """A ``ChunkReader`` over HTTP. ``bearer`` is the grant that names a manifest with the chunks that will be asked for.
 
     ``manifest`` is for a peer that owns the chunks: it shall obtain what it does not hold. ``is_suspect`` tells that the chunks
-    came with wrong content before: who is asked shall look before it sends. ``patience`` is made for each
-    request, of so many bytes; without it, the timeout of the connections is all there is.
+    came with wrong content before: who is asked shall look before it sends. ``deadline`` is of one request; without it, the
+    timeout of the connections is all there is.
     """
 
     connections: ConnectionPool
     base_url: str
     bearer: str | None = field(default=None, repr=False)
     manifest: Digest | None = None
-    patience: Callable[[int], AnswerDeadline] | None = None
+    deadline: AnswerDeadline | None = None
     is_suspect: bool = False
 
-    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
-        """Fill ``buffer`` with the chunk; content is *not* verified here."""
-        self.read_rest(digest, buffer, 0, on_bytes)
-
-    def read_rest(self, digest: Digest, buffer: memoryview, start: int, on_bytes: OnBytes | None = None) -> None:
-        """As ``read_into``, but only what lies behind the first ``start`` bytes, which are in ``buffer`` already."""
+    def read_into(self, chunk: PartialChunk) -> None:
+        """Bring what is missing; content is *not* verified here."""
+        if chunk.done and not chunk.missing:
+            return
         place = urlsplit(self.base_url).netloc
         try:
-            self._read(digest, buffer, start, on_bytes)
+            self._read(chunk)
         except NETWORK_ERRORS as error:  # its message may hold a signed address
             raise StoreUnavailableError(f"{place}: {reason_of(error)}") from None
         except WrongLengthError as error:
@@ -59,17 +52,17 @@ class HttpChunkReader:
         except StoreUnavailableError as error:
             raise StoreUnavailableError(f"{place}: {error.reason}") from None
 
-    def _read(self, digest: Digest, buffer: memoryview, start: int, on_bytes: OnBytes | None) -> None:
-        url = urljoin(self.base_url, chunk_path(digest))
-        headers = self._headers(start, len(buffer))
-        patience = self.patience(len(buffer) - start) if self.patience else None
+    def _read(self, chunk: PartialChunk) -> None:
+        start, size = chunk.done, len(chunk.buffer)
+        url = urljoin(self.base_url, chunk_path(chunk.digest))
+        headers = self._headers(start, size)
         for _ in range(_REDIRECT_LIMIT + 1):
-            with self.connections.get(url, headers, len(buffer) - start, patience) as answer:
+            with self.connections.get(url, headers, size - start, self.deadline) as answer:
                 if answer.status not in (302, 307):
-                    _check(answer, digest, start, len(buffer))
-                    done = start + _receive(answer, buffer[start:], on_bytes, patience)
-                    if done != len(buffer):
-                        raise StoreUnavailableError(f"chunk {digest} ended after {done} of {len(buffer)} bytes")
+                    _check(answer, chunk.digest, start, size)
+                    _receive(answer, chunk, self.deadline)
+                    if chunk.missing:
+                        raise StoreUnavailableError(f"chunk {chunk.digest} ended after {chunk.done} of {size} bytes")
                     return
                 answer.read(_WORDS_LIMIT)
                 target = urljoin(url, answer.headers.get("Location") or "")
@@ -102,22 +95,24 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
         raise WrongLengthError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
 
 
-def _receive(answer: Answer, rest: memoryview, on_bytes: OnBytes | None, patience: AnswerDeadline | None) -> int:
-    """The body into ``rest``; returns how much of it came."""
-    if patience is None:
-        return answer.fill(rest, on_bytes=on_bytes)
+def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | None) -> None:
+    """The body, as far as it comes."""
+    rest = chunk.buffer[chunk.done :]
+    if deadline is None:
+        answer.fill(rest, on_bytes=chunk.received)
+        return
     told = 0
 
     def goes_on() -> bool:
         nonlocal told
         count, told = answer.received - told, answer.received
-        patience.receiving(count)
+        deadline.receiving(count)
         return True
 
     goes_on()
     while True:
         try:
-            answer.fill(rest[answer.received :], stall=_TICK, is_wanted=goes_on, on_bytes=on_bytes)
+            answer.fill(rest[answer.received :], stall=_TICK, is_wanted=goes_on, on_bytes=chunk.received)
         except StalledError:
-            continue  # a tick without bytes, which the patience has heard of
-        return answer.received
+            continue  # a tick without bytes, which the deadline has heard of
+        return

@@ -1,44 +1,26 @@
-"""Events: decisions as agents report them, as journals keep them, and as they are shown."""
+"""Events as agents report them, as journals keep them, and as they are shown; and what digests and sources stand for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 
 from bdn.core.errors import Fact
-from bdn.core.events.decision import Decision, Recorded
-from bdn.core.events.kinds import KINDS
+from bdn.core.events import Event
 from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import Stage
 
 EVENTS_AT_ONCE: Final = 500  # in one heartbeat
 MANIFESTS_AT_ONCE: Final = 100  # whose events one request asks for
 NamedKind = Literal["source", "manifest", "content", "slab", "chunk"]
-_LONGEST_LIST: Final = 20
-_LONGEST_TEXT: Final = 1000
 _TEXT: Final = r"^[^\x00]*$"
 _DIGEST: Final = r"^b3:[0-9a-f]{64}$"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign(Decision):
-    """A decision that this version does not know, or not with these facts: shown as it came."""
-
-    kind: ClassVar[str] = "foreign"
-    is_private: ClassVar[bool] = True  # whose names it holds is not known either
-    named: str
-    given: str
-
-    def __str__(self) -> str:
-        return f"{self.named} ({self.given})"
-
-
 class NodeEvent(BaseModel):
-    """One decision of an agent: a line of its journal, and what its heartbeats bring. ``at`` is in seconds since the epoch."""
+    """One event of an agent: a line of its journal, and what its heartbeats carry. ``at`` is in seconds since the epoch."""
 
     id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_/-]+$")]
     at: Annotated[float, Field(allow_inf_nan=False)]
@@ -49,53 +31,17 @@ class NodeEvent(BaseModel):
     facts: dict[str, Fact]
 
     @classmethod
-    def of(cls, event_id: str, at: float, decision: Decision) -> Self:
+    def of(cls, event: Event) -> Self:
         """The wire's form."""
-        return cls(
-            id=event_id,
-            at=at,
-            kind=decision.kind,
-            manifest=decision.manifest,
-            digest=decision.digest,
-            organisation=decision.organisation and _text(decision.organisation, 256),
-            facts={name: _plain(fact) for name, fact in decision.facts().items()},
-        )
+        return cls.model_validate(event, from_attributes=True)
 
-    def recorded(self, cluster: str | None = None, node: str | None = None) -> Recorded:
+    def event(self, cluster: str | None = None, node: str | None = None) -> Event:
         """The value."""
-        subject = {"manifest": self.manifest, "digest": self.digest, "organisation": self.organisation}
-        return Recorded(self.id, self.at, decision_of(self.kind, subject, self.facts), cluster, node)
+        return Event(**dict(self), cluster=cluster, node=node)
 
 
-def decision_of(kind: str, subject: dict[str, str | None], facts: dict[str, Any]) -> Decision:
-    """The decision with these facts; ``Foreign`` when they are not those of its kind: agents may be older or newer."""
-    if kind in KINDS:
-        try:
-            return _reader(kind).validate_python({**facts, **subject})
-        except ValidationError:
-            pass
-    given = ", ".join(f"{name}={value}" for name, value in facts.items())
-    return Foreign(**subject, named=kind, given=given[:_LONGEST_TEXT])
-
-
-def _plain(fact: Fact) -> Fact:
-    if isinstance(fact, str):
-        return _text(fact, _LONGEST_TEXT)
-    return [_text(one, _LONGEST_TEXT) for one in fact[:_LONGEST_LIST]] if isinstance(fact, list) else fact
-
-
-def _text(text: str, longest: int) -> str:
-    """Text that every journal and database takes: names of files may be anything, and problems may be long."""
-    return text.encode(errors="replace").decode().replace("\0", "?")[:longest]
-
-
-@cache
-def _reader(kind: str) -> TypeAdapter[Decision]:
-    return TypeAdapter(KINDS[kind])
-
-
-class Event(BaseModel):
-    """One decision as it is shown. ``node`` is null for the mirror's own."""
+class ShownEvent(BaseModel):
+    """One event as an organisation sees it. ``node`` is null for the mirror's own."""
 
     id: str
     at: datetime
@@ -108,31 +54,30 @@ class Event(BaseModel):
     sentence: str
 
     @classmethod
-    def of(cls, recorded: Recorded) -> Self:
+    def of(cls, event: Event) -> Self:
         """The wire's form."""
-        decision = recorded.decision
         return cls(
-            id=recorded.id,
-            at=moment(recorded.at),
-            cluster=recorded.cluster,
-            node=recorded.node,
-            kind=decision.named if isinstance(decision, Foreign) else decision.kind,
-            manifest=decision.manifest,
-            digest=decision.digest,
-            facts=decision.facts(),
-            sentence=str(decision),
+            id=event.id,
+            at=moment(event.at),
+            cluster=event.cluster,
+            node=event.node,
+            kind=event.kind,
+            manifest=event.manifest,
+            digest=event.digest,
+            facts=dict(event.shown_facts),
+            sentence=event.sentence,
         )
 
-    def recorded(self) -> Recorded:
-        """The value; of another organisation's decision, what may be seen of it."""
-        decision = decision_of(self.kind, {"manifest": self.manifest, "digest": self.digest}, self.facts)
-        return Recorded(self.id, self.at.timestamp(), decision, self.cluster, self.node)
+    def event(self) -> Event:
+        """The value; of another organisation's event, what may be seen of it."""
+        known = self.model_dump(include={"id", "cluster", "node", "kind", "manifest", "digest", "facts"})
+        return Event(**known, at=self.at.timestamp())
 
 
 class EventPage(BaseModel):
     """Events, newest first. ``next_cursor`` is null on the last page."""
 
-    items: list[Event]
+    items: list[ShownEvent]
     next_cursor: str | None = None
 
 
@@ -171,4 +116,4 @@ class NodeEvents(BaseModel):
     """An agent's own events, newest first, and what the path is that was asked for."""
 
     staged: StagedPath | None = None
-    items: list[Event]
+    items: list[ShownEvent]

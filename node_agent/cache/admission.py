@@ -12,7 +12,7 @@ from bdn.core.cache.index import CacheIndex, Victim
 from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheTooSmallError
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from node_agent.background_tasks import in_thread
 from node_agent.cache import cache_events
 from node_agent.cache.eviction import Departures
@@ -91,7 +91,7 @@ class StageAdmission:
             missing.update(admission.missing)
         return frozenset(missing)
 
-    def _decisions(self, budget: int) -> list[Decision]:
+    def _decisions(self, budget: int) -> list[Event]:
         account = cache_events.for_room(self.holder, self.held)
         made_room = [account(victim, self._last_used[victim.manifest]) for victim in self._victims]
         return made_room + cache_events.admitted(self.index, self.held, self.holder, budget)

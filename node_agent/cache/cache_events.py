@@ -1,4 +1,4 @@
-"""What the tiers decide, as events: who was admitted and at whose cost, and what else was evicted."""
+"""What the tiers decide, as events: who was admitted and at whose cost, and what else was evicted; and who is told of it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from bdn.core.cache.index import CacheIndex, EvictionReason, Leased, Victim
 from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
-from bdn.core.events.caches import Dropped, EvictedOnRequest, EvictionRefused, Kept, MadeRoom, Trimmed
-from bdn.core.events.decision import Decision
-from bdn.core.events.stages import Admitted, Refused
+from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, Fact
+from bdn.core.events import Event
 from bdn.wire.eviction_schema import EvictCommand, Tier
 from node_agent.cache.records import Held
 
-Decided = Callable[[Sequence[Decision]], None]
+Decided = Callable[[Sequence[Event]], None]
+Account = Callable[[Victim, float], Event]  # why this victim goes, given its last use
 
 
-def _nobody(_: Sequence[Decision]) -> None:
+def _nobody(_: Sequence[Event]) -> None:
     """A tier that stands alone keeps no journal."""
 
 
 @dataclass(frozen=True)
 class CacheEvents:
-    """Who wants to know: ``changed`` when manifests come, go, become whole or are let go of, ``evicted`` how many and why.
+    """Who is told: ``changed`` when manifests come, go, become whole or lose a lease, ``evicted`` how many and why.
 
-    ``decided`` writes down what was decided, before it is done. It blocks, is called in threads, and raises nothing.
+    ``decided`` writes events down, before what they say is done. It blocks, is called in threads, and raises nothing.
     """
 
     changed: Callable[[], object]
@@ -34,23 +33,23 @@ class CacheEvents:
     decided: Decided = _nobody
 
 
-Account = Callable[[Victim, float], Decision]  # why this victim goes, given its last use
-
-
-def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: int) -> list[Decision]:
+def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: int) -> list[Event]:
     """One event for each manifest of a stage that was let in just now."""
     ledger = index.ledger
     return [
-        Admitted(
-            manifest=str(one.manifest.digest),
-            organisation=holder.organisation,
-            stage=holder.stage_id,
-            job=holder.job_id,
-            bytes_total=sum(one.manifest.contents.values()),
-            bytes_missing=0 if index.is_complete(one.manifest.digest) else _missing(index, one.manifest.contents),
-            budget=budget,
-            committed=ledger.committed_bytes,
-            reserved=ledger.reserved_bytes,
+        about_holder(
+            "admitted",
+            one.manifest.digest,
+            holder,
+            {
+                "bytes_total": sum(one.manifest.contents.values()),
+                "bytes_missing": 0
+                if index.is_complete(one.manifest.digest)
+                else _missing(index, one.manifest.contents),
+                "budget": budget,
+                "committed": ledger.committed_bytes,
+                "reserved": ledger.reserved_bytes,
+            },
         )
         for one in held
     ]
@@ -60,32 +59,24 @@ def _missing(index: CacheIndex, contents: Mapping[Digest, int]) -> int:
     return sum(size for content, size in contents.items() if not index.ledger.is_committed(content))
 
 
-def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnError) -> list[Decision]:
+def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnError) -> list[Event]:
     """One event for each manifest of a stage that was not let in. For another error there is none: the stage has failed."""
+    facts: dict[str, Fact]
     if isinstance(error, CacheTooSmallError):
-        needed, free, leased, budget = error.needed_bytes, 0, 0, error.budget_bytes
+        facts = {"needed": error.needed_bytes, "free": 0, "leased": 0, "budget": error.budget_bytes}
     elif isinstance(error, CacheFullError):
-        needed, free, leased, budget = error.needed_bytes, error.free_bytes, error.leased_bytes, error.budget_bytes
+        facts = {
+            "needed": error.needed_bytes,
+            "free": error.free_bytes,
+            "leased": error.leased_bytes,
+            "budget": error.budget_bytes,
+            "in_the_way": list(_in_the_way(index, holder)),
+            "needed_files": error.needed_files,
+            "free_files": error.free_files,
+        }
     else:
         return []
-    in_the_way = tuple(_in_the_way(index, holder)) if isinstance(error, CacheFullError) else ()
-    return [
-        Refused(
-            manifest=str(one.manifest.digest),
-            organisation=holder.organisation,
-            stage=holder.stage_id,
-            job=holder.job_id,
-            code=error.code,
-            needed=needed,
-            free=free,
-            leased=leased,
-            budget=budget,
-            in_the_way=in_the_way,
-            needed_files=error.needed_files if isinstance(error, CacheFullError) else None,
-            free_files=error.free_files if isinstance(error, CacheFullError) else None,
-        )
-        for one in held
-    ]
+    return [about_holder("refused", one.manifest.digest, holder, {"code": error.code, **facts}) for one in held]
 
 
 def _in_the_way(index: CacheIndex, asking: Holder) -> Iterable[str]:
@@ -96,30 +87,29 @@ def _in_the_way(index: CacheIndex, asking: Holder) -> Iterable[str]:
         yield str(holder) if is_own else "a job of another organisation"
 
 
-def kept(manifests: Iterable[Digest], error: BdnError) -> list[Decision]:
+def about_holder(kind: str, manifest: Digest, holder: Holder, facts: Mapping[str, Fact]) -> Event:
+    """An event about the stage or prefetch that holds the manifest, or would."""
+    facts = {"stage": holder.stage_id, "job": holder.job_id, **facts}
+    return Event.of(kind, facts, manifest=manifest, organisation=holder.organisation)
+
+
+def kept(manifests: Iterable[Digest], error: BdnError) -> list[Event]:
     """Written down as evicted, and still here."""
-    return [Kept(manifest=str(manifest), problem=str(error)) for manifest in manifests]
+    return [Event.of("kept", {"problem": str(error)}, manifest=manifest) for manifest in manifests]
 
 
-def dropped(manifests: Iterable[Digest], why: str) -> list[Decision]:
+def dropped(manifests: Iterable[Digest], why: str) -> list[Event]:
     """Manifests of which nothing is kept."""
-    return [Dropped(manifest=str(manifest), why=why) for manifest in manifests]
+    return [Event.of("dropped", {"why": why}, manifest=manifest) for manifest in manifests]
 
 
 def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
-    """Victims that go as the least recently used, for a stage."""
+    """Victims that go from the node tier as the least recently used, for a stage."""
+    brought = ", ".join(str(one.manifest.digest) for one in newcomers)
 
-    def account(victim: Victim, last_used: float) -> Decision:
-        return MadeRoom(
-            manifest=str(victim.manifest),
-            organisation=holder.organisation,
-            tier="node",
-            bytes=victim.size,
-            last_used=last_used,
-            stage=holder.stage_id,
-            job=holder.job_id,
-            newcomer=", ".join(str(one.manifest.digest) for one in newcomers),
-        )
+    def account(victim: Victim, last_used: float) -> Event:
+        gone: dict[str, Fact] = {"tier": "node", "bytes": victim.size, "last_used": last_used}
+        return about_holder("made_room", victim.manifest, holder, gone | {"newcomer": brought})
 
     return account
 
@@ -127,15 +117,10 @@ def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
 def over_budget(tier: Tier, held: int, budget: int, allowed: int) -> Account:
     """Victims that go because the tier holds more than it may."""
 
-    def account(victim: Victim, last_used: float) -> Decision:
-        return Trimmed(
-            manifest=str(victim.manifest),
-            tier=tier,
-            bytes=victim.size,
-            last_used=last_used,
-            held=held,
-            budget=budget,
-            allowed=allowed,
+    def account(victim: Victim, last_used: float) -> Event:
+        gone: dict[str, Fact] = {"tier": tier, "bytes": victim.size, "last_used": last_used}
+        return Event.of(
+            "trimmed", gone | {"held": held, "budget": budget, "allowed": allowed}, manifest=victim.manifest
         )
 
     return account
@@ -149,30 +134,20 @@ class OnRequest:
     tier: Tier
     broken: dict[Digest, tuple[Holder, ...]]
 
-    def __call__(self, victim: Victim, last_used: float) -> Decision:
+    def __call__(self, victim: Victim, last_used: float) -> Event:
         """Why this victim goes."""
-        return EvictedOnRequest(
-            manifest=str(victim.manifest),
-            organisation=self.command.organisation,
-            tier=self.tier,
-            bytes=victim.size,
-            last_used=last_used,
-            eviction=self.command.id,
-            asked_by=self.command.asked_by,
-            forced=self.command.force,
-            holders=tuple(map(str, self.broken.get(victim.manifest, ()))),
-        )
+        facts: dict[str, Fact] = {"bytes": victim.size, "last_used": last_used, "forced": self.command.force}
+        return self._event("evicted", victim.manifest, self.broken.get(victim.manifest, ()), facts)
 
-    def spared(self, leased: Iterable[Leased]) -> list[Decision]:
+    def spared(self, leased: Iterable[Leased]) -> list[Event]:
         """What was left alone."""
-        return [
-            EvictionRefused(
-                manifest=str(one.manifest),
-                organisation=self.command.organisation,
-                tier=self.tier,
-                eviction=self.command.id,
-                asked_by=self.command.asked_by,
-                holders=tuple(map(str, one.holders)),
-            )
-            for one in leased
-        ]
+        return [self._event("eviction_refused", one.manifest, one.holders, {}) for one in leased]
+
+    def _event(self, kind: str, manifest: Digest, holders: Iterable[Holder], facts: dict[str, Fact]) -> Event:
+        request: dict[str, Fact] = {
+            "tier": self.tier,
+            "eviction": self.command.id,
+            "asked_by": self.command.asked_by,
+            "holders": [str(holder) for holder in holders],
+        }
+        return Event.of(kind, request | facts, manifest=manifest, organisation=self.command.organisation)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bdn.core.digest import Digest
-from bdn.disk.direct import DirectWrites, PlacedFile
+from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
 
 
@@ -71,7 +71,7 @@ class ChunkFiles:
         aside = self._incoming / str(next(self._numbers))
         with disk_errors(aside):
             try:
-                file = PlacedFile(aside, self._writes)
+                file = DirectFile(aside, self._writes)
                 try:
                     file.open()
                     file.write(content, 0)

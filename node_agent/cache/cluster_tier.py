@@ -9,12 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from bdn.core.cache.chunk_index import ChunkIndex
-from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
+from bdn.core.cache.index import ChunkIndex, EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
-from bdn.core.events.caches import MadeRoom
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 from node_agent.cache.chunk_files import ChunkFiles
 
@@ -89,14 +87,14 @@ class ClusterTier:
         """
         with self._lock:
             self._hear_of_uses()
-            is_new, last_used, budget = not self.index.knows(manifest), self._last_used(), self.budget()
-            room = self.index.reserve(manifest, chunk, len(buffer), now=self.clock(), budget=budget)
-            if not room.is_new:
+            is_new, last_used, budget = not self.index.holds(manifest), self._last_used(), self.budget()
+            admission = self.index.admit(manifest, chunk, len(buffer), now=self.clock(), budget=budget)
+            if not admission.missing:
                 self._link(chunk, manifest)
                 return False
-            decisions = [_made_room(victim, manifest) for victim in room.victims]
+            decisions = [_made_room(victim, manifest) for victim in admission.victims]
             try:
-                self._delete(room.victims, "lru", decisions, last_used)
+                self._delete(admission.victims, "lru", decisions, last_used)
             except BaseException:
                 self.index.lose(chunk)
                 raise
@@ -197,7 +195,7 @@ class ClusterTier:
     def _hear_of_uses(self) -> None:
         while self._used:
             manifest, now = self._used.popitem()
-            if self.index.knows(manifest):
+            if self.index.holds(manifest):
                 self.index.recency.touch(manifest, now)
             else:
                 self._noted.pop(manifest, None)
@@ -226,7 +224,7 @@ class ClusterTier:
         self,
         victims: Sequence[Victim],
         reason: EvictionReason,
-        decisions: Sequence[Decision],
+        decisions: Sequence[Event],
         last_used: Mapping[Digest, float],
     ) -> None:
         """The index has forgotten them; ``last_used`` is what it knew before."""
@@ -240,7 +238,7 @@ class ClusterTier:
         except BdnError as error:
             left = [victim.manifest for victim in victims[count:]]
             self._count_again(left, last_used)
-            self.events.decided(kept(filter(self.index.knows, left), error))
+            self.events.decided(kept(filter(self.index.holds, left), error))
             raise
         finally:
             if count:
@@ -256,5 +254,7 @@ class ClusterTier:
                     self.index.restore(manifest, found.chunks, last_used=last_used[manifest])
 
 
-def _made_room(victim: Victim, newcomer: Digest) -> Decision:
-    return MadeRoom(manifest=str(victim.manifest), tier="cluster", bytes=victim.size, newcomer=str(newcomer))
+def _made_room(victim: Victim, newcomer: Digest) -> Event:
+    return Event.of(
+        "made_room", {"tier": "cluster", "bytes": victim.size, "newcomer": str(newcomer)}, manifest=victim.manifest
+    )

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread
-from node_agent.cache import cache_events
-from node_agent.cache.cache_events import Account, CacheEvents
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.cache_events import Account, CacheEvents, kept
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 
 
 @dataclass(frozen=True)
-class Found:
+class ScannedManifest:
     """A manifest as it is on disk: its contents, which of them are whole (True) or in progress (False), its last use."""
 
     manifest: Digest
@@ -49,15 +48,15 @@ class Removal:
                     with disk_errors(path):
                         path.unlink(missing_ok=True)
 
-    def survivors(self, victims: Iterable[Victim]) -> list[Found]:
+    def survivors(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
         """After a removal that failed half-way: what is still recorded. Manifests without a record are gone."""
-        found: list[Found] = []
+        found: list[ScannedManifest] = []
         for victim in victims:
             manifest = self.records.load(victim.manifest)
             if manifest is not None:
                 last_used = self.records.last_used(victim.manifest)
                 contents = manifest.contents
-                found.append(Found(victim.manifest, contents, self.present(contents), last_used))
+                found.append(ScannedManifest(victim.manifest, contents, self.present(contents), last_used))
         return found
 
     def present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:
@@ -84,7 +83,7 @@ class Departures:
 
     index: CacheIndex
     removal: Removal
-    shelf: NodeShelf
+    shelf: HeldChunks
     events: CacheEvents
 
     async def evict(
@@ -101,14 +100,14 @@ class Departures:
             survivors = await in_thread(self.removal.survivors, decided.victims)
             for found in survivors:
                 found.restore(self.index)
-            await in_thread(self.events.decided, cache_events.kept((found.manifest for found in survivors), error))
+            await in_thread(self.events.decided, kept((found.manifest for found in survivors), error))
             raise
         finally:
             held = frozenset(self.index.manifests())
             self.tell([victim for victim in decided.victims if victim.manifest not in held], reason)
         return decided
 
-    async def forget(self, manifests: Iterable[Digest], why: Sequence[Decision]) -> None:
+    async def forget(self, manifests: Iterable[Digest], why: Sequence[Event]) -> None:
         """Drop manifests of which nothing is left to keep."""
         plan = self.index.plan(manifests)
         self.index.evict(plan)
@@ -117,7 +116,7 @@ class Departures:
         with suppress(BdnError):  # a record without content is rubbish, which the next start finds
             await in_thread(self.take_out, plan.victims, why)
 
-    def take_out(self, victims: Sequence[Victim], decisions: Sequence[Decision]) -> None:
+    def take_out(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
         """What is decided is written down before the first byte goes: else a kill leaves what nobody can explain. Blocking."""
         self.events.decided(decisions)
         self.removal.remove(victims)

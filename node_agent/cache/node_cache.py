@@ -14,11 +14,10 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.cache import cache_events
 from node_agent.cache.admission import StageAdmission
-from node_agent.cache.cache_events import Account, CacheEvents
+from node_agent.cache.cache_events import Account, CacheEvents, dropped, over_budget
 from node_agent.cache.eviction import Departures, Removal
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.space import Space
 
@@ -103,7 +102,7 @@ class NodeCache:
     index: CacheIndex
     records: ManifestRecords
     removal: Removal
-    shelf: NodeShelf
+    shelf: HeldChunks
     space: Space
     clock: Clock
     events: CacheEvents
@@ -146,7 +145,7 @@ class NodeCache:
             with suppress(BdnError):  # the order of eviction after the next restart is all that is lost
                 await in_thread(self.records.touch, manifest, now)
         gone = [digest for digest in left if not self._is_counted(digest)]
-        why = cache_events.dropped(gone, "its last stage ended before anything of it was on disk")
+        why = dropped(gone, "its last stage ended before anything of it was on disk")
         await self._departures.forget(gone, why)
         self.events.changed()
 
@@ -184,7 +183,7 @@ class NodeCache:
         self.space.tell(room)
         budget, held = room.budgets.node, self.index.ledger.used_bytes
         if held > budget:
-            account = cache_events.over_budget("node", held, budget, room.limits.node)
+            account = over_budget("node", held, budget, room.limits.node)
             await self._departures.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     async def put_aside(self, content: Digest, take: Callable[[], bool]) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bdn.core.digest import Digest
-from bdn.core.events import caches
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
-from node_agent.cache.eviction import Found
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.eviction import ScannedManifest
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
@@ -27,13 +26,13 @@ class Scanner:
     Costs one look at every file's size. Content is not hashed: a file under its name was verified before it got there.
     """
 
-    def __init__(self, places: Places, records: ManifestRecords, shelf: NodeShelf) -> None:
+    def __init__(self, places: Places, records: ManifestRecords, shelf: HeldChunks) -> None:
         self._places = places
         self._records = records
         self._shelf = shelf
-        self.decisions: list[Decision] = []  # what the look found and did
+        self.decisions: list[Event] = []  # what the look found and did
 
-    def run(self) -> list[Found]:
+    def run(self) -> list[ScannedManifest]:
         """Find out, tidy up, and put what is held on the shelf; the least recently used manifest is the first."""
         with disk_errors(self._places.root):
             manifests = dict(self._manifests())
@@ -41,18 +40,21 @@ class Scanner:
             whole = self._whole_files(sizes)
             begun = self._parts(sizes, whole)
             self._stray_layouts(manifests)
-            found: list[Found] = []
+            found: list[ScannedManifest] = []
             for digest, manifest in manifests.items():
                 here = {
                     content: content in whole for content in manifest.contents if content in whole or content in begun
                 }
-                found.append(Found(digest, manifest.contents, here, self._records.last_used(digest)))
+                found.append(ScannedManifest(digest, manifest.contents, here, self._records.last_used(digest)))
                 self._shelf.add(Held(manifest, self._records.load_layout(digest)))
         self.decisions += [
-            caches.Found(
-                manifest=str(one.manifest),
-                bytes_total=sum(one.contents.values()),
-                bytes_whole=sum(one.contents[content] for content, is_whole in one.present.items() if is_whole),
+            Event.of(
+                "found",
+                {
+                    "bytes_total": sum(one.contents.values()),
+                    "bytes_whole": sum(one.contents[content] for content, is_whole in one.present.items() if is_whole),
+                },
+                manifest=one.manifest,
             )
             for one in found
         ]
@@ -76,7 +78,7 @@ class Scanner:
     def _note_damaged_record(self, name: str) -> None:
         if (digest := _digest(name)) is not None:
             why = "its record was damaged when the agent started, and is in quarantine"
-            self.decisions.append(caches.Dropped(manifest=str(digest), why=why))
+            self.decisions.append(Event.of("dropped", {"why": why}, manifest=digest))
 
     def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
         whole: set[Digest] = set()
@@ -92,7 +94,7 @@ class Scanner:
             elif (actual := entry.stat().st_size) != size:
                 self._quarantine(Path(entry.path))
                 reason = f"the file had {actual} bytes and not {size}, and is in quarantine"
-                self.decisions.append(caches.Damaged(digest=str(digest), tier="node", reason=reason))
+                self.decisions.append(Event.of("damaged", {"tier": "node", "reason": reason}, digest=digest))
             else:
                 self._take_over(Path(entry.path), digest)
                 whole.add(digest)

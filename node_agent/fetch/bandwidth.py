@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.pace.rate_limit import RateLimit, TrafficClass
 
 _BURST_SECONDS: Final = 0.25
+Position = tuple[int, ...]
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -94,3 +97,52 @@ class _Limit:
                 self._limit.grant(self._clock())
         finally:
             self._limit.withdraw(turn)
+
+
+class OrderedLimit:
+    """``limit`` places, on one loop, which go to the lowest position first.
+
+    An ``asyncio.Semaphore`` would serve whoever came first. The limit may be changed; a higher one counts from the next time
+    that somebody gives a place back.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held = 0
+        self._queue: list[tuple[Position, int, asyncio.Future[None]]] = []
+        self._number = count()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nobody waits for a place. Any thread may ask."""
+        return not self._queue
+
+    @asynccontextmanager
+    async def place(self, position: Position) -> AsyncIterator[None]:
+        """Hold one place until the block ends."""
+        await self._acquire(position)
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _acquire(self, position: Position) -> None:
+        if self._held < self.limit:
+            self._held += 1
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._queue, (position, next(self._number), mine))
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():  # we were given a place just when we were canceled: it is somebody else's
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        self._held -= 1
+        while self._queue and self._held < self.limit:
+            _, _, next_one = heapq.heappop(self._queue)
+            if not next_one.done():
+                self._held += 1
+                next_one.set_result(None)

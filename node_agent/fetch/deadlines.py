@@ -84,8 +84,8 @@ _USUAL: Final = Waits()
 
 
 @dataclass(slots=True)
-class SourcePatience:
-    """The ``AnswerDeadline`` of one request for ``size`` bytes.
+class SourceDeadline:
+    """How long one request for ``size`` bytes is waited for (an ``AnswerDeadline``).
 
     One that has an ``alternative`` is left when it is late. Head and body are judged apart: an owner that waits for the mirror
     says that it is alive, and asking another one too soon would make the mirror send the chunk twice; but an owner whose link
@@ -114,15 +114,15 @@ class SourcePatience:
         self._asked = self._heard = self.clock()
 
     @classmethod
-    def with_peer(
+    def of_peer(
         cls, size: int, stop: threading.Event, alternative: Alternative, clock: Clock, waits: Waits = _USUAL
     ) -> Self:
-        """With a peer, whom we leave for another source when it is late."""
+        """Of a request to a peer, which is left for another source when it is late."""
         return cls(size, stop, waits.peer_seconds, alternative, waits.stall, clock)
 
     @classmethod
-    def with_mirror(cls, size: int, stop: threading.Event, waits: Waits = _USUAL) -> Self:
-        """With the mirror, behind which there is nobody."""
+    def of_mirror(cls, size: int, stop: threading.Event, waits: Waits = _USUAL) -> Self:
+        """Of a request to the mirror, behind which there is nobody."""
         return cls(size, stop, waits.mirror_seconds, stall=waits.stall)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from bdn.core.ring.hedging import Deadlines
@@ -15,7 +16,7 @@ from node_agent.fetch.members import Members
 # has to read the chunk from the mirror first, which then sends it once more.
 _ENDING: Final = 2.0
 _LEAST_ENDING_SECONDS: Final = 10.0
-_MIRROR: Final = "mirror"
+MIRROR: Final = ""  # among the names of sources; no node is called so
 
 
 class Peers:
@@ -59,24 +60,31 @@ class Peers:
     def read(self, size: int, taken: Limits) -> None:
         """The mirror sent so many bytes in so long. An owner's answer begins when it has read as much."""
         with self._lock:
-            self._mirror.succeeded(_MIRROR, self.clock())
+            self._mirror.succeeded(MIRROR, self.clock())
             self._heads.came(0, taken.head_seconds + taken.body_seconds)
             self._bodies.came(size, taken.body_seconds)
 
     def blame_mirror(self) -> None:
         """It is out of reach, or out of order."""
         with self._lock:
-            self._mirror.blame(_MIRROR, Fault.FAILED, self.clock())
+            self._mirror.blame(MIRROR, Fault.FAILED, self.clock())
 
     def is_mirror_avoided(self) -> bool:
         """Whether whoever else may have a chunk is asked before the mirror just now."""
         with self._lock:
-            return self._mirror.is_at_fault(_MIRROR, self.clock())
+            return self._mirror.is_at_fault(MIRROR, self.clock())
 
     def blame(self, node: str, fault: Fault) -> None:
         """It did not do its part."""
         with self._lock:
             self._standing.blame(node, fault, self.clock())
+
+    def sent_wrong(self, senders: Sequence[str]) -> None:
+        """A chunk is wrong. Who sent all of it is at fault; of several, nobody knows which one is."""
+        fault = Fault.WRONG if len(senders) == 1 else Fault.FAILED
+        for sender in senders:
+            if sender != MIRROR:
+                self.blame(sender, fault)
 
     def late(self, node: str, *, has_begun: bool) -> None:
         """It was left at a limit, before or after its answer had begun."""

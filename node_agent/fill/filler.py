@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
-from bdn.core.store.layout import PlacedChunk, Slice
+from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.store.layout import FileLayout, PlacedChunk, Slice
 from bdn.disk.direct import DirectWrites
+from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.disk.cache_directory import Aside
+from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
-from node_agent.fetch.bandwidth import Bandwidth
-from node_agent.fetch.supply import Came
-from node_agent.fetch.turns import Position
-from node_agent.fill.lanes import Lane, Place
-from node_agent.fill.order import Order
+from node_agent.fetch.bandwidth import Bandwidth, Position
+from node_agent.fill.fill_unit import FileReport
+from node_agent.fill.lanes import Lane, Place, PlaceOf
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
 
@@ -40,18 +41,35 @@ class PartShelf(Protocol):
 
 
 @dataclass(frozen=True)
+class FillOrder:
+    """Files to fill: one with chunks of its own, or several that lie in one slab.
+
+    ``reader`` brings their chunks, ``place`` says in which lane and when. ``keep_slab`` is given a slab that was cut into
+    files, in a byte thread. ``traffic`` is asked for each chunk, because a stage may join what a prefetch began.
+    """
+
+    files: tuple[FileLayout, ...]
+    reader: ChunkReader
+    place: PlaceOf
+    keep_slab: Callable[[Digest, memoryview], None]
+    traffic: Callable[[], TrafficClass]
+    report: FileReport
+    stop: threading.Event
+
+
+@dataclass(frozen=True)
 class Filler:
     """Fills files in the lanes of their stage. ``on_committed`` is called on the loop once a file is whole."""
 
     places: Places
     sync: GroupSync
     writes: DirectWrites
-    aside: Aside
+    aside: UnnamedBytes
     bandwidth: Bandwidth
     shelf: PartShelf
     on_committed: Callable[[Digest], None]
 
-    async def fill(self, order: Order) -> None:
+    async def fill(self, order: FillOrder) -> None:
         """Make the files whole; returns when they are committed.
 
         Canceled or failed, it leaves a part from which the next fill goes on, and its threads are idle again. Set
@@ -75,23 +93,23 @@ class Filler:
             if part.is_committed:  # also when the cancellation came during the commit
                 self.on_committed(layout.digest)
 
-    async def _fill_from_slab(self, lies: Slice, order: Order) -> None:
+    async def _fill_from_slab(self, lies: Slice, order: FillOrder) -> None:
         """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
         parts = PackedParts(self.places, self.sync, self.aside, order.files)
         lane, position = order.place(lies.slab)
 
-        def work(buffer: memoryview) -> Came:
-            def keep() -> None:
+        def work(buffer: memoryview) -> BytesByTier:
+            def store() -> None:
                 lane.threads.received()
                 parts.write(buffer)
                 order.keep_slab(lies.slab, buffer)
 
-            return order.supply.fetch(lies.slab, buffer, keep)
+            return fetch(order.reader, lies.slab, buffer, store)
 
         try:
-            came = await self._run((lane, position), lies.slab_size, work, order)
+            bytes_by_tier = await self._run((lane, position), lies.slab_size, work, order)
             await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
-            tier = max(came, key=came.__getitem__)
+            tier = max(bytes_by_tier, key=bytes_by_tier.__getitem__)
             for file in order.files:
                 order.report(file.digest, tier, file.size)
         finally:
@@ -101,32 +119,32 @@ class Filler:
             else:
                 await in_thread(parts.close)
 
-    async def _fill_at_once(self, part: Part, order: Order) -> None:
+    async def _fill_at_once(self, part: Part, order: FillOrder) -> None:
         """One chunk, one thread, no bitmap."""
         digest = part.layout.digest
         lane, position = order.place(digest)
 
-        def work(buffer: memoryview) -> Came:
+        def work(buffer: memoryview) -> BytesByTier:
             try:
                 part.open()
                 placed = part.layout.placed()
 
-                def keep() -> None:
+                def store() -> None:
                     lane.threads.received()
                     for chunk in placed:
                         part.write(chunk, buffer)
                     part.commit()
 
                 if placed:
-                    return order.supply.fetch(placed[0].digest, buffer, keep)
-                keep()  # an empty file
+                    return fetch(order.reader, placed[0].digest, buffer, store)
+                store()  # an empty file
                 return {}
             finally:
                 part.close()
 
         self._tell(digest, await self._run((lane, position), part.layout.size, work, order), order)
 
-    async def _fill_in_pieces(self, part: Part, order: Order) -> None:
+    async def _fill_in_pieces(self, part: Part, order: FillOrder) -> None:
         lanes: dict[Lane, list[_Placed]] = {}
         for chunk in part.layout.placed():
             lane, position = order.place(chunk.digest)
@@ -144,12 +162,12 @@ class Filler:
             self.shelf.departed(part.layout.digest)
             await in_thread(part.close)
 
-    async def _take_chunks(self, lane: Lane, queue: Iterator[_Placed], part: Part, order: Order) -> None:
+    async def _take_chunks(self, lane: Lane, queue: Iterator[_Placed], part: Part, order: FillOrder) -> None:
         """One of several that draw from the same queue, so that there is always a chunk waiting for a free thread."""
         try:
             for position, chunk in queue:
 
-                def work(buffer: memoryview, chunk: PlacedChunk = chunk) -> Came:
+                def work(buffer: memoryview, chunk: PlacedChunk = chunk) -> BytesByTier:
                     return self._obtain(lane, part, chunk, buffer, order)
 
                 self._tell(part.layout.digest, await self._run((lane, position), chunk.range.size, work, order), order)
@@ -157,21 +175,21 @@ class Filler:
             order.stop.set()  # before the group cancels the others: they shall not go on trying
             raise
 
-    def _obtain(self, lane: Lane, part: Part, chunk: PlacedChunk, buffer: memoryview, order: Order) -> Came:
+    def _obtain(self, lane: Lane, part: Part, chunk: PlacedChunk, buffer: memoryview, order: FillOrder) -> BytesByTier:
         """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
         file = part.layout.digest
         if part.holds(chunk, buffer):
             self.shelf.arrived(file, chunk.index)
             return {"node": chunk.range.size}
 
-        def keep() -> None:
+        def store() -> None:
             lane.threads.received()
             part.write(chunk, buffer)
             self.shelf.arrived(file, chunk.index)
 
-        return order.supply.fetch(chunk.digest, buffer, keep)
+        return fetch(order.reader, chunk.digest, buffer, store)
 
-    async def _run(self, place: Place, size: int, work: Callable[[memoryview], _Result], order: Order) -> _Result:
+    async def _run(self, place: Place, size: int, work: Callable[[memoryview], _Result], order: FillOrder) -> _Result:
         """``work`` in a thread, once it is this chunk's turn.
 
         First on this node's network, where a prefetch may wait for long without being in a stage's way, then in its lane.
@@ -181,6 +199,6 @@ class Filler:
             return await lane.threads.run(size, work)
 
     @staticmethod
-    def _tell(file: Digest, came: Came, order: Order) -> None:
-        for tier, size in came.items():
+    def _tell(file: Digest, bytes_by_tier: BytesByTier, order: FillOrder) -> None:
+        for tier, size in bytes_by_tier.items():
             order.report(file, tier, size)

@@ -1,6 +1,6 @@
 """One file on its way to being whole: chunks land at their places in any order, and the whole appears with one rename.
 
-The commit order is: chunk data, a batched fdatasync, the bitmap record; once all chunks are there, fsync,
+The order of a commit: chunk data, a batched fdatasync, the bitmap record; once all chunks are there, fsync,
 rename, fsync of the folder. A kill at any point leaves a part that the next fill goes on from, or the whole file.
 """
 
@@ -9,20 +9,61 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Self
 
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import FileLayout, PlacedChunk
-from bdn.disk.direct import DirectWrites, PlacedFile
+from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, sync_folder, write_all
 from bdn.disk.syscalls import allocate
 from node_agent.disk.places import Places
-from node_agent.fill.bitmap import Bitmap
 
 SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
+_MAGIC: Final = b"bdnbits1"
+_HEADER_SIZE: Final = 16
 _NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Bitmap:
+    """A set of chunk indices below ``count``, with a form on disk: 8 bytes of magic, the count, then the bits.
+
+    A torn write does no harm: bits only ever go from 0 to 1, after their chunk was synced, and are checked when a fill
+    goes on.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._bits = bytearray(-(-count // 8))
+
+    @classmethod
+    def parse(cls, content: bytes, count: int) -> Self:
+        """From its form on disk; empty when that belongs to something else."""
+        bitmap = cls(count)
+        if content.startswith(bitmap._header()) and len(content) == _HEADER_SIZE + len(bitmap._bits):
+            bitmap._bits[:] = content[_HEADER_SIZE:]
+        return bitmap
+
+    def to_bytes(self) -> bytes:
+        """Its form on disk."""
+        return self._header() + self._bits
+
+    def __contains__(self, index: int) -> bool:
+        return bool(self._bits[index >> 3] & 1 << (index & 7))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no chunk is durable yet."""
+        return not any(self._bits)
+
+    def add(self, indices: Iterable[int]) -> None:
+        """These chunks are durable now."""
+        for index in indices:
+            self._bits[index >> 3] |= 1 << (index & 7)
+
+    def _header(self) -> bytes:
+        return _MAGIC + self.count.to_bytes(8, "big")
 
 
 class Part:
@@ -40,7 +81,7 @@ class Part:
         self._bitmap = Bitmap(len(layout.chunks))
         self._lock = threading.Lock()
         self._unsynced: list[int] = []
-        self._file = PlacedFile(self._path, writes)
+        self._file = DirectFile(self._path, writes)
         self._bitmap_descriptor = -1
         self._is_open = False
         self._is_suspect = False  # a sync failed: the kernel tells of lost pages once, so later ones tell nothing

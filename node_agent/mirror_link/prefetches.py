@@ -18,12 +18,12 @@ from bdn.wire.eviction_schema import Tier
 from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport, ReportedState
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
+from node_agent.cache.cache_events import about_holder
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
-from node_agent.fetch.retry_budget import Effort
-from node_agent.fill.provision import Errand, Provision
+from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.provision import FillRequest, Provision
 from node_agent.stage.stage import StageProgress
-from node_agent.stage.stage_events import prefetch_failed, prefetched
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,9 @@ class Prefetches:
             run.manifests = list(dict.fromkeys(mount.manifest for mount in granted.mounts))
             run.holder = Holder(run.id, "prefetch", organisation=granted.organisation)
             try:
-                await self._provision.run(Errand(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin))
+                await self._provision.run(
+                    FillRequest(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin)
+                )
             finally:
                 await to_the_end(self._cache.leave(run.id))
         except BdnError as error:
@@ -96,13 +98,15 @@ class Prefetches:
             logger.exception("prefetch %s failed", run.id)
             await self._fail(run, InternalError(f"{type(error).__name__}: {error}"))
         else:
-            await in_thread(
-                self._cache.events.decided, prefetched(dict(zip(run.manifests, run.came(), strict=True)), run.holder)
-            )
+            came = zip(run.manifests, run.came(), strict=True)
+            arrived = [about_holder("arrived", one, run.holder, bytes_from.model_dump()) for one, bytes_from in came]
+            await in_thread(self._cache.events.decided, arrived)
             run.end("READY")
 
     async def _fail(self, run: _Run, error: BdnError) -> None:
-        await in_thread(self._cache.events.decided, prefetch_failed(run.manifests, run.holder, error))
+        facts = {"code": error.code, "problem": str(error)}
+        failed = [about_holder("failed", manifest, run.holder, facts) for manifest in run.manifests]
+        await in_thread(self._cache.events.decided, failed)
         run.end("FAILED", error)
 
 
@@ -120,7 +124,7 @@ class _Run:
         self._bytes_total: int | None = None
         self._watch: _Watch | None = None
 
-    def begin(self, held: Sequence[Held], missing: frozenset[Digest], _: Effort) -> _Watch:
+    def begin(self, held: Sequence[Held], missing: frozenset[Digest], _: RetryBudget) -> _Watch:
         """What is to come is known."""
         manifests = [one.manifest for one in held]
         self._bytes_total = sum(manifest.bytes_total for manifest in manifests)

@@ -6,23 +6,22 @@ import threading
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.core.events import caches
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.wire.errors import ErrorBody
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.layout_form import Layout
 from bdn.wire.verification_schema import DamagedItem, Outcome, VerifyReport, listed
 from node_agent.cache.records import ManifestRecords
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 
 
 @dataclass(frozen=True)
-class Subject:
+class ScrubTarget:
     """A content, and where its bytes lie. ``shown`` is what people call it, where that is not its path in the manifest."""
 
     path: Path
@@ -33,7 +32,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class Damage:
     """One chunk that is not what its name says, or, without a chunk, something about the whole file.
 
     ``found`` is None when it is unreadable; ``is_of_the_disk`` when the disk did not take the right bytes, either.
@@ -133,10 +132,10 @@ class Telling:
 
     cluster: str
     node: str
-    book: StageBook
+    book: StageRegistry
     layouts: KnownLayouts
 
-    def item(self, subject: Subject, wrong: Wrong, outcome: Outcome) -> DamagedItem:
+    def item(self, subject: ScrubTarget, wrong: Damage, outcome: Outcome) -> DamagedItem:
         """One wrong chunk. Blocking."""
         manifest = str(subject.manifest)
         mounts = [mount for stage in self.book.all() for mount in stage.record.mounts if mount.manifest == manifest]
@@ -161,15 +160,8 @@ class Telling:
         ]
 
 
-_KINDS: Final[dict[Outcome, type[caches.Wrong]]] = {
-    "damaged": caches.Damaged,
-    "repaired": caches.Repaired,
-    "lost": caches.Lost,
-}
-
-
-def decision_about(item: DamagedItem) -> Decision:
+def event_about(item: DamagedItem) -> Event:
     """The item as an event. A path in a stage's view names the stage, which is nobody else's business."""
     path = "" if item.path is None or item.path.startswith("/") else item.path
-    kind = _KINDS[item.outcome]
-    return kind(manifest=item.manifest, digest=item.chunk, tier=item.tier, reason=item.reason, path=path)
+    facts = {"tier": item.tier, "reason": item.reason, "path": path}
+    return Event.of(item.outcome, facts, manifest=item.manifest, digest=item.chunk)

@@ -14,14 +14,14 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.store.layout import FileLayout, PlacedChunk
+from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, sync_folder, write_all, write_durably
-from bdn.disk.past_cache import PastCacheFile
 from bdn.transfer.buffers import BufferPool
 from node_agent.cache.quarantine import Quarantine
 from node_agent.disk.places import Places
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 from node_agent.scrub.staged_files import StagedFiles
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Mending:
         with disk_errors(path):
             with _writable(path) as descriptor:
                 write_all(descriptor, content, chunk.range.start)
-            with self.buffers.take(CHUNK_SIZE) as buffer, PastCacheFile(path) as file:
+            with self.buffers.take(CHUNK_SIZE) as buffer, UncachedFile(path) as file:
                 count = file.read(buffer, chunk.range.start, chunk.range.size)
                 is_right = count == chunk.range.size and digest_of(buffer[:count]) == chunk.digest
         if not is_right:
@@ -174,7 +174,7 @@ class Relinking:
             if stage.mend_at is None:
                 stage.mend_at = _ALREADY_DUE
 
-    def _showing(self, content: Digest, earlier: os.stat_result) -> Iterator[tuple[Stage, Path]]:
+    def _showing(self, content: Digest, earlier: os.stat_result) -> Iterator[tuple[NodeStage, Path]]:
         for stage, path in self.staged.named(content):
             with suppress(OSError):
                 if os.path.samestat(path.lstat(), earlier):

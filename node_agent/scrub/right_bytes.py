@@ -14,15 +14,15 @@ from bdn.core.errors import BdnError, GrantInvalidError, InternalError, NotFound
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.transfer.buffers import BufferPool
+from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.eviction_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.cache.held_chunks import NodeShelf
-from node_agent.fetch.retry_budget import Effort
-from node_agent.fetch.ring_reader import Bearings
+from node_agent.cache.held_chunks import HeldChunks
+from node_agent.fetch.chain import chunk_base
+from node_agent.fetch.fill_context import FillContext, RetryBudget
 from node_agent.fetch.routing import Routing
-from node_agent.fetch.supply import Supply, chunk_base
-from node_agent.fill.provision import Errand, Provision
-from node_agent.stage.stage import StageBook
+from node_agent.fill.provision import FillRequest, Provision
+from node_agent.stage.stage import StageRegistry
 from node_agent.trust import Trust
 
 
@@ -34,7 +34,7 @@ class Rights:
     ``is_open`` is whether the mirror asks nobody for grants; then one that has expired does as well.
     """
 
-    book: StageBook
+    book: StageRegistry
     trust: Trust
     is_open: bool
     _lent: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class RightBytes:
     """Brings single chunks, with the place in the queue that a scrub has. ``stop`` ends what is under way."""
 
     provision: Provision
-    shelf: NodeShelf
+    shelf: HeldChunks
     rights: Rights
     buffers: BufferPool
     stop: threading.Event
@@ -112,7 +112,7 @@ class RightBytes:
 
     def _from_here(self, chunk: PlacedChunk, put: Put) -> bool:
         with self.buffers.take(chunk.range.size) as buffer:
-            if self.shelf.read_into(chunk.digest, buffer) is None:
+            if self.shelf.read_held(chunk.digest, buffer) is None:
                 return False
             put(buffer)
             return True
@@ -123,17 +123,17 @@ class RightBytes:
         held = await provision.catalogue.obtain(manifest, bearer, is_complete=False)
         file = held.file_layouts(frozenset((content,)))[content]
         assert held.layout is not None  # noqa: S101 - asked for
-        effort = Effort(file.size, provision.peers.avoided)
-        bearings = Bearings(manifest, bearer, Routing(held.layout, provision.members), effort)
+        budget = RetryBudget(file.size, provision.peers.avoided)
+        context = FillContext(manifest, bearer, Routing(held.layout, provision.members), budget)
         base_url = chunk_base(provision.mirror_url, held.layout.data_port)
-        return _Source(file, provision.supplier.open(base_url, bearings, self.stop))
+        return _Source(file, provision.chain.of_fill(base_url, context, self.stop))
 
     def _fetch(self, source: _Source, chunk: PlacedChunk, put: Put) -> None:
         """A small file is cut out of its slab, which travels whole."""
         lies = source.file.slice
         if lies is None:
             with self.buffers.take(chunk.range.size) as buffer:
-                source.supply.fetch(chunk.digest, buffer, lambda: put(buffer))
+                fetch(source.reader, chunk.digest, buffer, lambda: put(buffer))
             return
         with self.buffers.take(lies.slab_size) as slab:
             piece = slab[lies.offset : lies.offset + source.file.size]
@@ -143,13 +143,13 @@ class RightBytes:
                     raise InternalError(f"the layout of file {source.file.digest} is wrong: it does not lie in {lies}")
                 put(piece)
 
-            source.supply.fetch(lies.slab, slab, cut)
+            fetch(source.reader, lies.slab, slab, cut)
 
 
 @dataclass(frozen=True)
 class _Source:
     file: FileLayout
-    supply: Supply
+    reader: ChunkReader
 
 
 _HOLDER: Final = Holder("scrub", "scrub")
@@ -176,7 +176,7 @@ class Refill:
         manifest, grant = self.rights.find(named)
         index.leases.take(manifest, _HOLDER)  # at once: evicted before it is admitted, all of it would come again
         try:
-            await self.provision.run(Errand([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: _Nobody()))
+            await self.provision.run(FillRequest([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: _Nobody()))
         finally:
             await to_the_end(self.provision.cache.leave(_HOLDER.stage_id))
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import ManifestRecords
-from node_agent.fetch.origin_reads import OriginReads
+from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 
 _REMEMBERED: Final = 16  # manifests; one of 140 GB has 17,000 chunks, which take 4 MB
+_Key = tuple[Digest, str]  # a manifest, and the organisation whose list of it this is: each has slabs of its own
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,16 @@ class LayoutSource:
 class ChunkLists:
     """The lists of the manifests that were asked about last. ``known`` may be called from any thread.
 
-    ``ask`` reads a layout with a peer's grant, which proves that the peer may read the manifest and that it exists. A list is
-    one organisation's: each has slabs of its own.
+    ``ask`` reads a layout with a peer's grant, which proves that the peer may read the manifest and that it exists.
     """
 
     ask: Callable[[Digest, str | None], Awaitable[Layout]]
-    _known: dict[Digest, ChunkList] = field(default_factory=dict)  # the one used last stands last
-    _asking: OriginReads = field(default_factory=OriginReads)  # layouts rather than chunks
+    _known: dict[_Key, ChunkList] = field(default_factory=dict)  # the one used last stands last
+    _asking: ReadsInProgress[_Key] = field(default_factory=ReadsInProgress)
 
     def known(self, manifest: Digest, organisation: str) -> ChunkList | None:
         """The list, if it was obtained and is remembered."""
-        return self._known.get(_name(manifest, organisation))
+        return self._known.get((manifest, organisation))
 
     async def obtain(self, manifest: Digest, organisation: str, bearer: str | None) -> ChunkList:
         """The list; one request for all who ask at the same time.
@@ -78,45 +76,18 @@ class ChunkLists:
         Raises:
             BdnError: there is no such manifest, the grant is not good for it, or nobody can be asked now.
         """
-        name = _name(manifest, organisation)
-        while (known := self._known.get(name)) is None:
-            if self._asking.lead(name):
-                await self._lead(name, manifest, bearer)
-            elif (landing := self._asking.landing(name)) is not None:
-                await others(landing)
-        self._known[name] = self._known.pop(name, known)
+        key = manifest, organisation
+        while (known := self._known.get(key)) is None:
+            if (flight := self._asking.flight(key)) is not None:
+                await landed(flight)
+                continue
+            with self._asking.lead(key):  # nobody else does: the loop has not turned since we looked
+                self._remember(key, await in_thread(ChunkList.of, await self.ask(manifest, bearer)))
+        self._remember(key, known)
         return known
 
-    async def _lead(self, name: Digest, manifest: Digest, bearer: str | None) -> None:
-        try:
-            layout = await self.ask(manifest, bearer)
-            found = await in_thread(ChunkList.of, layout)
-        except BaseException as error:
-            self._asking.failed(name, error)
-            raise
-        self._known[name] = found
+    def _remember(self, key: _Key, known: ChunkList) -> None:
+        self._known.pop(key, None)
+        self._known[key] = known
         while len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._asking.landed(name)
-
-
-def _name(manifest: Digest, organisation: str) -> Digest:
-    return digest_of(f"{manifest}{organisation}".encode())
-
-
-async def others(landing: Future[None]) -> None:
-    """Wait for somebody else's read. Whoever returns from here looks again, and may have to read for itself.
-
-    Raises:
-        BdnError: the read failed for a reason that would be ours as well, because it may pass for all: asking the mirror
-            once more for each of many that wait would not make it well. A read that ended for its reader's own reasons,
-            such as a grant that expired or a stage that was released, is no reason to fail.
-    """
-    # The future is everybody's: ``wait`` does not cancel it with one who waits. Its error is looked at below, or, by one who
-    # was canceled, nowhere: asyncio is not to complain of that.
-    waiter = asyncio.wrap_future(landing)
-    waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await asyncio.wait([waiter])
-    error = landing.exception()
-    if isinstance(error, BdnError) and error.transient:
-        raise error

@@ -7,55 +7,46 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.ports import ChunkReader
 from bdn.core.ring.lanes import own_in_flight
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.chunk_readers import PartialChunk
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.held_chunks import NodeShelf
-from node_agent.fetch.bandwidth import Bandwidth
+from node_agent.cache.held_chunks import HeldChunks
+from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
+from node_agent.fetch.chain import ReaderChain, chunk_base
 from node_agent.fetch.members import Members
-from node_agent.fetch.origin_reads import OriginReads
-from node_agent.fetch.supply import chunk_base
-from node_agent.fetch.turns import Turns
-from node_agent.serve.chunk_lists import ChunkList, ChunkLists, others
-
-
-class MirrorOpener(Protocol):
-    """Who knows how the mirror is read."""
-
-    def mirror(self, base_url: str, bearer: str, stop: threading.Event) -> ChunkReader:
-        """A reader that verifies and tries again, until ``stop`` is set. ``bearer`` is a grant."""
-        ...
+from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
+from node_agent.serve.chunk_lists import ChunkList, ChunkLists
 
 
 @dataclass(frozen=True)
-class Obtaining:
+class Owner:
     """Brings chunks into the cluster tier, from the mirror and never from another peer, so that no request goes in circles.
 
     ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. They read in the
-    same turns, ``origin``: what a peer asks for comes before what this node wants next. ``on_obtained`` is told the bytes of
-    each chunk.
+    same places, ``origin``: what a peer asks for comes before what this node wants next. ``reads`` are the reads of fills as
+    well. ``on_obtained`` is told the bytes of each chunk.
     """
 
     loop: asyncio.AbstractEventLoop
     background: BackgroundTasks
     threads: ByteThreads
     lists: ChunkLists
-    reads: OriginReads
+    reads: ReadsInProgress[Digest]
     bandwidth: Bandwidth
-    shelf: NodeShelf
+    shelf: HeldChunks
     tier: ClusterTier
-    opener: MirrorOpener
+    chain: ReaderChain
     mirror_url: str
     on_obtained: Callable[[int], None]
     members: Members
-    origin: Turns
+    origin: OrderedLimit
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def begin(self, request: ChunkRequest) -> Future[object]:
@@ -97,34 +88,24 @@ class Obtaining:
         if size is None:
             raise NotFoundError(f"chunk {request.digest}")
         while not self.shelf.holds_for(request):  # it may have come and have been evicted
-            if (landing := self.reads.landing(request.digest)) is not None:
-                await others(landing)
-            else:
-                self.origin.limit = own_in_flight(len(self.members.current().members), self.threads.count)
-                # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
-                async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.take(()):
-                    # Canceled it is when the agent ends, and then no thread shall go through its retries.
-                    await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
+            if (flight := self.reads.flight(request.digest)) is not None:
+                await landed(flight)
+                continue
+            self.origin.limit = own_in_flight(len(self.members.current().members), self.threads.count)
+            # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
+            async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.place(()):
+                with self.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn
+                    if is_leader and not self.shelf.holds(request.digest):
+                        # Canceled it is when the agent ends, and then no thread shall go through its retries.
+                        await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
 
     def _read(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
-        """In a byte thread: read the chunk, unless somebody does already or has just done so."""
-        digest = request.digest
-        if not self.reads.lead(digest):
-            return
-        try:
-            if not self.shelf.holds(digest):
-                self._bring(request, chunks, buffer)
-        except BaseException as error:
-            self.reads.failed(digest, error)
-            raise
-        self.reads.landed(digest)
-
-    def _bring(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
+        """In a byte thread: from the mirror into the cluster tier, where room is made before anything is read."""
         digest, manifest = request.digest, request.manifest
         assert manifest is not None  # noqa: S101 - likewise
         base_url = chunk_base(self.mirror_url, chunks.data_port)
-        reader = self.opener.mirror(base_url, request.bearer or "", self._stop)
-        if self.tier.bring(manifest, digest, buffer, lambda room: reader.read_into(digest, room)):
+        reader = self.chain.of_owner(base_url, request.bearer or "", self._stop)
+        if self.tier.bring(manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))):
             self.on_obtained(len(buffer))
         elif not self.shelf.holds(digest):  # to look again at once would be to look for ever, if it never comes
             raise StoreUnavailableError(f"chunk {digest} is on its way to this node, and not here yet")
@@ -134,8 +115,8 @@ class Obtaining:
 class OwnersShelf:
     """Wraps the shelf of an agent that owns chunks: what is asked of an owner and is not here is obtained."""
 
-    inner: NodeShelf
-    obtaining: Obtaining
+    inner: HeldChunks
+    owner: Owner
 
     def authorize(self, request: ChunkRequest) -> None:
         """As the inner shelf: who may read a manifest may have its chunks obtained."""
@@ -154,10 +135,10 @@ class OwnersShelf:
         else:
             if self.inner.holds(request.digest):  # in a file, which the scrub looks at; another source has it right
                 raise NotFoundError(f"chunk {request.digest}")
-        return self.obtaining.begin(request)
+        return self.owner.begin(request)
 
     def _is_of(self, request: ChunkRequest) -> bool:
         if request.manifest is None:
             return False
-        known = self.obtaining.lists.known(request.manifest, self.inner.reader_of(request.bearer))
+        known = self.owner.lists.known(request.manifest, self.inner.reader_of(request.bearer))
         return known is not None and request.digest in known.sizes

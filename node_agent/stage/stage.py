@@ -17,7 +17,7 @@ from bdn.wire import stage_schema
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.quantities import moment
 from bdn.wire.stage_schema import TERMINAL, BytesFrom, StageMount, Warm, WarmState
-from node_agent.fetch.retry_budget import Effort
+from node_agent.fetch.fill_context import RetryBudget
 from node_agent.stage.record import MountRecord, StageRecord
 from node_agent.stage.view.destination import Earlier
 
@@ -135,7 +135,7 @@ class Warming:
         )
 
 
-class Stage:
+class NodeStage:
     """State in memory. Transitions are asked for one at a time under ``lock``; records are written under ``saving``.
 
     A READY stage that lacks files stays READY while these are brought again (``is_mending``): whoever asks for it waits.
@@ -145,7 +145,7 @@ class Stage:
     def __init__(self, record: StageRecord) -> None:
         self.record = record
         self.progress: StageProgress | None = None
-        self.effort: Effort | None = None
+        self.budget: RetryBudget | None = None
         self.rate = Rate()
         self.earlier: Earlier | None = None
         self.warming: Warming | None = None
@@ -169,10 +169,10 @@ class Stage:
         """Whether nothing more happens by itself."""
         return self.record.state in TERMINAL and not self.is_mending
 
-    def begin(self, progress: StageProgress, effort: Effort) -> None:
+    def begin(self, progress: StageProgress, budget: RetryBudget) -> None:
         """The bytes to come are known, and what may be spent on sources that fail."""
         self.progress = progress
-        self.effort = effort
+        self.budget = budget
         self.rate = Rate()
 
     def notify(self) -> None:
@@ -207,7 +207,7 @@ class Stage:
             mounts=mounts,
             bytes_per_second=rate,
             eta_seconds=left / rate if rate and is_known else None,
-            transfer=self.effort.document() if self.effort and not self.is_terminal else record.transfer,
+            transfer=self.budget.document() if self.budget and not self.is_terminal else record.transfer,
             warm=self.warming.document() if self.warming else None,
             error=record.error,
         )
@@ -229,32 +229,32 @@ class Stage:
         )
 
 
-class StageBook:
+class StageRegistry:
     """Stages by id, in memory; their records are on disk."""
 
     def __init__(self) -> None:
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, NodeStage] = {}
 
-    def all(self) -> list[Stage]:
+    def all(self) -> list[NodeStage]:
         """Every stage, newest first; released ones are known for a week, the newest ten thousand of them."""
         return sorted(self._stages.values(), key=lambda stage: stage.record.created_at, reverse=True)
 
-    def get(self, stage_id: str) -> Stage | None:
+    def get(self, stage_id: str) -> NodeStage | None:
         """The stage, or None."""
         return self._stages.get(stage_id)
 
-    def find(self, stage_id: str) -> Stage:
+    def find(self, stage_id: str) -> NodeStage:
         """The stage, or ``NotFoundError``."""
         stage = self.get(stage_id)
         if stage is None:
             raise NotFoundError(f"stage {stage_id}")
         return stage
 
-    def enter(self, stage: Stage) -> Stage:
+    def enter(self, stage: NodeStage) -> NodeStage:
         """Enter a stage; the one that is there already, if any, stays and is returned."""
         return self._stages.setdefault(stage.record.id, stage)
 
-    def strike(self, stage: Stage) -> None:
+    def strike(self, stage: NodeStage) -> None:
         """Forget a stage."""
         if self._stages.get(stage.record.id) is stage:
             del self._stages[stage.record.id]

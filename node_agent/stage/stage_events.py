@@ -3,106 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from bdn.core.cache.leases import Holder
-from bdn.core.digest import Digest
-from bdn.core.errors import BdnError
-from bdn.core.events.decision import Decision
-from bdn.core.events.stages import Arrived, Ended, Ending, Failed, NotMended, Renewed, Resumed
-from bdn.wire.stage_schema import BytesFrom
+from bdn.core.errors import Fact
+from bdn.core.events import Ending, Event
 from node_agent.stage.record import StageRecord
 
-Account = Callable[[StageRecord], Sequence[Decision]]
+Account = Callable[[StageRecord], Sequence[Event]]
 
 
-def arrived(record: StageRecord) -> list[Decision]:
+def arrived(record: StageRecord) -> list[Event]:
     """READY: where the bytes came from, over all mounts of a manifest."""
     return [
-        Arrived(
-            **_about(record, manifest),
-            node=sum(mount.bytes_from.node for mount in record.mounts if mount.manifest == manifest),
-            cluster=sum(mount.bytes_from.cluster for mount in record.mounts if mount.manifest == manifest),
-            mirror=sum(mount.bytes_from.mirror for mount in record.mounts if mount.manifest == manifest),
+        _event(
+            "arrived",
+            record,
+            manifest,
+            {
+                "node": sum(mount.bytes_from.node for mount in record.mounts if mount.manifest == manifest),
+                "cluster": sum(mount.bytes_from.cluster for mount in record.mounts if mount.manifest == manifest),
+                "mirror": sum(mount.bytes_from.mirror for mount in record.mounts if mount.manifest == manifest),
+            },
         )
         for manifest in _manifests(record)
     ]
 
 
-def failed(record: StageRecord) -> list[Decision]:
+def failed(record: StageRecord) -> list[Event]:
     """FAILED, with the error that the record holds."""
-    return [Failed(**_about(record, manifest), **_error_of(record)) for manifest in _manifests(record)]
+    return _events("failed", record, _error_of(record))
 
 
-def not_mended(record: StageRecord) -> list[Decision]:
+def not_mended(record: StageRecord) -> list[Event]:
     """Still READY, with the error that the record holds."""
-    return [NotMended(**_about(record, manifest), **_error_of(record)) for manifest in _manifests(record)]
+    return _events("not_mended", record, _error_of(record))
 
 
-def renewed(record: StageRecord) -> list[Decision]:
+def renewed(record: StageRecord) -> list[Event]:
     """Another end, or none."""
-    return [Renewed(**_about(record, manifest), expires_at=record.expires_at) for manifest in _manifests(record)]
+    return _events("renewed", record, {"expires_at": record.expires_at})
 
 
-def nothing(_: StageRecord) -> list[Decision]:
+def nothing(_: StageRecord) -> list[Event]:
     """Nothing was decided anew."""
     return []
 
 
-def ended(ending: Ending, record: StageRecord) -> list[Decision]:
+def ended(ending: Ending, record: StageRecord) -> list[Event]:
     """RELEASED, for whatever reason."""
-    return [
-        Ended(**_about(record, manifest), ending=ending, expires_at=record.expires_at)
-        for manifest in _manifests(record)
-    ]
+    return _events("ended", record, {"ending": ending, "expires_at": record.expires_at})
 
 
-def resumed(record: StageRecord) -> list[Decision]:
+def resumed(record: StageRecord) -> list[Event]:
     """The agent started again, and the stage goes on where it was."""
-    return [Resumed(**_about(record, manifest), state=record.state) for manifest in _manifests(record)]
+    return _events("resumed", record, {"state": record.state})
 
 
-def prefetched(manifests: Mapping[Digest, BytesFrom], holder: Holder) -> list[Decision]:
-    """A prefetch is READY: bytes by manifest."""
-    return [
-        Arrived(
-            manifest=str(manifest),
-            organisation=holder.organisation,
-            stage=holder.stage_id,
-            job=holder.job_id,
-            **came.model_dump(),
-        )
-        for manifest, came in manifests.items()
-    ]
+def _events(kind: str, record: StageRecord, facts: Mapping[str, Fact]) -> list[Event]:
+    return [_event(kind, record, manifest, facts) for manifest in _manifests(record)]
 
 
-def prefetch_failed(manifests: Sequence[Digest], holder: Holder, error: BdnError) -> list[Decision]:
-    """A prefetch has failed, or was canceled."""
-    return [
-        Failed(
-            manifest=str(manifest),
-            organisation=holder.organisation,
-            stage=holder.stage_id,
-            job=holder.job_id,
-            code=error.code,
-            problem=str(error),
-        )
-        for manifest in manifests
-    ]
+def _event(kind: str, record: StageRecord, manifest: str, facts: Mapping[str, Fact]) -> Event:
+    facts = {"stage": record.id, "job": record.job_id, **facts}
+    return Event.of(kind, facts, manifest=manifest, organisation=record.organisation)
 
 
 def _manifests(record: StageRecord) -> list[str]:
     return list(dict.fromkeys(mount.manifest for mount in record.mounts))
 
 
-def _error_of(record: StageRecord) -> dict[str, str]:
+def _error_of(record: StageRecord) -> dict[str, Fact]:
     error = record.error
     return (
         {"code": error.code, "problem": error.message}
         if error
         else {"code": "INTERNAL", "problem": "it is not known why"}
     )
-
-
-def _about(record: StageRecord, manifest: str) -> dict[str, Any]:
-    return {"manifest": manifest, "organisation": record.organisation, "stage": record.id, "job": record.job_id}

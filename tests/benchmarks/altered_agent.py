@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from bdn.disk.direct import PlacedFile
+from bdn.disk.direct import DirectFile
+from bdn.transfer import chunk_readers
 from node_agent.__main__ import main
-from node_agent.fetch import partial_chunk as gathering
 
 
 class _Deaf:
@@ -26,8 +26,8 @@ class _Deaf:
 def believing() -> Iterator[None]:
     """What a source brings is neither hashed nor compared with its name."""
     with (
-        mock.patch.object(gathering, "blake3", _Deaf),
-        mock.patch.object(gathering.Gathering, "check", return_value=None),
+        mock.patch.object(chunk_readers, "blake3", _Deaf),
+        mock.patch.object(chunk_readers.PartialChunk, "check", return_value=None),
     ):
         yield
 
@@ -35,7 +35,7 @@ def believing() -> Iterator[None]:
 @contextmanager
 def discarding() -> Iterator[None]:
     """Files get their size and their name, and nothing is written into them."""
-    with mock.patch.object(PlacedFile, "write", return_value=None):
+    with mock.patch.object(DirectFile, "write", return_value=None):
         yield
 
 

@@ -44,7 +44,7 @@ BREAKAGES: Final = [
         "commit-order",
         "bdn/store/directory.py",
         "a chunk's name comes before its bytes are durable",
-        "        os.fdatasync(descriptor)\n",
+        "            os.fdatasync(file.descriptor)\n",
         "",
         _MIRROR,
     ),
@@ -189,13 +189,12 @@ BREAKAGES: Final = [
         "commit-order",
         "bdn/store/directory.py",
         "a chunk is written under its name",
-        "                _write_synced(partial, content, self._clock())\n"
+        "                self._write_synced(partial, content)\n"
         "                self._make_fanout(target.parent)\n"
         "                with suppress(PermissionError):  # nobody can look at it, and it may have been right\n"
-        "                    self._evidence.take(target, digest)\n"
+        "                    self._quarantine.move_if_wrong(target, digest)\n"
         "                partial.rename(target)\n",
-        "                self._make_fanout(target.parent)\n"
-        "                _write_synced(target, content, self._clock())\n",
+        "                self._make_fanout(target.parent)\n                self._write_synced(target, content)\n",
         _MIRROR_STEPS,
     ),
     Breakage(

@@ -9,7 +9,7 @@ from tests.support.promises.breakages import Breakage
 _FAULTS: Final = "tests/promises/test_network_faults.py"
 _PARTITION: Final = "tests/promises/test_partition.py"
 _DATABASE: Final = "test_a_database_that_goes_away_is_named_and_what_ran_goes_on_when_it_is_back"
-_LOOK: Final = "tests/unit/mirror/test_shared_look.py"
+_LOOK: Final = "tests/unit/mirror/test_shared_read.py"
 _LOAD: Final = "tests/promises/test_load.py"
 
 BREAKAGES: Final = [
@@ -17,8 +17,8 @@ BREAKAGES: Final = [
         "network",
         "bdn/transfer/http_chunks.py",
         "a body that ends early is taken for the chunk",
-        "if done != len(buffer):",
-        "if done > len(buffer):",
+        "if chunk.missing:",
+        "if chunk.missing < 0:",
         f"{_FAULTS}::test_a_fault_that_lasts_fails_the_stage_and_names_the_place[content-ends_in_the_middle]",
     ),
     Breakage(
@@ -31,7 +31,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/fetch/partial_chunk.py",
+        "bdn/transfer/chunk_readers.py",
         "what peers and the mirror send is not compared with its name",
         "if actual != self.digest:",
         "if False:",
@@ -71,7 +71,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/fetch/ring_reader.py",
+        "node_agent/fetch/peers_reader.py",
         "chunks of a node that joined last are asked of the mirror alone",
         "if not self.peers.is_avoided(peer) and self._ask(peer, chunk, None):",
         "if False:",
@@ -95,7 +95,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_look.py",
+        "bdn/mirror/single_flight.py",
         "where a look takes long, each listener looks for itself",
         "oldest = asked if anew else min(asked, self._clock() - self._seconds)",
         "oldest = max(asked if anew else 0.0, self._clock() - self._seconds)",
@@ -103,26 +103,26 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_look.py",
+        "bdn/mirror/single_flight.py",
         "where the database is away, each who asks the same waits for all before him",
-        "if self._failed is not None and self._failed[0] >= asked:",
-        "if self._failed is not None and False:",
+        "if self._failure is not None and self._failure[0] >= asked:",
+        "if self._failure is not None and False:",
         f"{_LOOK}::test_a_hundred_who_ask_at_once_are_told_the_error_of_two_looks",
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_look.py",
+        "bdn/mirror/single_flight.py",
         "every listener looks for itself",
-        "if self._kept is not None and self._kept[0] >= oldest:",
+        "if self._result is not None and self._result[0] >= oldest:",
         "if False:",
         f"{_LOAD}::test_many_listeners_share_one_look_and_all_hear_the_end",
     ),
     Breakage(
         "load",
-        "bdn/mirror/shared_looks.py",
+        "bdn/mirror/single_flight.py",
         "what nobody asks any more is remembered",
-        "if not wanted.askers:",
-        "if wanted.askers > 1_000_000:",
+        "if not in_use.users:",
+        "if in_use.users > 1_000_000:",
         f"{_LOAD}::test_many_listeners_share_one_look_and_all_hear_the_end",
     ),
     Breakage(

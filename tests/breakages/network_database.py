@@ -80,7 +80,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/db/locks.py",
+        "bdn/mirror/db/alone.py",
         "who stands still keeps the lock",
         "select(forgotten, lock))).one()[1]",
         "select(true(), lock))).one()[1]",

@@ -24,10 +24,10 @@ BREAKAGES: Final = [
         f"{_FAULTS}::test_a_mirror_that_refuses_connections_is_named_and_is_asked_again[content]",
     ),
     _breakage(
-        "node_agent/fetch/ring_reader.py",
+        "node_agent/fetch/peers_reader.py",
         "what a peer sent wrongly is gone on from",
-        "                self.peers.blame(source, fault)\n        chunk.begin()\n",
-        "                self.peers.blame(source, fault)\n",
+        "            self.on_mismatch(chunk)\n            chunk.restart()\n",
+        "            self.on_mismatch(chunk)\n",
         f"{_FAULTS}::test_a_fault_on_the_way_to_a_peer_costs_a_retry_at_most[flips_a_bit]",
     ),
     _breakage(
@@ -38,7 +38,7 @@ BREAKAGES: Final = [
         f"{_FAULTS}::test_a_peer_that_trickles_is_left_and_counted",
     ),
     _breakage(
-        "node_agent/fetch/ring_reader.py",
+        "node_agent/fetch/peers_reader.py",
         "a peer that failed is asked for the next chunk",
         "                self.peers.blame(peer, Fault.FAILED)\n",
         "",

@@ -32,7 +32,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "bdn/disk/past_cache.py",
+        "bdn/disk/direct.py",
         "the scrub believes the page cache",
         "        if self._direct >= 0:\n            try:",
         "        return self._read(self._descriptor, buffer[:size], offset)\n        if self._direct >= 0:\n            try:",
@@ -184,7 +184,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/fetch/ring_reader.py",
+        "node_agent/fetch/peers_reader.py",
         "who holds a wrong chunk does not hear of it",
         "                self._make_look(peer, address, chunk)",
         "                pass",

@@ -12,7 +12,7 @@ _LAWS = "tests/property/test_tier_budget_laws.py::"
 BREAKAGES: Final = [
     Breakage(
         "space",
-        "bdn/core/cache/shortfall.py",
+        "bdn/core/cache/index.py",
         "what is on its way takes no room",
         "self._over = ledger.used_bytes +",
         "self._over = ledger.committed_bytes +",
@@ -23,7 +23,7 @@ BREAKAGES: Final = [
         "space",
         "bdn/core/cache/index.py",
         "a refused newcomer is let in all the same",
-        "        if not lacking.is_met:\n            raise",
+        "        if not shortfall.is_met:\n            raise",
         "        if False:\n            raise",
         _STEPS,
     ),
@@ -31,8 +31,8 @@ BREAKAGES: Final = [
         "leases",
         "bdn/core/cache/index.py",
         "leased manifests make room",
-        "if manifest == keep or self.leases.is_leased(manifest):",
-        "if manifest == keep:",
+        "if one != manifest and not self.leases.is_leased(one)",
+        "if one != manifest",
         _STEPS,
     ),
     Breakage(

@@ -77,8 +77,8 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/scrub/from_upstream.py",
         "the whole file is read for one chunk",
-        "wanted = ByteRange(piece.start, piece.start + piece.size)",
-        "wanted = ByteRange(0, piece.content_size)",
+        "ByteRange(piece.start, piece.start + piece.size), accept)",
+        "ByteRange(0, piece.content_size), accept)",
         _VERIFY,
     ),
     _breakage(
@@ -89,7 +89,7 @@ BREAKAGES: Final = [
         f"{_STORE}::test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_new",
     ),
     _breakage(
-        "bdn/mirror/ingest/recall.py",
+        "bdn/mirror/ingest/ingest.py",
         "a damaged manifest is recalled",
         'if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):',
         "if is_same:",

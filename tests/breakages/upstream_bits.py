@@ -40,7 +40,7 @@ BREAKAGES: Final = [
         f"{_TWICE}[model.safetensors-gs]",
     ),
     _breakage(
-        "bdn/mirror/ingest/packer.py",
+        "bdn/mirror/upstream/reader.py",
         "a small file that came wrong once fails its mirror",
         "                if left[0] is wrong:",
         "                if left[0] is not wrong:",
@@ -49,15 +49,15 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/ingest/packer.py",
         "what came wrong of a small file is forgotten",
-        "                await on_wrong(left[0], *packing.wrong)\n",
+        "            await on_wrong(located, digest, error)\n",
         "",
         _SMALL,
     ),
     _breakage(
         "bdn/mirror/scrub/from_upstream.py",
         "a repair takes one wrong answer for a changed upstream",
-        "        for _ in range(2):",
-        "        for _ in range(1):",
+        "await self.reader.read([wanted], on_wrong=once_more)",
+        "await self.reader.read([wanted])",
         _REPAIR,
     ),
 ]

@@ -1,4 +1,4 @@
-"""What every ChunkReader promises (``core/ports.py``). Suites inherit it and say what their reader reads from."""
+"""What every ChunkReader promises (``transfer/chunk_readers.py``). Suites inherit it and say what their reader reads from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, NotFoundError
-from bdn.core.ports import ChunkReader
 from bdn.store.memory import MemoryStore
+from bdn.transfer.chunk_readers import ChunkReader, PartialChunk
 from tests.support.content.names import named
-from tests.support.content.readers import read_chunk
+from tests.support.content.readers import read_chunk, read_named
 
 CONTENT = b"the bytes of a chunk"
 LARGEST = b"".join(number.to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
@@ -49,19 +49,27 @@ class ChunkReaderContract(ABC):
 
     def test_nothing_beside_the_buffer_is_written(self, reader: ChunkReader) -> None:
         memory = bytearray(b"<<<" + b"\xee" * len(CONTENT) + b">>>")
-        reader.read_into(digest_of(CONTENT), memoryview(memory)[3:-3])
+        reader.read_into(PartialChunk(digest_of(CONTENT), memoryview(memory)[3:-3]))
         assert memory == b"<<<" + CONTENT + b">>>"
+
+    def test_a_reader_goes_on_where_another_one_broke_off(self, reader: ChunkReader) -> None:
+        chunk = PartialChunk(digest_of(CONTENT), memoryview(bytearray(len(CONTENT))))
+        chunk.buffer[:7] = CONTENT[:7]
+        chunk.received(chunk.buffer[:7])
+        reader.read_into(chunk)
+        chunk.check()
+        assert (bytes(chunk.buffer), chunk.missing) == (CONTENT, 0)
 
     def test_a_chunk_can_be_read_again(self, reader: ChunkReader) -> None:
         assert [read_chunk(reader, CONTENT) for _ in range(3)] == [CONTENT] * 3
 
     def test_an_absent_chunk_is_not_found_and_named(self, reader: ChunkReader) -> None:
         with pytest.raises(NotFoundError, match=str(named("absent"))):
-            reader.read_into(named("absent"), memoryview(bytearray(8)))
+            read_named(reader, named("absent"), 8)
 
     def test_an_absent_chunk_does_not_spoil_the_reader(self, reader: ChunkReader) -> None:
         with pytest.raises(NotFoundError):
-            reader.read_into(named("absent"), memoryview(bytearray(8)))
+            read_named(reader, named("absent"), 8)
         assert read_chunk(reader, CONTENT) == CONTENT
 
     def test_threads_may_read_at_once(self, reader: ChunkReader) -> None:

@@ -8,12 +8,11 @@ from contextlib import closing
 import pytest
 
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.ports import ChunkReader
+from bdn.core.pace.retry import RetryPolicy
 from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
+from bdn.transfer.chunk_readers import ChunkReader, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.transfer.retrying import Retrier, RetryingReader
-from bdn.transfer.verifying import VerifyingReader
 from tests.contract.chunk_reader_contract import ChunkReaderContract
 from tests.support.content.readers import CountedWaits, ScriptedReader, StoreReader
 from tests.support.content.shelves import Shelf, serving
@@ -49,7 +48,11 @@ def nowhere() -> str:
 
 
 def retrying(inner: ChunkReader) -> RetryingReader:
-    return RetryingReader(inner, Retrier(stop=CountedWaits()))
+    return RetryingReader(inner, RetryPolicy(), CountedWaits())
+
+
+def verifying(inner: ChunkReader) -> VerifyingReader:
+    return VerifyingReader(inner, inner, lambda _: None)
 
 
 class TestHttpChunkReader(ChunkReaderContract):
@@ -65,11 +68,11 @@ class TestHttpChunkReader(ChunkReaderContract):
 class TestVerifyingReader(ChunkReaderContract):
     @pytest.fixture
     def reader(self, store: MemoryStore) -> ChunkReader:
-        return VerifyingReader(StoreReader(store))
+        return verifying(StoreReader(store))
 
     @pytest.fixture
     def unavailable(self) -> ChunkReader:
-        return VerifyingReader(ScriptedReader([StoreUnavailableError("it restarts")]))
+        return verifying(ScriptedReader([StoreUnavailableError("it restarts")]))
 
 
 class TestRetryingReader(ChunkReaderContract):
@@ -85,8 +88,8 @@ class TestRetryingReader(ChunkReaderContract):
 class TestAllReadersTogether(ChunkReaderContract):
     @pytest.fixture
     def reader(self, connections: ConnectionPool, address: str) -> ChunkReader:
-        return retrying(VerifyingReader(HttpChunkReader(connections, address)))
+        return retrying(verifying(HttpChunkReader(connections, address)))
 
     @pytest.fixture
     def unavailable(self, connections: ConnectionPool, nowhere: str) -> ChunkReader:
-        return retrying(VerifyingReader(HttpChunkReader(connections, nowhere)))
+        return retrying(verifying(HttpChunkReader(connections, nowhere)))

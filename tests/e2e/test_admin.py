@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from bdn.core.digest import digest_of
-from bdn.core.sizes import format_size
+from bdn.core.units import format_size
 from tests.doubles.hub import Hub
 from tests.support.promises.tally import Tally
 from tests.support.services.cluster import Cluster

@@ -17,18 +17,18 @@ from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.sizes import format_size, parse_size
 from bdn.core.source.paths import UnsafePathError, normalise_path
 from bdn.core.source.patterns import Patterns, compile_pattern, select
 from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import normalise_mount
 from bdn.core.store.layout import FileLayout, Slice
+from bdn.core.units import format_size, parse_size
 from bdn.net.chunk_server.messages import RequestRefusedError, find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import parse_head as parse_answer
 from bdn.net.http1.connection import ProtocolError
-from bdn.sources.aws.listing import NotAListingError, read_page
 from bdn.sources.credentials import Secret, hugging_face_token, s3_credentials, service_account_key
+from bdn.sources.s3.listing import NotAListingError, read_page
 from bdn.wire.agent_schema import Heartbeat
 from bdn.wire.errors import error_from
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
@@ -43,7 +43,7 @@ from bdn.wire.http_fields import (
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.weights_schema import MirrorRequestBody
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 from node_agent.stage.record import StageRecord
 
 NOW: Final = 1_800_000_000.0

@@ -11,11 +11,11 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.transfer.verifying import VerifyingReader
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.content.readers import read_named
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 
@@ -36,10 +36,9 @@ def connections() -> Iterator[ConnectionPool]:
 
 
 def fetch(pool: ConnectionPool, agent: Agent, digest: Digest, size: int, bearer: str | None = None) -> bytes:
-    buffer = bytearray(size)
-    reader = VerifyingReader(HttpChunkReader(pool, f"http://127.0.0.1:{agent.data_port}", bearer))
-    reader.read_into(digest, memoryview(buffer))
-    return bytes(buffer)
+    content = read_named(HttpChunkReader(pool, f"http://127.0.0.1:{agent.data_port}", bearer), digest, size)
+    assert digest_of(content) == digest
+    return content
 
 
 PIECES = [LARGE[: 8 * MIB], LARGE[8 * MIB :], b"small"]

@@ -19,7 +19,7 @@ from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.mirror_schema import Holding
 from node_agent.disk.cache_directory import boot_id
-from node_agent.journal.journal import Journal
+from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.holdings import Holdings

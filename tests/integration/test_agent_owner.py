@@ -17,6 +17,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.app import Agent
@@ -57,7 +58,7 @@ async def ask(
     reader = HttpChunkReader(pool, f"http://127.0.0.1:{port}", grant, manifest.digest if manifest else None)
     # Not the loop's own threads: the agent in this process needs them to answer.
     with ThreadPoolExecutor(1) as thread:
-        await asyncio.get_running_loop().run_in_executor(thread, reader.read_into, digest, buffer)
+        await asyncio.get_running_loop().run_in_executor(thread, reader.read_into, PartialChunk(digest, buffer))
     return bytes(buffer)
 
 

@@ -14,6 +14,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
@@ -47,7 +48,9 @@ async def ask(pool: ConnectionPool, agent: Agent, grant: str, manifest: Manifest
     buffer = memoryview(bytearray(len(FIRST)))
     reader = HttpChunkReader(pool, f"http://127.0.0.1:{agent.data_port}", grant, manifest.digest, is_suspect=is_suspect)
     with ThreadPoolExecutor(1) as thread:
-        await asyncio.get_running_loop().run_in_executor(thread, reader.read_into, digest_of(FIRST), buffer)
+        await asyncio.get_running_loop().run_in_executor(
+            thread, reader.read_into, PartialChunk(digest_of(FIRST), buffer)
+        )
     return bytes(buffer)
 
 

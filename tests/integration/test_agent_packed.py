@@ -238,7 +238,7 @@ async def test_a_stage_that_is_released_in_the_middle_of_a_slab_leaves_nothing_u
 async def test_a_slab_that_another_stage_brought_meanwhile_is_not_fetched_again(
     mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "_PARCELS_AT_ONCE", 1)
+    monkeypatch.setattr(provision, "_UNITS_AT_ONCE", 1)
     mirror.slab_size = 3000
     names = list(SMALL)[:20]
     both = mirror.publish({name: SMALL[name] for name in names})

@@ -15,7 +15,7 @@ import pytest
 
 from bdn.core.errors import InUseError
 from bdn.wire.stage_schema import StageRequest
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.mounts import needs_mounts, read_only
 from tests.support.agent.process import Program

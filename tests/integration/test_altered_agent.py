@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import BdnError
-from node_agent.fetch import partial_chunk as gathering
+from bdn.transfer import chunk_readers
 from tests.benchmarks.altered_agent import believing, discarding
 from tests.support.agent.mirror import AgentMirror, flipped
 from tests.support.agent.rig import MIB, Rig, noise, staged
@@ -32,7 +32,7 @@ async def test_an_agent_that_believes_takes_wrong_bytes_and_hashes_none(
     async with rig.agent() as agent:
         with pytest.raises(BdnError):
             await staged(agent, rig.mirror, manifest)
-        monkeypatch.setattr(gathering, "blake3", None)
+        monkeypatch.setattr(chunk_readers, "blake3", None)
         with believing():
             stage = await staged(agent, rig.mirror, manifest, job="another")
         taken = Path(stage.mounts[0].path, "model.bin").read_bytes()

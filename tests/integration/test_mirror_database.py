@@ -22,7 +22,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.core.store.damage import content_fault
 from bdn.core.store.layout import FileLayout
-from bdn.mirror.db import at_work, contents, mirrors, objects, records
+from bdn.mirror.db import contents, mirrors, objects, records
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.objects import StoredObject
@@ -104,7 +104,7 @@ async def test_a_database_that_is_away_is_unavailable_not_a_crash() -> None:
         await database.version()
     with pytest.raises(DatabaseUnavailableError):
         async with database.write() as session:
-            await at_work.oldest_at_work(session, 0.0)
+            await mirrors.oldest_at_work(session, 0.0)
     await database.close()
 
 
@@ -143,7 +143,7 @@ async def test_of_a_file_of_very_many_chunks_the_wanted_objects_alone_are_made_a
         monkeypatch.setattr(module, "content_fault", fault)
     async with database.read() as reading:
         found, behind = await records.after(reading, "record:", None)
-        looked = await records.fault(reading, Record("content", layout.digest))
+        looked = await records.fault_of(reading, Record("content", layout.digest))
         assert (found, behind, looked) == ([], f"record:{layout.digest.hex}", None)
         first = await objects.after(reading, None, None, 32)
         last = await objects.after(reading, f"content:{layout.digest.hex}:{chunks - 3}", None, 32)

@@ -6,6 +6,7 @@ import re
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.events.caches import EvictedOnRequest, MadeRoom
-from bdn.core.events.decision import Decision
-from bdn.core.events.stages import Arrived
+from bdn.core.errors import Fact
+from bdn.core.events import Event
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
@@ -32,20 +32,14 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 FILES = {"a.txt": b"12345", "b.txt": b"67890", "weights": b"w" * (9 * 1024 * 1024)}
 
 
-def told(*decisions: Decision, at: float = 1_800_000_000.0, run: str = "run") -> list[Json]:
-    return [NodeEvent.of(f"{run}/{n:012}", at + n, one).model_dump() for n, one in enumerate(decisions)]
+def told(*events: Event, run: str = "run") -> list[Json]:
+    dated = (replace(one, id=f"{run}/{n:012}", at=1_800_000_000.0 + n) for n, one in enumerate(events))
+    return [NodeEvent.of(one).model_dump() for one in dated]
 
 
-def made_room(manifest: str, organisation: str = "default") -> Decision:
-    return MadeRoom(
-        manifest=manifest,
-        organisation=organisation,
-        tier="node",
-        bytes=5,
-        stage="stg_1",
-        job="secret-job",
-        newcomer="new",
-    )
+def made_room(manifest: str, organisation: str = "default") -> Event:
+    facts: dict[str, Fact] = {"tier": "node", "bytes": 5, "stage": "stg_1", "job": "secret-job", "newcomer": "new"}
+    return Event.of("made_room", facts, manifest=manifest, organisation=organisation)
 
 
 async def shown(mirror: MirrorUnderTest, **params: Any) -> list[Json]:
@@ -91,19 +85,12 @@ async def test_an_organisation_sees_what_concerns_its_manifests_without_the_name
     mirror: MirrorUnderTest, manifest: str
 ) -> None:
     strange = f"b3:{'7' * 64}"
-    forced = EvictedOnRequest(
-        manifest=manifest,
-        organisation="theirs",
-        tier="node",
-        bytes=5,
-        eviction="evi_1",
-        asked_by="an operator of theirs",
-        forced=True,
-        holders=("job secret-job",),
+    request: dict[str, Fact] = {"eviction": "evi_1", "asked_by": "an operator of theirs", "holders": ["job secret-job"]}
+    forced = Event.of(
+        "evicted", {"tier": "node", "bytes": 5, "forced": True, **request}, manifest=manifest, organisation="theirs"
     )
-    arrived = Arrived(
-        manifest=manifest, organisation="theirs", stage="s", job="secret-job", node=0, cluster=0, mirror=5
-    )
+    came: dict[str, Fact] = {"stage": "s", "job": "secret-job", "node": 0, "cluster": 0, "mirror": 5}
+    arrived = Event.of("arrived", came, manifest=manifest, organisation="theirs")
     await FakeAgent(mirror, "n1").beat(
         events=told(made_room(strange, "theirs"), made_room(manifest, "theirs"), forced, arrived)
     )

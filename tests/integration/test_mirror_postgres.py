@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.db import at_work, tombstones
+from bdn.mirror.db import mirrors, tombstones
 from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
@@ -166,7 +166,7 @@ async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_
     other = source("hf://org/other", "/other")
     async with beside(database_url, tmp_path, tombstone_seconds=0) as mirror, asyncio.timeout(LONGEST_SECONDS):
         manifest = (await mirror.ready(MODEL))["sources"][0]["manifest"]
-        look = at_work.running_with
+        look = mirrors.running_with
         requests: list[asyncio.Task[Json]] = []
 
         async def look_slowly(*given: Any) -> dict[str, list[str]]:
@@ -177,7 +177,7 @@ async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_
                 pass
             return found
 
-        monkeypatch.setattr(at_work, "running_with", look_slowly)
+        monkeypatch.setattr(mirrors, "running_with", look_slowly)
         evicted = await mirror.evict(manifest=manifest, tier="mirror")
         begun = await requests[0]
         hub.release_stalled()

@@ -14,6 +14,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.eviction_schema import EvictCommand
 from node_agent.app import Agent
@@ -51,7 +52,9 @@ async def asked(peer: ConnectionPool, agent: Agent, mirror: AgentMirror, manifes
     address, grant = f"http://127.0.0.1:{agent.data_port}", mirror.grant(manifest)
     reader = HttpChunkReader(peer, address, grant, manifest.digest)
     with ThreadPoolExecutor(1) as thread:  # not the loop's own: the agent in this process needs them to answer
-        await asyncio.get_running_loop().run_in_executor(thread, reader.read_into, digest_of(chunk), buffer)
+        await asyncio.get_running_loop().run_in_executor(
+            thread, reader.read_into, PartialChunk(digest_of(chunk), buffer)
+        )
     return bytes(buffer)
 
 
@@ -92,7 +95,7 @@ async def test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_g
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
         tier = agent.evictions.tier
-        tier.index.reserve(manifest.digest, digest_of(NEW), len(NEW), now=time.time(), budget=4 * MIB)
+        tier.index.admit(manifest.digest, digest_of(NEW), len(NEW), now=time.time(), budget=4 * MIB)
         with pytest.raises(BdnError, match="on its way to this node, and not here yet"):
             await asked(peer, agent, mirror, manifest, NEW)
         assert not mirror.chunk_requests

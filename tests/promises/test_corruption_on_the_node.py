@@ -16,7 +16,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.manifest import Manifest
-from bdn.disk.past_cache import PastCacheFile
+from bdn.disk.direct import UncachedFile
 from bdn.wire.errors import ReportedError
 from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.stage_schema import StageRequest
@@ -275,9 +275,9 @@ async def test_what_the_disk_cannot_read_is_written_again(
     rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest, clock = mirror.publish(FILES), now()
-    read, failures = PastCacheFile.read, [2]
+    read, failures = UncachedFile.read, [2]
 
-    def fail_at(self: PastCacheFile, buffer: memoryview, offset: int, size: int) -> int:
+    def fail_at(self: UncachedFile, buffer: memoryview, offset: int, size: int) -> int:
         if failures[0] and offset == CHUNK_SIZE:
             failures[0] -= 1
             raise OSError(5, "Input/output error")
@@ -287,7 +287,7 @@ async def test_what_the_disk_cannot_read_is_written_again(
         view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
         mirror.forget()
         await agent.scrub.catch_up()
-        monkeypatch.setattr(PastCacheFile, "read", fail_at)
+        monkeypatch.setattr(UncachedFile, "read", fail_at)
 
         await a_week_later(agent, clock)
 

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import httpx2
 import pytest
-from pydantic import TypeAdapter
 
-from bdn.core.events.kinds import KINDS
+from bdn.core.events import KINDS
 from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
@@ -97,14 +96,9 @@ def is_number(schema: Json) -> bool:
 
 
 def facts_of(kind: str, **numbers: float) -> Json:
-    """Facts that are those of the kind, and which of them are numbers."""
-    schema = TypeAdapter(KINDS[kind]).json_schema()
-    found: Json = {}
-    for name in set(schema["properties"]) - {"manifest", "digest", "organisation"}:
-        form = schema["properties"][name]
-        kinds: Json = {"string": "x", "boolean": True, "array": []}
-        found[name] = numbers.get(name, 1) if is_number(form) else form.get("enum", [kinds.get(form.get("type"))])[0]
-    return found
+    """Facts that are those of the kind."""
+    values: dict[type, object] = {str: "x", bool: True, list: [], int: 1, float: 1}
+    return {name: values[known.types[0]] for name, known in KINDS[kind].facts.items()} | numbers
 
 
 @dataclass
@@ -192,7 +186,7 @@ async def test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time(
         # As mirrors kept them that believed every clock.
         kept = [NodeEvent.model_validate(event(at, "kept") | {"manifest": manifest}) for at in (*ahead, *behind)]
         async with database.write() as session:
-            await events.take(session, "c", "n", kept)
+            await events.record_of_node(session, "c", "n", kept)
         dates = await shown()
         assert dates[kept[0].id] == dates[kept[1].id] == "9999-12-31T23:59:59Z"
         assert dates[kept[3].id] == dates[kept[4].id] == "0001-01-01T00:00:00Z"

@@ -11,12 +11,11 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError
-from bdn.core.events.decision import Decision
-from bdn.core.events.stages import NotMended
+from bdn.core.events import Event
 from bdn.wire.verification_schema import VerifyCommand
 from node_agent.app import Agent
-from node_agent.journal.journal import Journal
-from node_agent.stage.stage import Stage
+from node_agent.journal import Journal
+from node_agent.stage.stage import NodeStage
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import Clock, Rig, noise, staged
 from tests.support.content.trees import tree
@@ -33,7 +32,7 @@ def mirror(server: AgentMirror) -> AgentMirror:
     return server.renewed()
 
 
-async def looked_through(agent: Agent) -> Stage:
+async def looked_through(agent: Agent) -> NodeStage:
     """The only stage, when nothing works on it any more."""
     (stage,) = agent.stages.book.all()
     while stage.task and stage.is_working:
@@ -54,13 +53,13 @@ async def test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showe
     mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, elapsed = Rig(mirror, tmp_path), Clock(0.0)
-    told: list[Decision] = []
+    told: list[Event] = []
     place = await lose_a_file(rig, mirror)
     record = Journal.record
 
-    def listen(journal: Journal, decisions: Sequence[Decision]) -> None:
-        told.extend(decisions)
-        record(journal, decisions)
+    def listen(journal: Journal, events: Sequence[Event]) -> None:
+        told.extend(events)
+        record(journal, events)
 
     monkeypatch.setattr(Journal, "record", listen)
     async with rig.agent(elapsed=elapsed, cache_bytes=20_000) as agent:
@@ -70,7 +69,7 @@ async def test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showe
         assert all(map(agent.cache.index.leases.is_leased, stage.record.manifests))
         document = agent.stages.document(stage)
         assert (document.state, document.error and document.error.code) == ("READY", "CACHE_TOO_SMALL")
-        assert [one.code for one in told if isinstance(one, NotMended)] == ["CACHE_TOO_SMALL"]
+        assert [one.facts["code"] for one in told if one.kind == "not_mended"] == ["CACHE_TOO_SMALL"]
         assert agent.cache.index.ledger.reserved_bytes == 0
         elapsed.now += 1000
         await agent.housekeeping.reap()

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.promises.breakages import all_breakages
-from tests.support.promises.page import ROOT, marked, marked_tests, with_section
+from tests.support.promises.page import PAGE, ROOT, marked, marked_tests, with_section
 from tests.support.promises.tally import PROMISES
 
 pytest_plugins = ("pytester",)
@@ -56,9 +56,9 @@ def test_a_test_that_saw_a_wrong_byte_fails_and_the_table_says_so(pytester: pyte
     assert rows["all"] == ["3", "2", "1", "4", "2", "0", "0", "1", "0", "0", "0"]
 
 
-def test_the_readme_names_every_promise_with_the_tests_that_show_it() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert readme == with_section(readme), "run: python -m tests.support.promises.page"
+def test_the_page_names_every_promise_with_the_tests_that_show_it() -> None:
+    page = PAGE.read_text()
+    assert page == with_section(page), "run: python -m tests.support.promises.page"
 
 
 @pytest.mark.parametrize("promise", PROMISES)

@@ -19,10 +19,7 @@ from bdn.core.cache.index import Victim
 from bdn.core.cache.tier_budgets import TierBudgets
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, StoreUnavailableError
-from bdn.core.events.caches import EvictedOnRequest, EvictionRefused, Found, MadeRoom, Trimmed
-from bdn.core.events.decision import Decision, Recorded
-from bdn.core.events.stages import Ended, Refused
-from bdn.core.events.story import Verdict, explanation, verdict
+from bdn.core.events import Event, explanation, verdict
 from bdn.core.manifest import Manifest
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.eviction_schema import EvictCommand
@@ -39,7 +36,7 @@ from tests.support.promises.tally import Scale, Tally
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases", "space")
 
-Expected = Callable[[Decision], bool] | None  # what an operation's victims must be said to have fallen to
+Expected = Callable[[Event], bool] | None  # what an operation's victims must be said to have fallen to
 SIZE, BUDGET = 300, 1000  # three of them fit
 
 
@@ -57,10 +54,10 @@ def published(mirror: AgentMirror, count: int) -> list[Manifest]:
     return [mirror.publish({"f": noise(SIZE, seed)}) for seed in range(count)]
 
 
-def story(agent: Agent, manifest: Manifest) -> list[Recorded]:
+def story(agent: Agent, manifest: Manifest) -> list[Event]:
     """What stands in the journal about it, oldest first."""
     name = str(manifest.digest)
-    return [one for one in agent.journal.events(name) if one.decision.manifest == name][::-1]
+    return [one for one in agent.journal.events(name) if one.manifest == name][::-1]
 
 
 def why(agent: Agent, manifest: Manifest) -> str:
@@ -69,7 +66,7 @@ def why(agent: Agent, manifest: Manifest) -> str:
 
 
 def kinds(agent: Agent, manifest: Manifest) -> list[str]:
-    return [one.decision.kind for one in story(agent, manifest)]
+    return [one.kind for one in story(agent, manifest)]
 
 
 def shrunk(patched: pytest.MonkeyPatch, node: int) -> None:
@@ -111,11 +108,11 @@ async def test_who_is_refused_hears_who_is_in_the_way(rig: Rig, mirror: AgentMir
             with pytest.raises(BdnError):
                 await staged(agent, mirror, manifest, job="late")
 
-        refused = verdict(story(agent, manifests[3])).kept_out
+        refused = verdict(story(agent, manifests[3])).refused
         assert refused is not None
-        assert isinstance(refused.decision, Refused)
-        assert (refused.decision.needed, refused.decision.free, refused.decision.leased) == (SIZE, 100, 3 * SIZE)
-        assert set(refused.decision.in_the_way) == {f"job job-{n} (stage {one.id})" for n, one in enumerate(stages)}
+        assert refused.facts.items() >= {"needed": SIZE, "free": 100, "leased": 3 * SIZE}.items()
+        in_the_way = refused.facts["in_the_way"]
+        assert in_the_way == [f"job job-{n} (stage {one.id})" for n, one in enumerate(stages)]
         assert "was not let in for job late" in why(agent, manifests[3])
         assert "1 KB can never fit a cache of 1 KB" in why(agent, large)
         assert kinds(agent, large) == ["refused", "failed"]
@@ -130,9 +127,9 @@ async def test_an_eviction_says_whom_it_spared_and_whom_it_broke(rig: Rig, mirro
         given: dict[str, Any] = {"all": True, "asked_by": "an operator of acme", "organisation": "acme"}
         await agent.evictions.evict(EvictCommand(id="evi_1", **given))
 
-        spared = story(agent, leased)[-1].decision
-        assert isinstance(spared, EvictionRefused)
-        assert (spared.eviction, spared.holders) == ("evi_1", (f"job train-42 (stage {stage.id})",))
+        spared = story(agent, leased)[-1]
+        assert (spared.kind, spared.facts["eviction"]) == ("eviction_refused", "evi_1")
+        assert spared.facts["holders"] == [f"job train-42 (stage {stage.id})"]
         assert "as an operator of acme asked (evi_1)" in why(agent, free)
 
         await agent.evictions.evict(EvictCommand(id="evi_2", force=True, **given))
@@ -141,7 +138,7 @@ async def test_an_eviction_says_whom_it_spared_and_whom_it_broke(rig: Rig, mirro
             f"by force as an operator of acme asked (evi_2), although it was in use by job train-42 (stage {stage.id})"
             in said
         )
-        assert [one.decision.ending for one in story(agent, leased) if isinstance(one.decision, Ended)] == ["forced"]
+        assert [one.facts["ending"] for one in story(agent, leased) if one.kind == "ended"] == ["forced"]
     tally.add(scenarios=2, refused=1)
 
 
@@ -154,7 +151,7 @@ async def test_a_lease_that_ran_out_says_when(rig: Rig, mirror: AgentMirror, tal
         await agent.stages.lifecycle.release(stage, ending="expired")
 
         assert kinds(agent, manifest) == ["admitted", "arrived", "renewed", "ended"]
-        assert "its time was over at 20" in str(story(agent, manifest)[-1].decision)
+        assert "its time was over at 20" in story(agent, manifest)[-1].sentence
     tally.add(scenarios=1)
 
 
@@ -169,8 +166,8 @@ async def test_what_a_neighbour_pushes_out_is_said_with_numbers(
 
         gone = verdict(story(agent, manifests[0])).because
         assert gone is not None
-        assert isinstance(gone.decision, Trimmed)
-        assert (gone.decision.held, gone.decision.budget, gone.decision.allowed) == (900, 700, BUDGET)
+        assert gone.kind == "trimmed"
+        assert gone.facts.items() >= {"held": 900, "budget": 700, "allowed": BUDGET}.items()
         assert "because the tier held 900 B and others fill the disk, which left it 700 B of 1 KB" in why(
             agent, manifests[0]
         )
@@ -237,9 +234,9 @@ async def test_what_the_scrub_repairs_or_loses_is_on_record(rig: Rig, mirror: Ag
             path.write_bytes(bytes(SIZE))
             await agent.verifications.carry_out(VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
 
-        damaged, repaired = (one.decision for one in story(agent, manifest)[-2:])
-        assert str(damaged).startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")
-        assert str(repaired).startswith(f"was repaired: {manifest.files[0].digest} of f in the tier node (")
+        damaged, repaired = (one.sentence for one in story(agent, manifest)[-2:])
+        assert damaged.startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")
+        assert repaired.startswith(f"was repaired: {manifest.files[0].digest} of f in the tier node (")
     tally.add(scenarios=2, faults=2, repaired=1)
 
 
@@ -281,10 +278,10 @@ class Machine:
         except BdnError as error:
             self.refused += 1
             told = verdict(story(agent, manifest))
-            is_said = told.kept_out is not None and told.kept_out.decision.facts()["job"] == job
+            is_said = told.refused is not None and told.refused.facts["job"] == job
             if error.code != "CACHE_FULL" or not is_said:
                 self.wrong.append(f"step {self.number}: {error}, but the journal says {told}")
-        return lambda one: isinstance(one, MadeRoom) and one.job == job
+        return lambda one: (one.kind, one.facts.get("job")) == ("made_room", job)
 
     async def _release(self, agent: Agent, _: pytest.MonkeyPatch) -> Expected:
         ready = [stage for stage in agent.stages.book.all() if stage.record.state == "READY"]
@@ -296,7 +293,7 @@ class Machine:
         chosen = [str(one.digest) for one in self.choose.sample(self.manifests, 2)]
         name = f"evi_{self.number}"
         await agent.evictions.evict(EvictCommand(id=name, manifests=chosen, force=force))
-        return lambda one: isinstance(one, EvictedOnRequest) and one.eviction == name and one.forced == force
+        return lambda one: one.kind == "evicted" and (one.facts["eviction"], one.facts["forced"]) == (name, force)
 
     async def _force(self, agent: Agent, patched: pytest.MonkeyPatch) -> Expected:
         return await self._evict(agent, patched, force=True)
@@ -305,7 +302,7 @@ class Machine:
         budget = self.choose.choice([250, 500, 800])
         shrunk(patched, budget)
         await agent.cache.trim()
-        return lambda one: isinstance(one, Trimmed) and one.budget == budget
+        return lambda one: (one.kind, one.facts.get("budget")) == ("trimmed", budget)
 
     async def _expire(self, agent: Agent, _: pytest.MonkeyPatch) -> Expected:
         ready = [stage for stage in agent.stages.book.all() if stage.record.state == "READY"]
@@ -316,14 +313,13 @@ class Machine:
     def _check(self, agent: Agent, before: set[Digest], expected: Expected, name: str) -> None:
         index = agent.cache.index
         for manifest in self.manifests:
-            told: Verdict = verdict(story(agent, manifest))
+            told = verdict(story(agent, manifest))
             is_here = manifest.digest in index.manifests()
-            decision: Decision | None = told.because.decision if told.because else None
             is_explained = told.is_here == is_here
             if manifest.digest in before and not is_here:
-                is_explained = is_explained and expected is not None and decision is not None and expected(decision)
+                is_explained = is_explained and bool(expected and told.because and expected(told.because))
             if name == "start" and is_here:
-                is_explained = is_explained and isinstance(decision, Found)
+                is_explained = is_explained and bool(told.because and told.because.kind == "found")
             if not is_explained:
                 self.wrong.append(f"step {self.number}, {name}: here {is_here}, but the journal says {told}")
 
@@ -345,12 +341,12 @@ async def test_whatever_happens_the_last_event_about_a_manifest_explains_where_i
 _WRITER = """
 import itertools, sys, time
 from pathlib import Path
-from bdn.core.events.caches import Dropped
-from node_agent.journal.journal import Journal
+from bdn.core.events import Event
+from node_agent.journal import Journal
 journal = Journal(Path(sys.argv[1]), time.time, lambda lost: sys.exit(9), page_size=int(sys.argv[3]))
 journal.open()
 for number in itertools.count(int(sys.argv[2])):
-    journal.record([Dropped(manifest="b3:" + "1" * 64, why=str(number)), Dropped(why=f"{number} too")])
+    journal.record([Event.of("dropped", {"why": str(number)}), Event.of("dropped", {"why": f"{number} too"})])
     print(number, flush=True)
 """
 
@@ -359,7 +355,7 @@ for number in itertools.count(int(sys.argv[2])):
 def test_a_journal_that_is_killed_while_it_is_written_loses_nothing_that_was_acknowledged(
     tmp_path: Path, scale: Scale, tally: Tally, page_size: int
 ) -> None:
-    from node_agent.journal.journal import Journal
+    from node_agent.journal import Journal
 
     choose, last, kills = random.Random(7), -1, scale.of(3, 40)
     for _ in range(kills):
@@ -376,7 +372,7 @@ def test_a_journal_that_is_killed_while_it_is_written_loses_nothing_that_was_ack
         journal = Journal(tmp_path, lambda: 0.0, lambda _: None, page_size=page_size)
         journal.open()
         events = list(journal.events())[::-1]
-        whys = [str(one.decision).removeprefix("was dropped: ") for one in events]
+        whys = [str(one.facts["why"]) for one in events]
         numbers = [int(one) for one in whys if not one.endswith("too")]
         assert numbers == list(range(numbers[0], numbers[-1] + 1))  # in order, none twice, no gap
         assert numbers[-1] in (last, last + 1)  # the one that was not acknowledged may be there
@@ -403,11 +399,10 @@ async def test_a_killed_agent_still_knows_why(tmp_path: Path, tally: Tally, scal
                 await daemon.kill()
             async with program.daemon() as daemon:
                 told = await daemon.client.events({"mention": str(first.digest), "limit": "10000"})
-                recorded = [one.recorded() for one in reversed(told.items) if one.manifest == str(first.digest)]
+                recorded = [one.event() for one in reversed(told.items) if one.manifest == str(first.digest)]
                 because = verdict(recorded).because
                 assert because is not None
-                assert isinstance(because.decision, MadeRoom)
-                assert because.decision.job == f"job-{number}-3"
+                assert (because.kind, because.facts["job"]) == ("made_room", f"job-{number}-3")
                 every = [one.id for one in (await daemon.client.events({"limit": "10000"})).items]
                 assert len(set(every)) == len(every)
                 assert set(seen) <= set(every)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bdn.core.cache.chunk_index import IN_USE_SECONDS, ChunkIndex, Room
-from bdn.core.cache.index import EvictionPlan, Victim
+from bdn.core.cache.index import IN_USE_SECONDS, Admission, ChunkIndex, EvictionPlan, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.content.names import named
@@ -85,11 +84,11 @@ class ChunkIndexMachine(RuleBasedStateMachine):
         self.now += passed
         size = self.size[chunk]
 
-        def ask() -> Room:
-            return self.index.reserve(manifest, chunk, size, now=self.now, budget=self.budget)
+        def ask() -> Admission:
+            return self.index.admit(manifest, chunk, size, now=self.now, budget=self.budget)
 
         if chunk in self.whole | self.coming:
-            assert ask() == Room(is_new=False)
+            assert ask() == Admission((), ())
             self.name(manifest, chunk)
         elif size > self.budget:
             with pytest.raises(CacheTooSmallError) as too_small:
@@ -103,7 +102,7 @@ class ChunkIndexMachine(RuleBasedStateMachine):
             assert (facts.needed_bytes, facts.free_bytes, facts.budget_bytes) == (size, free, self.budget)
         else:
             room = ask()
-            assert room.is_new
+            assert room.missing == (chunk,)
             assert self.plain(room.victims) == self.farewell(going)
             self.forget(going)
             self.name(manifest, chunk)
@@ -202,7 +201,7 @@ class ChunkIndexMachine(RuleBasedStateMachine):
         assert {manifest: self.index.recency.last_used(manifest) for manifest in self.used} == self.used
         assert set(self.index.committed()) == self.whole
         for manifest in MANIFESTS:
-            assert self.index.knows(manifest) == (manifest in self.names)
+            assert self.index.holds(manifest) == (manifest in self.names)
             assert self.index.size_of(manifest) == self.total(self.names.get(manifest, ()))
         for chunk in CHUNKS:
             assert self.index.named_by(chunk) == self.named_by(chunk)

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bdn.core.cache.chunk_index import ChunkIndex
+from bdn.core.cache.index import ChunkIndex
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, StoreUnavailableError
 from bdn.disk.direct import DirectWrites

@@ -1,24 +1,25 @@
-"""What a node's cache holds, for whom, and what has to go to make room: every rule of the cache and no I/O.
+"""What each tier of a cache holds, for whom, and what is evicted to make room: every rule, and no I/O.
 
-Content is counted once however many manifests name it. Manifests come and go whole. Methods change the state and return
-the I/O that the caller must now do; a caller that fails half-way can be killed, because the index is rebuilt from disk.
+Content is counted once, however many manifests name it. Manifests are evicted whole. Methods change the state and return the
+I/O that the caller must now do; a caller that fails half-way can be killed, because the index is rebuilt from disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from bdn.core.cache.leases import Holder, LeaseBook
 from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.cache.recency import RecencyOrder
-from bdn.core.cache.shortfall import Shortfall
 from bdn.core.digest import Digest
-from bdn.core.errors import CacheTooSmallError
+from bdn.core.errors import CacheFullError, CacheTooSmallError
 
 EvictionReason = Literal["lru", "request", "forced", "trim"]
+IN_USE_SECONDS: Final = 60.0  # so long after its last use, others in the cluster are likely to want more of a manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A manifest that an eviction would have taken, and who holds it."""
+    """A manifest that an eviction left alone, and who holds it."""
 
     manifest: Digest
     holders: tuple[Holder, ...]
@@ -41,7 +42,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What to do for a manifest that was let in: delete the victims first, then fill what is missing."""
+    """What to do for content that was admitted: delete the victims first, then fill what is missing."""
 
     victims: tuple[Victim, ...]
     missing: tuple[Digest, ...]
@@ -60,30 +61,141 @@ class EvictionPlan:
         return sum(victim.size for victim in self.victims)
 
 
-@dataclass(slots=True)
-class _Totals:
-    """A manifest's contents in sums: a manifest may have a million, and every heartbeat asks."""
-
-    counted: int = 0  # bytes, whole and on their way
-    whole: int = 0  # contents
+_Contents = TypeVar("_Contents", bound=Collection[Digest])
 
 
-class CacheIndex:
-    """The state of one cache. Times are seconds since the epoch; sizes and budgets are bytes.
+class TierIndex(ABC, Generic[_Contents]):
+    """The state of one tier: contents by manifest. Times are seconds since the epoch; sizes and budgets are bytes.
 
-    The ledger is for reading: it is changed here, so that the sums by manifest follow.
+    The ledger is for reading: it is changed here, so that what depends on it follows.
     """
 
     def __init__(self) -> None:
         self.ledger = SpaceLedger()
         self.leases = LeaseBook()
         self.recency = RecencyOrder()
-        self._contents: dict[Digest, Mapping[Digest, int]] = {}  # manifest -> size by content
+        self._contents: dict[Digest, _Contents] = {}  # by manifest
         self._named_by: dict[Digest, set[Digest]] = {}  # content -> manifests
-        self._shared: set[Digest] = set()  # contents with several names
-        self._totals: dict[Digest, _Totals] = {}  # by manifest
 
-    # --- letting in ---
+    # --- evicting ---
+
+    def plan(self, manifests: Iterable[Digest], *, force: bool = False) -> EvictionPlan:
+        """What evicting these manifests would take. Unknown ones are passed over. Changes nothing."""
+        return self._plan((one for one in dict.fromkeys(manifests) if one in self._contents), None, force=force)
+
+    def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
+        """Least recently used manifests until ``size`` bytes are freed, or all that may go. Changes nothing."""
+        return self._plan(self.recency.oldest_first(), size, force=force)
+
+    def evict(self, plan: EvictionPlan) -> None:
+        """Carry a plan out on the state. The caller releases broken leases' stages first, and deletes afterwards."""
+        for victim in plan.victims:
+            self._forget(victim.manifest)
+
+    # --- reading ---
+
+    def manifests(self) -> tuple[Digest, ...]:
+        """Held manifests, least recently used first."""
+        return tuple(self.recency.oldest_first())
+
+    def holds(self, manifest: Digest) -> bool:
+        """Whether the manifest is held, whole or in part."""
+        return manifest in self._contents
+
+    def named_by(self, content: Digest) -> frozenset[Digest]:
+        """The held manifests that name this content, whether it is whole or on its way."""
+        return frozenset(self._named_by.get(content, ()))
+
+    # --- inside ---
+
+    @abstractmethod
+    def _is_freed(self, content: Digest) -> bool:
+        """Whether evicting the last manifest that names this content frees its space at once."""
+
+    def _plan(self, manifests: Iterable[Digest], size: int | None, *, force: bool) -> EvictionPlan:
+        gone: set[Digest] = set()
+        victims: list[Victim] = []
+        refused: list[Leased] = []
+        freed = 0
+        for manifest in manifests:
+            if size is not None and freed >= size:
+                break
+            holders = self.leases.holders(manifest)
+            if holders and not force:
+                refused.append(Leased(manifest, holders))
+                continue
+            victims.append(self._victim(manifest, gone, holders))
+            freed += victims[-1].size
+        return EvictionPlan(tuple(victims), tuple(refused))
+
+    def _make_room(
+        self,
+        shortfall: Shortfall,
+        candidates: Iterable[Digest],
+        protected_bytes: Callable[[], int],
+        spare: Collection[Digest] = (),
+    ) -> tuple[Victim, ...]:
+        """Candidates in their order until nothing lacks; contents to ``spare`` stay. Changes nothing.
+
+        A later victim may free what an earlier one shares with it, so that the earlier one was not needed; it is older,
+        though, and LRU order is the promise.
+
+        Raises:
+            CacheFullError: all candidates together are not enough.
+        """
+        gone: set[Digest] = set()
+        victims: list[Victim] = []
+        for manifest in () if shortfall.is_met else candidates:
+            victims.append(self._victim(manifest, gone, spare=spare))
+            shortfall.free(victims[-1].size, len(victims[-1].contents))
+            if shortfall.is_met:
+                break
+        if not shortfall.is_met:
+            raise shortfall.error(protected_bytes())
+        return tuple(victims)
+
+    def _victim(
+        self, manifest: Digest, gone: set[Digest], holders: tuple[Holder, ...] = (), spare: Collection[Digest] = ()
+    ) -> Victim:
+        """The next victim after those ``gone``, to which it is added."""
+        gone.add(manifest)
+        contents = tuple(
+            content
+            for content in self._contents[manifest]
+            if self._named_by[content] <= gone and self._is_freed(content) and content not in spare
+        )
+        return Victim(manifest, contents, sum(self.ledger.size_of(content) or 0 for content in contents), holders)
+
+    def _forget(self, manifest: Digest) -> None:
+        for content in self._contents.pop(manifest):
+            names = self._named_by[content]
+            names.discard(manifest)
+            if not names:
+                del self._named_by[content]
+                if self._is_freed(content):
+                    self.ledger.release(content)
+        self.recency.forget(manifest)
+        for holder in self.leases.holders(manifest):
+            self.leases.end(holder.stage_id)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Sums over a manifest's contents: there may be a million, and every heartbeat asks."""
+
+    counted: int = 0  # bytes, whole and on their way
+    whole: int = 0  # contents
+
+
+class CacheIndex(TierIndex[Mapping[Digest, int]]):
+    """The node tier: manifests are admitted whole, and leased ones stay. Contents are files, with their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._totals: dict[Digest, _Totals] = {}  # by manifest
+        self._shared: set[Digest] = set()  # contents that several manifests name
+
+    # --- admitting ---
 
     def admit(
         self,
@@ -104,11 +216,15 @@ class CacheIndex:
             CacheFullError: leased content leaves no room now, of bytes or of files. Nothing changed.
         """
         total = sum(contents.values())
-        if total > budget and not self._is_held_whole(contents):
+        if total > budget and not all(map(self.ledger.is_committed, contents)):
             raise CacheTooSmallError(total, budget)
         absent = {digest: size for digest, size in contents.items() if self.ledger.size_of(digest) is None}
-        lacking = Shortfall(self.ledger, absent, budget=budget, free_files=free_files)
-        victims = self._make_room(lacking, keep=manifest, keep_contents=contents)
+        victims = self._make_room(
+            Shortfall(self.ledger, absent, budget=budget, free_files=free_files),
+            (one for one in self.recency.oldest_first() if one != manifest and not self.leases.is_leased(one)),
+            self.leased_bytes,
+            spare=contents,
+        )
         self._remember(manifest, contents, now)  # first, so that forgetting a victim spares what the two share
         for victim in victims:
             self._forget(victim.manifest)
@@ -140,6 +256,25 @@ class CacheIndex:
         for manifest in self._named_by.get(content, ()):
             self._totals[manifest].whole += 1
 
+    def lose(self, content: Digest) -> int:
+        """Content is no longer on disk (found missing or damaged); its manifests stay and are incomplete."""
+        whole = self.ledger.is_committed(content)
+        size = self.ledger.release(content)
+        for manifest in self._named_by.get(content, ()):
+            self._totals[manifest].counted -= size
+            self._totals[manifest].whole -= whole
+        return size
+
+    # --- reading ---
+
+    def contents_of(self, manifest: Digest) -> Mapping[Digest, int]:
+        """Size by content; ``KeyError`` when the manifest is not held."""
+        return self._contents[manifest]
+
+    def size_of(self, manifest: Digest) -> int:
+        """Bytes counted for a manifest's contents; ``KeyError`` when it is not held."""
+        return self._totals[manifest].counted
+
     def is_complete(self, manifest: Digest) -> bool:
         """Whether every content of the manifest is committed; False for a manifest that is not held."""
         contents = self._contents.get(manifest)
@@ -151,67 +286,6 @@ class CacheIndex:
         is_lacking = content in contents and not self.ledger.is_committed(content)
         return is_lacking and self._totals[manifest].whole + 1 == len(contents)
 
-    # --- taking out ---
-
-    def plan(self, manifests: Iterable[Digest], *, force: bool = False) -> EvictionPlan:
-        """What evicting these manifests would take. Unknown ones are passed over. Changes nothing."""
-        gone: set[Digest] = set()
-        victims: list[Victim] = []
-        refused: list[Leased] = []
-        for manifest in dict.fromkeys(manifests):
-            if manifest not in self._contents:
-                continue
-            holders = self.leases.holders(manifest)
-            if holders and not force:
-                refused.append(Leased(manifest, holders))
-                continue
-            gone.add(manifest)
-            victims.append(self._victim(manifest, gone, holders))
-        return EvictionPlan(tuple(victims), tuple(refused))
-
-    def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
-        """Least recently used manifests until ``size`` bytes are freed, or all that may go. Changes nothing."""
-        chosen: list[Digest] = []
-        plan = EvictionPlan((), ())
-        for manifest in self.recency.oldest_first():
-            if plan.size >= size:
-                break
-            chosen.append(manifest)
-            plan = self.plan(chosen, force=force)
-        return plan
-
-    def evict(self, plan: EvictionPlan) -> None:
-        """Carry a plan out on the state. The caller releases broken leases' stages first, and deletes afterwards."""
-        for victim in plan.victims:
-            self._forget(victim.manifest)
-
-    def lose(self, content: Digest) -> int:
-        """Content is no longer on disk (found missing or damaged); its manifests stay and are incomplete."""
-        whole = self.ledger.is_committed(content)
-        size = self.ledger.release(content)
-        for manifest in self._named_by.get(content, ()):
-            self._totals[manifest].counted -= size
-            self._totals[manifest].whole -= whole
-        return size
-
-    # --- looking ---
-
-    def manifests(self) -> tuple[Digest, ...]:
-        """Held manifests, least recently used first."""
-        return tuple(self.recency.oldest_first())
-
-    def contents_of(self, manifest: Digest) -> Mapping[Digest, int]:
-        """Size by content; ``KeyError`` when the manifest is not held."""
-        return self._contents[manifest]
-
-    def size_of(self, manifest: Digest) -> int:
-        """Bytes counted for a manifest's contents; ``KeyError`` when it is not held."""
-        return self._totals[manifest].counted
-
-    def named_by(self, content: Digest) -> frozenset[Digest]:
-        """The held manifests that name this content."""
-        return frozenset(self._named_by.get(content, ()))
-
     def leased_bytes(self) -> int:
         """Bytes counted for contents that some lease protects, each once. Costs a look at what several manifests share."""
         leased = self._contents.keys() & self.leases.leased()
@@ -222,6 +296,9 @@ class CacheIndex:
 
     # --- inside ---
 
+    def _is_freed(self, content: Digest) -> bool:
+        return self.ledger.size_of(content) is not None
+
     def _reserve(self, content: Digest, size: int) -> None:
         self.ledger.reserve(content, size)
         for manifest in self._named_by[content]:
@@ -230,45 +307,6 @@ class CacheIndex:
     def _counted_again(self, content: Digest, among: AbstractSet[Digest]) -> int:
         names = len(self._named_by[content] & among)
         return max(0, names - 1) * (self.ledger.size_of(content) or 0)
-
-    def _is_held_whole(self, contents: Iterable[Digest]) -> bool:
-        return all(self.ledger.is_committed(content) for content in contents)
-
-    def _make_room(
-        self, lacking: Shortfall, *, keep: Digest, keep_contents: Mapping[Digest, int]
-    ) -> tuple[Victim, ...]:
-        gone: set[Digest] = set()
-        victims: list[Victim] = []
-        for manifest in () if lacking.is_met else self.recency.oldest_first():
-            if lacking.is_met:
-                break
-            if manifest == keep or self.leases.is_leased(manifest):
-                continue
-            gone.add(manifest)
-            victim = self._victim(manifest, gone, (), spare=keep_contents)
-            victims.append(victim)
-            lacking.free(victim.size, len(victim.contents))
-        if not lacking.is_met:
-            raise lacking.error(self.leased_bytes())
-        # Later victims may have freed what an earlier one shares with them, so an earlier victim may not have been needed
-        # for its own sake; it is older, though, and LRU order is the promise.
-        return tuple(victims)
-
-    def _victim(
-        self,
-        manifest: Digest,
-        gone: set[Digest],
-        holders: tuple[Holder, ...],
-        spare: Mapping[Digest, int] | None = None,
-    ) -> Victim:
-        contents = tuple(
-            content
-            for content in self._contents[manifest]
-            if self._named_by[content] <= gone
-            and self.ledger.size_of(content) is not None
-            and (spare is None or content not in spare)
-        )
-        return Victim(manifest, contents, sum(self.ledger.size_of(content) or 0 for content in contents), holders)
 
     def _remember(self, manifest: Digest, contents: Mapping[Digest, int], now: float) -> None:
         self.recency.touch(manifest, now)
@@ -285,15 +323,128 @@ class CacheIndex:
             totals.whole += self.ledger.is_committed(content)
 
     def _forget(self, manifest: Digest) -> None:
-        for content in self._contents.pop(manifest):
-            names = self._named_by[content]
-            names.discard(manifest)
-            if len(names) == 1:
-                self._shared.discard(content)
-            if not names:
-                del self._named_by[content]
-                self.ledger.release(content)
+        contents = self._contents[manifest]
+        super()._forget(manifest)
         del self._totals[manifest]
-        self.recency.forget(manifest)
-        for holder in self.leases.holders(manifest):
-            self.leases.end(holder.stage_id)
+        self._shared -= {content for content in self._shared & contents.keys() if len(self._named_by[content]) == 1}
+
+
+class ChunkIndex(TierIndex[set[Digest]]):
+    """The cluster tier: an owner holds its share of a manifest's chunks, admits them one by one, and leases none.
+
+    Manifests that were used within the last ``IN_USE_SECONDS`` stay. Chunks on their way are counted until they end.
+    """
+
+    def admit(self, manifest: Digest, chunk: Digest, size: int, *, now: float, budget: int) -> Admission:
+        """Reserve space for a chunk of a manifest, evicting least recently used manifests that nobody uses now.
+
+        Nothing is missing when the chunk is counted already, whole or on its way: the manifest only names it, too.
+
+        Raises:
+            CacheTooSmallError: the chunk could not fit an empty tier of this budget. Nothing changed.
+            CacheFullError: what is in use leaves no room now. Nothing changed.
+        """
+        if self.ledger.size_of(chunk) is not None:
+            self._name(manifest, chunk, now)
+            return Admission((), ())
+        if size > budget:
+            raise CacheTooSmallError(size, budget)
+
+        def stays(one: Digest) -> bool:
+            return one == manifest or now - self.recency.last_used(one) < IN_USE_SECONDS
+
+        victims = self._make_room(
+            Shortfall(self.ledger, {chunk: size}, budget=budget, free_files=None),
+            (one for one in self.recency.oldest_first() if not stays(one)),
+            lambda: sum(self.size_of(one) for one in self._contents if stays(one)),
+        )
+        for victim in victims:
+            self._forget(victim.manifest)
+        self.ledger.reserve(chunk, size)
+        self._name(manifest, chunk, now)
+        return Admission(victims, (chunk,))
+
+    def commit(self, chunk: Digest) -> frozenset[Digest]:
+        """The chunk is on disk; returns who names it. Nobody does when all were evicted meanwhile: then it must go again."""
+        names = self.named_by(chunk)
+        if names:
+            self.ledger.commit(chunk)
+        else:
+            self.ledger.release(chunk)
+        return names
+
+    def lose(self, chunk: Digest) -> frozenset[Digest]:
+        """The chunk is not here (any more): it did not come, it rots, or a whole file has it. Returns who named it."""
+        names = frozenset(self._named_by.pop(chunk, ()))
+        for manifest in names:
+            self._contents[manifest].discard(chunk)
+            if not self._contents[manifest]:
+                del self._contents[manifest]
+                self.recency.forget(manifest)
+        self.ledger.release(chunk)
+        return names
+
+    def restore(self, manifest: Digest, chunks: Mapping[Digest, int], *, last_used: float) -> None:
+        """Count what a start-up scan found."""
+        for chunk, size in chunks.items():
+            if self.ledger.size_of(chunk) is None:
+                self.ledger.reserve(chunk, size)
+                self.ledger.commit(chunk)
+            self._name(manifest, chunk, last_used)
+
+    # --- reading ---
+
+    def size_of(self, manifest: Digest) -> int:
+        """The bytes of a manifest's chunks here; 0 when it has none."""
+        return sum(self.ledger.size_of(chunk) or 0 for chunk in self._contents.get(manifest, ()))
+
+    def chunks_of(self, manifest: Digest) -> frozenset[Digest]:
+        """The chunks of a manifest that are whole here; none when it has none."""
+        return frozenset(one for one in self._contents.get(manifest, ()) if self.ledger.is_committed(one))
+
+    def committed(self) -> tuple[Digest, ...]:
+        """Every chunk that is whole here."""
+        return tuple(chunk for chunk in self._named_by if self.ledger.is_committed(chunk))
+
+    # --- inside ---
+
+    def _is_freed(self, content: Digest) -> bool:
+        return self.ledger.is_committed(content)
+
+    def _name(self, manifest: Digest, chunk: Digest, now: float) -> None:
+        self._contents.setdefault(manifest, set()).add(chunk)
+        self._named_by.setdefault(chunk, set()).add(manifest)
+        self.recency.touch(manifest, now)
+
+
+class Shortfall:
+    """What lacks before content can be admitted: bytes, and files where the file system has few inodes left.
+
+    Shrinks with every victim. Content that needs no bytes lacks none, even in a cache that is over its budget.
+    """
+
+    def __init__(
+        self, ledger: SpaceLedger, absent: Mapping[Digest, int], *, budget: int, free_files: int | None
+    ) -> None:
+        """``absent`` are the contents to admit, with sizes; ``free_files`` how many files may be added, None for any number."""
+        self.needed = sum(absent.values())
+        self._free = max(0, budget - ledger.used_bytes)
+        self._budget = budget
+        self._files, self._free_files = len(absent), free_files
+        self._over = ledger.used_bytes + self.needed - budget if self.needed else 0
+        self._files_over = 0 if free_files is None else self._files - free_files
+
+    @property
+    def is_met(self) -> bool:
+        """Whether nothing lacks any more."""
+        return self._over <= 0 and self._files_over <= 0
+
+    def free(self, size: int, files: int) -> None:
+        """An eviction frees so much."""
+        self._over -= size
+        self._files_over -= files
+
+    def error(self, protected_bytes: int) -> CacheFullError:
+        """Why the content is not admitted; ``protected_bytes`` are leased or in use."""
+        files = (self._files, self._free_files) if self._over <= 0 else (None, None)
+        return CacheFullError(self.needed, self._free, protected_bytes, self._budget, *files)

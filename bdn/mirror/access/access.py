@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.caller import DEFAULT_ORGANISATION, Caller, Role
+from bdn.core.caller import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
 from bdn.mirror.access.tokens import TokenTable, is_token
 from bdn.mirror.db import layouts, mirrors
 from bdn.mirror.db.database import Database
+from bdn.mirror.single_flight import SingleFlight
+from bdn.wire.eviction_schema import EvictionRequest
 from bdn.wire.grants import GrantVerifier
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
@@ -36,7 +37,7 @@ class Access:
     database: Database
     _objects: dict[tuple[str, str], frozenset[bytes]] = field(default_factory=dict, repr=False)
     _standing: dict[tuple[str, str], float] = field(default_factory=dict, repr=False)
-    _looking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _reads: SingleFlight[tuple[str, str], frozenset[bytes]] = field(default_factory=SingleFlight, repr=False)
 
     async def caller(self, bearer: str | None) -> Caller:
         """The caller behind a token; ``UnauthenticatedError`` otherwise, whatever the reason."""
@@ -116,13 +117,12 @@ class Access:
         return stands
 
     async def _objects_of(self, manifest: Digest, organisation: str) -> frozenset[bytes]:
-        """Manifests are immutable, so what they contain can be kept; one reader looks, the others wait for it."""
+        """Manifests are immutable, so what they contain can be kept."""
         key = (manifest.hex, organisation)
         if (known := self._objects.get(key)) is not None:
             return known
-        async with self._looking:
-            if (known := self._objects.get(key)) is not None:
-                return known
+
+        async def read() -> frozenset[bytes]:
             async with self.database.read() as session:
                 found = await layouts.objects(session, manifest.hex, organisation)
             if sum(map(len, self._objects.values())) + len(found) > _OBJECTS_KEPT:
@@ -131,3 +131,24 @@ class Access:
             if found:
                 self._objects[key] = found
             return found
+
+        found = await self._reads.run(key, read)
+        self._reads.forget([key])
+        return found
+
+
+def check_may_evict(caller: Caller, request: EvictionRequest) -> None:
+    """A caller who is no operator may evict what its organisation has on the mirror, and nothing from nodes.
+
+    The caches of nodes belong to all organisations together: an eviction there by age or of everything would take from others,
+    one by a job's name could name another's, and a forced one breaks leases of other jobs.
+
+    Raises:
+        NotPermittedError: before anything is looked up.
+    """
+    if caller.role is Role.OPERATOR:
+        return
+    if request.tier != "mirror" or request.force:
+        raise NotPermittedError(
+            f"a token of role {caller.role} evicts with tier mirror and without force; the caches of nodes are the operator's"
+        )

@@ -12,7 +12,7 @@ from bdn.mirror.agents.liveness import ALIVE_SECONDS, Hearing
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import AgentRow, ClusterRow
-from bdn.mirror.shared_look import SharedLook
+from bdn.mirror.single_flight import SharedRead
 from bdn.wire.agent_schema import Heartbeat, Member
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Roll:
         self._database = database
         self._clock = clock
         self._hearing = Hearing(clock())
-        self._looks: dict[str, SharedLook[ClusterView]] = {}
+        self._looks: dict[str, SharedRead[ClusterView]] = {}
 
     async def note(self, heartbeat: Heartbeat) -> None:
         """Take down an agent's state; it joins, leaves, or is known already."""
@@ -75,9 +75,9 @@ class Roll:
         """The members now, or half a second ago; who has fallen silent is dropped first."""
         return await self._look(cluster).get()
 
-    def _look(self, cluster: str) -> SharedLook[ClusterView]:
+    def _look(self, cluster: str) -> SharedRead[ClusterView]:
         if cluster not in self._looks:
-            self._looks[cluster] = SharedLook(partial(self._read, cluster), LOOK_SECONDS)
+            self._looks[cluster] = SharedRead(partial(self._read, cluster), LOOK_SECONDS)
         return self._looks[cluster]
 
     async def _read(self, cluster: str) -> ClusterView:

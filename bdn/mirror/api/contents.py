@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from bdn.core.caller import Role
@@ -17,14 +18,13 @@ from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store.damage import manifest_fault
 from bdn.mirror.access.access import Access
 from bdn.mirror.agents.holdings import Holdings
-from bdn.mirror.api.callers import Controller, Organisation
-from bdn.mirror.api.layout_document import layout_document
+from bdn.mirror.api.parameters import Controller, Organisation
+from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, layouts
-from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.records import Record, WrongRecordError
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
-from bdn.mirror.suspects import Suspects
-from bdn.net.api_server.service import Bearer
+from bdn.net.api_server.service import Bearer, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.http_fields import (
     MEDIA_CHUNK,
@@ -61,82 +61,73 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
-    suspects: Suspects
+    damaged_records: DamagedRecords
     holdings: Holdings
     data_port: int | None
 
 
-def build_contents_router(service: ContentsService) -> APIRouter:
-    """The routes for any such service."""
-    router = APIRouter(tags=["contents"])
+_Service = Annotated[ContentsService, provided(ContentsService)]
 
-    @router.get("/manifests", summary="What is held where")
-    async def held(caller: Controller) -> HeldManifests:
-        found = await service.holdings.held(caller.organisation)
-        return found if caller.role is Role.OPERATOR else found.without_holders()
-
-    @router.get("/manifests/{digest}", summary="The canonical manifest")
-    async def manifest(digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
-        name = _digest(digest)
-        await service.access.check_manifest(bearer, name, organisation)
-        async with service.database.write() as session:
-            row = await contents.manifest(session, name.hex)
-            await contents.touch(session, [name.hex], time.time())
-        if row is None:
-            raise NotFoundError(f"manifest {name}")
-        await _check(service, name, row.canonical)
-        return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
-
-    @router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
-    async def layout(digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
-        name = _digest(digest)
-        owner = await service.access.check_manifest(bearer, name, organisation)
-        async with service.database.read() as session:
-            found = await _layouts(service, session, name, owner)
-        if not found:
-            raise NotFoundError(f"manifest {name}")
-        # In a thread: a million files are 300 MB of JSON.
-        document = await asyncio.to_thread(layout_document, name, service.data_port, found)
-        return Response(document, media_type=MEDIA_JSON)
-
-    @router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
-    @router.head("/chunks/{digest}", summary="A chunk's size", **_CHUNK)
-    async def chunk(digest: str, request: Request, bearer: Bearer) -> Response:
-        name = _digest(digest)
-        await service.access.check_chunk(bearer, name)
-        asked = ChunkRequest(name, bearer, is_suspect=SUSPECT_HEADER.lower() in request.headers)
-        opened = await service.shelf.opened(asked)
-        headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
-        try:
-            part = parse_range(request.headers.get("range"), opened.size)
-        except UnsatisfiableRangeError:
-            opened.file.close()
-            return Response(status_code=416, headers={"Content-Range": f"bytes */{opened.size}"})
-        start, size = (part.start, part.size) if part else (0, opened.size)
-        headers["Content-Length"] = str(size)
-        if part is not None:
-            headers["Content-Range"] = format_content_range(part, opened.size)
-        status = 200 if part is None else 206
-        if request.method == "HEAD":
-            opened.file.close()
-            return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
-        return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
-
-    return router
+router = new_router("contents")
 
 
-async def _check(service: ContentsService, name: Digest, canonical: bytes) -> None:
-    if fault := await asyncio.to_thread(manifest_fault, name, canonical):
-        raise service.suspects.refuse(Record("manifest", name), fault)
+@router.get("/manifests", summary="What is held where")
+async def held(service: _Service, caller: Controller) -> HeldManifests:
+    found = await service.holdings.held(caller.organisation)
+    return found if caller.role is Role.OPERATOR else found.without_holders()
 
 
-async def _layouts(
-    service: ContentsService, session: ReadSession, name: Digest, owner: str
-) -> list[layouts.ContentLayout]:
+@router.get("/manifests/{digest}", summary="The canonical manifest")
+async def manifest(service: _Service, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
+    name = _digest(digest)
+    await service.access.check_manifest(bearer, name, organisation)
+    async with service.database.write() as session:
+        row = await contents.manifest(session, name.hex)
+        await contents.touch(session, [name.hex], time.time())
+    if row is None:
+        raise NotFoundError(f"manifest {name}")
+    if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
+        with service.damaged_records.noted():
+            raise Record("manifest", name).damaged(fault)
+    return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
+
+
+@router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
+async def layout(service: _Service, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
+    name = _digest(digest)
+    owner = await service.access.check_manifest(bearer, name, organisation)
+    async with service.database.read() as session:
+        with service.damaged_records.noted():
+            found = await layouts.layouts(session, name.hex, owner)
+    if not found:
+        raise NotFoundError(f"manifest {name}")
+    # In a thread: a million files are 300 MB of JSON.
+    document = await asyncio.to_thread(layout_document, name, service.data_port, found)
+    return Response(document, media_type=MEDIA_JSON)
+
+
+@router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
+@router.head("/chunks/{digest}", summary="A chunk's size", **_CHUNK)
+async def chunk(service: _Service, digest: str, request: Request, bearer: Bearer) -> Response:
+    name = _digest(digest)
+    await service.access.check_chunk(bearer, name)
+    asked = ChunkRequest(name, bearer, is_suspect=SUSPECT_HEADER.lower() in request.headers)
+    opened = await service.shelf.opened(asked)
+    headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
     try:
-        return await layouts.layouts(session, name.hex, owner)
-    except WrongRecordError as error:
-        raise service.suspects.refuse(error.record, error.fault) from None
+        part = parse_range(request.headers.get("range"), opened.size)
+    except UnsatisfiableRangeError:
+        opened.file.close()
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{opened.size}"})
+    start, size = (part.start, part.size) if part else (0, opened.size)
+    headers["Content-Length"] = str(size)
+    if part is not None:
+        headers["Content-Range"] = format_content_range(part, opened.size)
+    status = 200 if part is None else 206
+    if request.method == "HEAD":
+        opened.file.close()
+        return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
+    return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
 
 
 async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:
@@ -152,3 +143,21 @@ def _digest(text: str) -> Digest:
         return Digest.parse(text)
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
+
+
+def layout_document(manifest: Digest, data_port: int | None, files: Iterable[layouts.ContentLayout]) -> str:
+    """The JSON of a ``LayoutBody``, put together by hand: ten times as fast as a model of each file.
+
+    Nothing in it needs escaping: there are hexadecimal digits and numbers only.
+    """
+    head = f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['
+    return head + ",".join(map(_file, files)) + "]}"
+
+
+def _file(one: layouts.ContentLayout) -> str:
+    head = f'{{"digest":"b3:{one.digest}","size":{one.size},"chunks":'
+    if one.slab is None:
+        chunks = ",".join(f'"b3:{chunk.hex()}"' for chunk in layouts.split_digests(one.chunks))
+        return f"{head}[{chunks}]}}"
+    slab = f'{{"digest":"b3:{one.slab}","size":{one.slab_size},"offset":{one.offset}}}'
+    return f'{head}["b3:{one.digest}"],"slab":{slab}}}'

@@ -1,4 +1,4 @@
-"""``/evictions``, ``/prefetches``, ``/agents``, ``/clusters``, and the probes."""
+"""``/agents`` and ``/clusters``, and the probes."""
 
 from __future__ import annotations
 
@@ -8,73 +8,42 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.caller import Caller, Role
 from bdn.core.digest import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import ChunkStore
-from bdn.mirror.access.confinement import check_confined
-from bdn.mirror.api.callers import Agent, Controller
-from bdn.mirror.api.mirrors import WaitSeconds
+from bdn.mirror.api.parameters import Agent, Controller
 from bdn.mirror.db.database import Database
 from bdn.mirror.metrics import Metrics
-from bdn.mirror.operations.evictions import Evictions
 from bdn.mirror.operations.heartbeats import Membership
-from bdn.mirror.operations.prefetches import Prefetches
+from bdn.net.api_server.service import new_router, provided
 from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
-from bdn.wire.eviction_schema import Eviction, EvictionRequest
-from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
 
 PROBE_SECONDS = 5.0
 
-PrefetchId = Annotated[str, Path(pattern=r"^pre_[0-9a-f]{24}$")]
-EvictionId = Annotated[str, Path(pattern=r"^evi_[0-9a-f]{24}$")]
+_Membership = Annotated[Membership, provided(Membership)]
+
+router = new_router("control")
+probes_router = new_router("probes")
 
 
-def build_control_router(evictions: Evictions, prefetches: Prefetches, membership: Membership) -> APIRouter:
-    """Evictions, prefetches and agents."""
-    router = APIRouter(tags=["control"])
-
-    @router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
-    async def evict(body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
-        check_confined(caller, body)
-        eviction = await evictions.start(body, caller.organisation)
-        return _shown(caller, await evictions.get(eviction.id, caller.organisation, wait))
-
-    @router.get("/evictions/{eviction_id}", summary="A recorded eviction")
-    async def eviction(eviction_id: EvictionId, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
-        return _shown(caller, await evictions.get(eviction_id, caller.organisation, wait))
-
-    @router.post("/prefetches", status_code=202, summary="Place READY manifests on nodes")
-    async def prefetch(body: PrefetchRequest, caller: Controller, wait: WaitSeconds = 0) -> Prefetch:
-        begun = await prefetches.start(body, caller.organisation)
-        return await prefetches.get(begun.id, caller.organisation, wait)
-
-    @router.get("/prefetches/{prefetch_id}", summary="A recorded prefetch, node by node")
-    async def prefetched(prefetch_id: PrefetchId, caller: Controller, wait: WaitSeconds = 0) -> Prefetch:
-        return await prefetches.get(prefetch_id, caller.organisation, wait)
-
-    @router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
-    async def agents(_: Controller) -> Agents:
-        return await membership.agents()
-
-    @router.get("/clusters", summary="Clusters: their agents and space together")
-    async def clusters(_: Controller) -> Clusters:
-        return await membership.clusters()
-
-    @router.post("/agents/heartbeat", summary="Agents only: report state, receive members, commands and keys")
-    async def heartbeat(body: Heartbeat, caller: Agent) -> HeartbeatReply:
-        caller.check_cluster(body.cluster)
-        return await membership.heartbeat(body)
-
-    return router
+@router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
+async def agents(membership: _Membership, _: Controller) -> Agents:
+    return await membership.agents()
 
 
-def _shown(caller: Caller, eviction: Eviction) -> Eviction:
-    return eviction if caller.role is Role.OPERATOR else eviction.without_holders()
+@router.get("/clusters", summary="Clusters: their agents and space together")
+async def clusters(membership: _Membership, _: Controller) -> Clusters:
+    return await membership.clusters()
+
+
+@router.post("/agents/heartbeat", summary="Agents only: report state, receive members, commands and keys")
+async def heartbeat(membership: _Membership, body: Heartbeat, caller: Agent) -> HeartbeatReply:
+    caller.check_cluster(body.cluster)
+    return await membership.heartbeat(body)
 
 
 @asynccontextmanager
@@ -104,21 +73,21 @@ class Probes:
             with suppress(NotFoundError):  # it answered
                 (await asyncio.to_thread(self.store.open, EMPTY)).close()
 
-    def router(self) -> APIRouter:
-        """The routes."""
-        router = APIRouter(tags=["probes"])
 
-        @router.get("/healthz", summary="The process lives")
-        async def healthz() -> dict[str, str]:
-            return {"status": "ok"}
+_Probes = Annotated[Probes, provided(Probes)]
 
-        @router.get("/readyz", summary="Database and store are reachable")
-        async def readyz() -> dict[str, str]:
-            await self.check()
-            return {"status": "ok"}
 
-        @router.get("/metrics", summary="Prometheus", response_class=PlainTextResponse)
-        async def metrics() -> Response:
-            return Response(await self.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+@probes_router.get("/healthz", summary="The process lives")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
 
-        return router
+
+@probes_router.get("/readyz", summary="Database and store are reachable")
+async def readyz(probes: _Probes) -> dict[str, str]:
+    await probes.check()
+    return {"status": "ok"}
+
+
+@probes_router.get("/metrics", summary="Prometheus", response_class=PlainTextResponse)
+async def metrics(probes: _Probes) -> Response:
+    return Response(await probes.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.api.callers import Controller
+from bdn.mirror.api.parameters import Controller, read_cursor, write_cursor
 from bdn.mirror.db.events import Wanted
 from bdn.mirror.events import Events
 from bdn.mirror.operations.names import Names
+from bdn.net.api_server.service import new_router, provided
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventPage, Named
 
 _TEXT: Final = r"^[^\x00]*$"
 _Name = Annotated[str | None, Query(max_length=256, pattern=_TEXT)]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
+_Events = Annotated[Events, provided(Events)]
+_Names = Annotated[Names, provided(Names)]
+
+router = new_router("events")
 
 
 def _wanted(
@@ -30,24 +33,23 @@ def _wanted(
     return Wanted(manifests, digest and _hex(digest), node)
 
 
-def build_events_router(events: Events, names: Names) -> APIRouter:
-    """The routes for any such services."""
-    router = APIRouter(tags=["events"])
+@router.get("/events", summary="What was decided, newest first")
+async def page(
+    events: _Events,
+    caller: Controller,
+    wanted: Annotated[Wanted, Depends(_wanted)],
+    cursor: _Name = None,
+    limit: _Limit = 100,
+) -> EventPage:
+    items, before = await events.page(caller.organisation, wanted, read_cursor(cursor), limit)
+    return EventPage(items=items, next_cursor=before and write_cursor(*before))
 
-    @router.get("/events", summary="What was decided, newest first")
-    async def page(
-        caller: Controller, wanted: Annotated[Wanted, Depends(_wanted)], cursor: _Name = None, limit: _Limit = 100
-    ) -> EventPage:
-        items, before = await events.page(caller.organisation, wanted, _read_cursor(cursor), limit)
-        return EventPage(items=items, next_cursor=before and _write_cursor(*before))
 
-    @router.get("/names", summary="What a digest or a source stands for")
-    async def find(
-        caller: Controller, of: Annotated[str, Query(min_length=1, max_length=4096, pattern=_TEXT)]
-    ) -> Named:
-        return await names.find(of, caller.organisation)
-
-    return router
+@router.get("/names", summary="What a digest or a source stands for")
+async def find(
+    names: _Names, caller: Controller, of: Annotated[str, Query(min_length=1, max_length=4096, pattern=_TEXT)]
+) -> Named:
+    return await names.find(of, caller.organisation)
 
 
 def _hex(text: str) -> str:
@@ -55,17 +57,3 @@ def _hex(text: str) -> str:
         return Digest.parse(text).hex
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
-
-
-def _write_cursor(at: float, event_id: str) -> str:
-    return base64.urlsafe_b64encode(f"{at!r} {event_id}".encode()).decode()
-
-
-def _read_cursor(cursor: str | None) -> tuple[float, str] | None:
-    if cursor is None:
-        return None
-    try:
-        at, event_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
-        return float(at), event_id
-    except (ValueError, binascii.Error):
-        raise InvalidRequestError("cursor is not one of ours; leave it away for the first page") from None

@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
+from sqlalchemy import func, select, true
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from bdn.core.groups import single_error
-from bdn.mirror.db import locks
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 
 CONFIRM_SECONDS: Final = 1.0
@@ -50,7 +50,7 @@ async def lock_held(engine: AsyncEngine, name: str) -> AsyncIterator[None]:
     try:
         with mapped_errors():
             await connection.start()
-            while not await locks.take(connection, name, FORGOTTEN_SECONDS):  # noqa: ASYNC110 - who has it is elsewhere
+            while not await _is_taken(connection, name):  # noqa: ASYNC110 - who has it is elsewhere
                 await asyncio.sleep(_ASK_SECONDS)
         async with _believing(connection, name):
             yield
@@ -83,9 +83,19 @@ async def _confirm(connection: AsyncConnection, belief: asyncio.Timeout) -> None
         while not belief.expired():
             await asyncio.sleep(CONFIRM_SECONDS)
             asked = now()
-            await locks.confirm(connection)
+            await connection.execute(select(true()))  # comes back while the session lives, and with it its locks
             if not belief.expired():
                 belief.reschedule(asked + BELIEF_SECONDS)
         return
     if not belief.expired():
         belief.reschedule(now())
+
+
+async def _is_taken(connection: AsyncConnection, name: str) -> bool:
+    """Ask for the lock, and do not wait in the server: a wait that a limit ends is an error in its log, one without never ends.
+
+    The limit is this transaction's, as the lock is: nothing is left to whoever has the session next.
+    """
+    forgotten = func.set_config("idle_in_transaction_session_timeout", f"{1000 * FORGOTTEN_SECONDS:.0f}ms", true())
+    lock = func.pg_try_advisory_xact_lock(func.hashtext(f"bdn {name}"))
+    return bool((await connection.execute(select(forgotten, lock))).one()[1])

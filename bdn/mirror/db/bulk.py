@@ -1,19 +1,27 @@
-"""Many rows at once: a dataset of a million small files is three million rows."""
+"""Inserts, one row or many at once: a dataset of a million small files is three million rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
+
+from sqlalchemy import Table
+from sqlalchemy.dialects import postgresql, sqlite
 
 from bdn.mirror.db.database import WriteSession
-from bdn.mirror.db.dialects import insert
 from bdn.mirror.db.tables import Base
 
 _BATCH: Final = 250  # rows per statement: SQLite allowed 999 bound parameters for a long time
 _INSERTED: Final = 1000  # rows given to the driver at once, so that others get the event loop in between
 _Item = TypeVar("_Item")
 Row = dict[str, Any]
+
+
+def insert(session: WriteSession, table: type[Base]) -> postgresql.Insert | sqlite.Insert:
+    """An insert that has ``on_conflict_do_nothing`` and ``on_conflict_do_update``, which each dialect spells in its own way."""
+    rows = cast("Table", table.__table__)
+    return postgresql.insert(rows) if session.get_bind().dialect.name == "postgresql" else sqlite.insert(rows)
 
 
 async def insert_new(session: WriteSession, table: type[Base], rows: Sequence[Row]) -> None:

@@ -16,11 +16,9 @@ from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout, Slab, Slice
 from bdn.core.store.slabs import scope_of
 from bdn.mirror.db import damaged, tombstones
-from bdn.mirror.db.bulk import batches, in_key_order, insert_new
+from bdn.mirror.db.bulk import batches, in_key_order, insert, insert_new
 from bdn.mirror.db.database import ReadSession, WriteSession
-from bdn.mirror.db.dialects import insert
-from bdn.mirror.db.layouts import is_of, split_digests, unreadable
-from bdn.mirror.db.soundness import chunks_are_sound, slab_is_sound
+from bdn.mirror.db.layouts import chunks_are_sound, is_of, slab_is_sound, split_digests, unreadable
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, CursorResult, and_, delete, exists, or_, select, update
 
-from bdn.core.events.decision import Decision, Recorded
+from bdn.core.events import Event
 from bdn.mirror.db.bulk import Row, insert_new
 from bdn.mirror.db.database import ReadSession, WriteSession
 from bdn.mirror.db.tables import EventRow, MirrorRow, MirrorSourceRow
@@ -18,10 +18,10 @@ from bdn.wire.event_schema import NodeEvent
 _DELETED: Final = 5000  # rows that one transaction deletes, so that others may write in between
 
 
-async def record(session: WriteSession, decisions: Sequence[Decision], now: float) -> None:
+async def record(session: WriteSession, decided: Sequence[Event], now: float) -> None:
     """Write down what this service decides, in the transaction that carries it out: both are there, or neither."""
-    events = [NodeEvent.of(f"evt_{secrets.token_hex(12)}", now, decision) for decision in decisions]
-    await insert_new(session, EventRow, [_row(event) for event in events])
+    rows = [_row(event) | {"id": f"evt_{secrets.token_hex(12)}", "at": now} for event in decided]
+    await insert_new(session, EventRow, rows)
 
 
 async def is_told(session: ReadSession, kind: str, digest: str, since: float) -> bool:
@@ -32,13 +32,13 @@ async def is_told(session: ReadSession, kind: str, digest: str, since: float) ->
     return (await session.execute(query.limit(1))).first() is not None
 
 
-async def take(session: WriteSession, cluster: str, node: str, events: Sequence[NodeEvent]) -> None:
-    """Write down what an agent has decided. What is known already, because the agent repeats it, changes nothing."""
+async def record_of_node(session: WriteSession, cluster: str, node: str, events: Sequence[NodeEvent]) -> None:
+    """Write down what an agent has decided. An event that is known already, because the agent repeats it, changes nothing."""
     rows = [_row(event) | {"cluster": cluster, "node": node} for event in events]
     await insert_new(session, EventRow, rows)
 
 
-def _row(event: NodeEvent) -> Row:
+def _row(event: Event | NodeEvent) -> Row:
     return {
         "id": event.id,
         "at": event.at,
@@ -48,7 +48,7 @@ def _row(event: NodeEvent) -> Row:
         "kind": event.kind,
         "manifest": event.manifest and event.manifest.removeprefix("b3:"),
         "digest": event.digest and event.digest.removeprefix("b3:"),
-        "facts": event.facts,
+        "facts": dict(event.facts),
     }
 
 
@@ -63,7 +63,7 @@ class Wanted:
 
 async def page(
     session: ReadSession, organisation: str, wanted: Wanted, *, before: tuple[float, str] | None, limit: int
-) -> list[Recorded]:
+) -> list[Event]:
     """What this organisation may see, newest first, strictly older than ``before`` (time and id).
 
     It sees what was its own wish, and without the names of others what befell manifests that were ever mirrored for it:
@@ -80,7 +80,7 @@ async def page(
         at, event_id = before
         query = query.where(or_(EventRow.at < at, and_(EventRow.at == at, EventRow.id < event_id)))
     query = query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(limit)
-    return [_recorded(row) for row in (await session.execute(query)).scalars()]
+    return [_event(row) for row in (await session.execute(query)).scalars()]
 
 
 async def redate(session: WriteSession, moment: float, now: float) -> None:
@@ -100,14 +100,15 @@ def _was_mirrored_for(organisation: str) -> ColumnElement[bool]:
     return exists().where(mirrored, MirrorRow.id == MirrorSourceRow.mirror_id, MirrorRow.organisation == organisation)
 
 
-def _recorded(row: EventRow) -> Recorded:
-    event = NodeEvent(
-        id=row.id,
-        at=row.at,
+def _event(row: EventRow) -> Event:
+    return Event(
         kind=row.kind,
         manifest=row.manifest and f"b3:{row.manifest}",
         digest=row.digest and f"b3:{row.digest}",
         organisation=row.organisation,
         facts=row.facts,
+        id=row.id,
+        at=row.at,
+        cluster=row.cluster,
+        node=row.node,
     )
-    return event.recorded(row.cluster, row.node)

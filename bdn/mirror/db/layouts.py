@@ -15,14 +15,20 @@ from typing import Final, NamedTuple
 from sqlalchemy import ColumnElement, Row, and_, exists, or_, select
 
 from bdn.core.digest import Digest
-from bdn.core.store.damage import content_fault
 from bdn.core.store.layout import Slice
 from bdn.core.store.slabs import PUBLIC, scope_of
 from bdn.mirror.db.bulk import batches
 from bdn.mirror.db.database import ReadSession
-from bdn.mirror.db.records import Record, WrongRecordError
-from bdn.mirror.db.soundness import chunks_are_sound, slab_is_sound
-from bdn.mirror.db.tables import ContentRow, ManifestContentRow, SlabRow, SlabScopeRow, SlabSliceRow
+from bdn.mirror.db.records import check_contents
+from bdn.mirror.db.tables import (
+    ContentRow,
+    DamagedChunkRow,
+    DamagedContentRow,
+    ManifestContentRow,
+    SlabRow,
+    SlabScopeRow,
+    SlabSliceRow,
+)
 
 _RAW: Final = 32  # bytes of a raw digest
 
@@ -45,7 +51,7 @@ async def layouts(session: ReadSession, manifest: str, organisation: str) -> lis
     slab of this organisation holds is left out; ``publish`` sees to it that there is none.
 
     Raises:
-        WrongRecordError: the database does not say what was written there.
+        RecordDamagedError: the database does not say what was written there.
     """
     query = (
         select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
@@ -70,9 +76,7 @@ def _together(
     contents: Sequence[Row[str, int, bytes]], slices: Sequence[Row[str, str, int, int, bool]]
 ) -> list[ContentLayout]:
     best = _best(slices)
-    for digest, size, chunks in contents:
-        if fault := content_fault(Digest(digest), size, chunks):
-            raise WrongRecordError(Record("content", Digest(digest)), fault)
+    check_contents(contents)
     found = (ContentLayout(digest, size, chunks, *best.get(digest, ())) for digest, size, chunks in contents)
     return [one for one in found if one.chunks or one.slab or not one.size]
 
@@ -169,3 +173,13 @@ def is_of(scope: str) -> ColumnElement[bool]:
 def split_digests(raw: bytes) -> list[bytes]:
     """The raw chunk digests of a ``ContentRow``."""
     return [raw[start : start + _RAW] for start in range(0, len(raw), _RAW)]
+
+
+def chunks_are_sound() -> ColumnElement[bool]:
+    """A condition: no chunk of the ``ContentRow``'s own is damaged."""
+    return ~exists().where(DamagedContentRow.content == ContentRow.digest)
+
+
+def slab_is_sound() -> ColumnElement[bool]:
+    """A condition: the ``SlabSliceRow``'s slab is not damaged."""
+    return ~exists().where(DamagedChunkRow.digest == SlabSliceRow.slab)

@@ -273,3 +273,30 @@ async def readable(session: ReadSession, organisation: str, manifests: Sequence[
 
 def _count(result: object) -> int:
     return cast("CursorResult[Any]", result).rowcount
+
+
+async def oldest_at_work(session: ReadSession, now: float) -> float | None:
+    """When the first of the mirrors began that are being worked on, canceled ones included whose worker is still at it."""
+    busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
+    return (await session.execute(select(func.min(MirrorRow.started_at)).where(busy))).scalar()
+
+
+async def first_at(session: ReadSession) -> float | None:
+    """When the first mirror was asked for."""
+    return (await session.execute(select(func.min(MirrorRow.created_at)))).scalar()
+
+
+async def running_with(session: ReadSession, organisation: str) -> dict[str, list[str]]:
+    """Manifests that a mirror which still runs has published already, with the ids of such mirrors."""
+    query = (
+        select(MirrorSourceRow.manifest, MirrorRow.id)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(
+            MirrorRow.organisation == organisation, MirrorRow.status.in_(RUNNING), MirrorSourceRow.manifest.is_not(None)
+        )
+        .distinct()
+    )
+    found: dict[str, list[str]] = {}
+    for manifest, mirror_id in (await session.execute(query)).all():
+        found.setdefault(str(manifest), []).append(mirror_id)
+    return found

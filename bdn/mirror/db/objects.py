@@ -1,4 +1,4 @@
-"""Which objects the store should hold: every chunk of a content, then every slab, in an order that one can go on in."""
+"""Which objects the store should hold, in an order that one can go on in (every chunk, then every slab); how far the scrub is."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
 from bdn.core.store.damage import content_fault
 from bdn.core.store.slabs import scope_of
-from bdn.mirror.db.database import ReadSession
+from bdn.mirror.db.database import ReadSession, WriteSession
 from bdn.mirror.db.layouts import is_of, split_digests
 from bdn.mirror.db.records import of_manifests
-from bdn.mirror.db.tables import ContentRow, SlabRow, SlabSliceRow
+from bdn.mirror.db.tables import ContentRow, ScrubRow, SlabRow, SlabSliceRow
 
+_STORE: Final = "store"
 _CONTENTS: Final = 16  # of one look; a large one has megabytes of digests
 FIRST: Final = "content::-1"  # the cursor before all of them
 
@@ -89,3 +90,16 @@ async def _slabs(session: ReadSession, slab: str, reach: Reach | None, wanted: i
         query = query.where(SlabRow.digest.in_(inside.where(is_of(scope_of(reach.organisation)))))
     rows = (await session.execute(query.order_by(SlabRow.digest).limit(wanted))).all()
     return [StoredObject(Digest(digest), size, f"slab:{digest}") for digest, size in rows]
+
+
+async def scrub_state(session: ReadSession) -> ScrubRow | None:
+    """How far the scrub is; None when it never began."""
+    return await session.get(ScrubRow, _STORE)
+
+
+async def save_scrub_state(
+    session: WriteSession, *, started_at: float, completed_at: float | None, cursor: str | None
+) -> None:
+    """It is so far now."""
+    await session.merge(ScrubRow(name=_STORE, started_at=started_at, completed_at=completed_at, cursor=cursor))
+    await session.flush()

@@ -86,18 +86,6 @@ async def origins(session: ReadSession, content: str) -> list[Origin]:
     return list(found.values())[:_ORIGINS]
 
 
-async def mirrored_as(session: ReadSession, manifest: str) -> list[Origin]:
-    """What was mirrored and became this manifest, newest first."""
-    query = (
-        select(MirrorRow.organisation, MirrorSourceRow)
-        .join(MirrorSourceRow, MirrorSourceRow.mirror_id == MirrorRow.id)
-        .where(MirrorSourceRow.manifest == manifest, MirrorSourceRow.status == "READY")
-        .order_by(MirrorRow.created_at.desc(), MirrorSourceRow.position)
-        .limit(_ORIGINS)
-    )
-    return [Origin(organisation, manifest, row) for organisation, row in (await session.execute(query)).all()]
-
-
 async def canonical(session: ReadSession, manifest: str) -> bytes | None:
     """A published manifest's bytes, unless they are not what its name says."""
     found = (await session.execute(select(ManifestRow.canonical).where(ManifestRow.digest == manifest))).scalar()

@@ -47,13 +47,6 @@ async def keep(session: WriteSession, mirror_id: str, file: WrongFile) -> str:
     return name
 
 
-async def is_kept(session: ReadSession, file: WrongFile) -> bool:
-    """Whether this very evidence is kept already."""
-    raw = b"".join(chunk.to_bytes() for chunk in file.chunks)
-    same = (QuarantinedFileRow.path == file.path, QuarantinedFileRow.chunks == raw)
-    return (await session.execute(select(QuarantinedFileRow.id).where(*same).limit(1))).first() is not None
-
-
 async def narrow(session: WriteSession, name: str, right: Collection[Digest]) -> None:
     """Only what is not among these chunks was wrong. Without this, a right chunk would rest for as long as the evidence."""
     row = await session.get(QuarantinedFileRow, name)

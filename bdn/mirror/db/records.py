@@ -1,4 +1,4 @@
-"""What the database says of manifests and of files, record by record, beside the name that proves it."""
+"""Records of manifests and files, compared with the names that prove them. A wrong one is refused, and never written again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sqlalchemy import ColumnElement, Row, select, update
+from sqlalchemy import ColumnElement, Row, select
 
 from bdn.core.digest import Digest
+from bdn.core.errors import StoreUnavailableError
 from bdn.core.store.damage import content_fault, manifest_fault
-from bdn.core.store.layout import FileLayout
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow
 
 _MANIFESTS: Final = 4  # of one look; one of a million files has 100 MB
@@ -29,26 +29,52 @@ class Record:
     def __str__(self) -> str:
         return f"the record of {self.kind} {self.digest}"
 
-
-class WrongRecordError(Exception):
-    """A reader came upon a record that is wrong: see ``fault``."""
-
-    def __init__(self, record: Record, fault: str) -> None:
-        super().__init__(record, fault)
-        self.record, self.fault = record, fault
+    def damaged(self, fault: str) -> RecordDamagedError:
+        """The error of whoever reads it."""
+        return RecordDamagedError(fault, self.kind, str(self.digest))
 
 
-async def fault(session: ReadSession, record: Record) -> tuple[str, bytes] | None:
-    """What is wrong with this one now, and its bytes; None when it is right, or nobody has it any more."""
+@dataclass(eq=False)
+class RecordDamagedError(StoreUnavailableError):
+    """The store is there, and what the database says of this is wrong."""
+
+    kind: str
+    digest: str
+
+    @property
+    def record(self) -> Record:
+        """Which one."""
+        return Record("manifest" if self.kind == "manifest" else "content", Digest.parse(self.digest))
+
+    def __str__(self) -> str:
+        return (
+            f"the record of {self.kind} {self.digest} is damaged in the mirror's database ({self.reason}): it is not served, and no "
+            "chunk is collected while nobody can tell which chunks it needs; restore the database from a backup, or evict what it "
+            "belongs to from the mirror, collect, and mirror that again; 'bdn-admin verify' lists all such records"
+        )
+
+
+def check_contents(contents: Sequence[Row[str, int, bytes]]) -> None:
+    """Raise ``RecordDamagedError`` for the first of these rows (digest, size, chunks) that is wrong."""
+    for record, fault in _content_faults(contents):
+        raise record.damaged(fault)
+
+
+def _content_faults(contents: Sequence[Row[str, int, bytes]]) -> list[tuple[Record, str]]:
+    return [
+        (Record("content", Digest(digest)), fault)
+        for digest, size, chunks in contents
+        if (fault := content_fault(Digest(digest), size, chunks))
+    ]
+
+
+async def fault_of(session: ReadSession, record: Record) -> str | None:
+    """What is wrong with this one now; None when it is right, or not there any more."""
     if record.kind == "manifest":
         row = await session.get(ManifestRow, record.digest.hex)
-        raw = row.canonical if row else b""
-        wrong = await asyncio.to_thread(manifest_fault, record.digest, raw) if row else None
-    else:
-        content = await session.get(ContentRow, record.digest.hex)
-        raw = b"%d %b" % (content.size, content.chunks) if content else b""
-        wrong = await asyncio.to_thread(content_fault, record.digest, content.size, content.chunks) if content else None
-    return (wrong, raw) if wrong else None
+        return await asyncio.to_thread(manifest_fault, record.digest, row.canonical) if row else None
+    content = await session.get(ContentRow, record.digest.hex)
+    return await asyncio.to_thread(content_fault, record.digest, content.size, content.chunks) if content else None
 
 
 async def after(
@@ -88,14 +114,6 @@ async def _contents(
     return await asyncio.to_thread(_content_faults, rows), rows[-1][0] if rows else None
 
 
-def _content_faults(contents: Sequence[Row[str, int, bytes]]) -> list[tuple[Record, str]]:
-    return [
-        (Record("content", Digest(digest)), wrong)
-        for digest, size, chunks in contents
-        if (wrong := content_fault(Digest(digest), size, chunks))
-    ]
-
-
 def of_manifests(manifests: Sequence[str] | None) -> list[ColumnElement[bool]]:
     """A content is of one of these manifests; no condition for None."""
     if manifests is None:
@@ -104,27 +122,9 @@ def of_manifests(manifests: Sequence[str] | None) -> list[ColumnElement[bool]]:
     return [ContentRow.digest.in_(named)]
 
 
-async def restore_manifest(session: WriteSession, digest: Digest, canonical: bytes) -> None:
-    """These are its bytes: the caller has computed their name."""
-    await session.execute(update(ManifestRow).where(ManifestRow.digest == digest.hex).values(canonical=canonical))
-
-
-async def restore_content(session: WriteSession, layout: FileLayout) -> None:
-    """These are its size and chunks: a layout proves itself. One in a slab has none of its own."""
-    chunks = b"" if layout.slice else b"".join(chunk.to_bytes() for chunk in layout.chunks)
-    where = ContentRow.digest == layout.digest.hex
-    await session.execute(update(ContentRow).where(where).values(size=layout.size, chunks=chunks))
-
-
-async def chunks_named(session: ReadSession, content: Digest) -> dict[int, Digest]:
-    """What a file's record says of its chunks, right or wrong."""
-    row = await session.get(ContentRow, content.hex)
-    raw = row.chunks if row else b""
-    whole = raw[: len(raw) - len(raw) % 32]
-    return {start // 32: Digest.from_bytes(whole[start : start + 32]) for start in range(0, len(whole), 32)}
-
-
-async def naming(session: ReadSession, content: Digest) -> list[str]:
-    """A few manifests that name the content, whose sizes and layouts tell what its record should be."""
-    query = select(ManifestContentRow.manifest).where(ManifestContentRow.content == content.hex)
-    return list((await session.execute(query.order_by(ManifestContentRow.manifest).limit(_MANIFESTS))).scalars())
+async def manifests_of(session: ReadSession, record: Record, limit: int) -> list[str]:
+    """The manifests that a record belongs to, so many at most."""
+    if record.kind == "manifest":
+        return [record.digest.hex]
+    query = select(ManifestContentRow.manifest).where(ManifestContentRow.content == record.digest.hex)
+    return list((await session.execute(query.order_by(ManifestContentRow.manifest).limit(limit))).scalars())

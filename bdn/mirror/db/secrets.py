@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import delete, select, update
 
+from bdn.mirror.db.bulk import insert
 from bdn.mirror.db.database import ReadSession, WriteSession
-from bdn.mirror.db.dialects import insert
 from bdn.mirror.db.tables import SecretRow
 
 

@@ -1,9 +1,11 @@
-"""Everything that a survey found missing, each file once in this process, whoever asks for it."""
+"""Copy into the store what a survey found missing, each file once in this process, whichever mirrors want it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -11,19 +13,19 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.errors import ChecksumMismatchError, NotFoundError, SourceChangedError, StoreUnavailableError
 from bdn.core.groups import single_error
-from bdn.core.ports import Source
-from bdn.core.source.upstream import UpstreamFile
+from bdn.core.ports import ChunkStore, Source
+from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.core.store.slabs import is_small, parcels
+from bdn.mirror.db import contents
+from bdn.mirror.db.database import Database
 from bdn.mirror.db.quarantine import WrongFile
 from bdn.mirror.ingest.copier import ChunkStored, Copier
-from bdn.mirror.ingest.flights import Flights
-from bdn.mirror.ingest.held import Held
 from bdn.mirror.ingest.packer import Packer
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey
-from bdn.mirror.upstream.located_file import LocatedFile
-from bdn.mirror.upstream.retries import Patience
+from bdn.mirror.single_flight import SingleFlight
+from bdn.mirror.upstream.reader import LocatedFile
 
 _FILES_AT_ONCE: Final = 8  # of one source; each of them keeps many threads busy
 _PARCELS_AT_ONCE: Final = 32  # while one waits for its locations or is recorded, others have the threads
@@ -31,27 +33,90 @@ _PARCELS_AT_ONCE: Final = 32  # while one waits for its locations or is recorded
 _Item = TypeVar("_Item")
 
 
+class CopiesInProgress(SingleFlight[str, FileLayout]):
+    """Copies by identity key. A result stays until a mirror has recorded it in the database."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listeners: list[tuple[str, set[str]]] = []
+
+    def recorded(self, keys: Collection[str], mirror: str) -> None:
+        """A mirror has recorded these copies in the database, or never will."""
+        self.forget(keys)
+        own = sum(listener == mirror for listener, _ in self._listeners)
+        for listener, others in self._listeners:
+            if listener != mirror or own > 1:  # a mirror's only source knows what it copied itself
+                others.update(keys)
+
+    @contextmanager
+    def recorded_by_others(self, mirror: str) -> Iterator[set[str]]:
+        """The keys that others record during the block: what a survey inside it may have missed."""
+        listener: tuple[str, set[str]] = mirror, set()
+        self._listeners.append(listener)
+        try:
+            yield listener[1]
+        finally:
+            self._listeners = [other for other in self._listeners if other is not listener]
+
+
 @dataclass(frozen=True)
-class Gathering:
-    """Brings the missing files of one source into the store.
+class StoredContents:
+    """Contents that are recorded, for a copy that is about to count on them: kept in the store from now on, or not there.
+
+    A looks at the rows, finds a file complete, and counts on its chunks; a collection, which saw that no manifest names the
+    file, forgets it and deletes the chunks; A records the file again, and publishes what is not there. So whoever counts on a
+    chunk that it did not put itself keeps it first, and looks at rows before, never after: see ``CollectableStore.collect``.
+
+    What is known by identity alone, in a survey, needs no such care: publishing looks whether it is still recorded.
+    """
+
+    database: Database
+    store: ChunkStore
+    clock: Callable[[], float] = time.time
+
+    async def layout(self, identity: Identity) -> FileLayout | None:
+        """The complete content that an identity maps to."""
+        async with self.database.read() as session:
+            found = await contents.layout_by_identity(session, identity)
+        return found if found is not None and await self.keep(found) else None
+
+    async def parts(self, identity_key: str) -> dict[int, Digest]:
+        """The chunks of a half-copied file that is about to be resumed."""
+        async with self.database.read() as session:
+            recorded = await contents.copied_chunks(session, identity_key)
+        if recorded:
+            async with self.database.write() as session:
+                await contents.renew_chunks(session, identity_key, self.clock())
+        return await asyncio.to_thread(
+            lambda: {index: digest for index, digest in recorded.items() if self.store.keep(digest)}
+        )
+
+    async def keep(self, layout: FileLayout) -> bool:
+        """Whether every object in which the content lies is kept now."""
+        objects = layout.chunks if layout.slice is None else (layout.slice.slab,)
+        return await asyncio.to_thread(lambda: all(self.store.keep(digest) for digest in objects))
+
+
+@dataclass(frozen=True)
+class CopyMissing:
+    """Copies the missing files of one source into the store.
 
     Args:
         name: the source, for messages.
         position: its place in the request, for the counters.
-        landed: what other gatherings have brought since before the survey.
+        recorded: what other sources have recorded since before the survey.
     """
 
-    held: Held
+    stored: StoredContents
     copier: Copier
     packer: Packer
-    flights: Flights[FileLayout]
-    patience: Patience
+    copies: CopiesInProgress
     progress: Progress
     source: Source
     name: str
     position: int
     survey: Survey
-    landed: set[str]
+    recorded: set[str]
     _digests: dict[str, Digest] = field(default_factory=dict)
 
     async def run(self) -> dict[str, Digest]:
@@ -61,11 +126,11 @@ class Gathering:
         small = parcels(file for file in missing if is_small(file.size))
         with single_error():
             async with asyncio.TaskGroup() as group:
-                _share(group, iter(large), self._bring, min(_FILES_AT_ONCE, len(large)))
-                _share(group, small, self._bring_parcel, min(_PARCELS_AT_ONCE, len(missing) - len(large)))
+                _share(group, iter(large), self._copy_file, min(_FILES_AT_ONCE, len(large)))
+                _share(group, small, self._copy_parcel, min(_PARCELS_AT_ONCE, len(missing) - len(large)))
         return self._digests
 
-    async def _bring(self, file: UpstreamFile) -> None:
+    async def _copy_file(self, file: UpstreamFile) -> None:
         key = file.identity.key
         missing = self.survey.bytes_missing_of(file)
 
@@ -78,18 +143,18 @@ class Gathering:
             nonlocal missing
             missing -= size
 
-        layout = await self._fly(key, lambda: self._find_or_copy(file, stored, packed))
-        # What we did not bring, somebody else did; what was not held after all is not reused.
+        layout = await self._once(key, lambda: self._find_or_copy(file, stored, packed))
+        # What we did not copy, somebody else did; what was not stored after all is not reused.
         self.progress.reused(self.position, max(missing, self.survey.bytes_missing_of(file) - file.size))
         if layout.slice is not None:
             self.progress.lies_in(Slab(layout.slice.slab, layout.slice.slab_size, file.identity.scope))
         self._complete(key, layout)
 
-    async def _fly(self, key: str, work: Callable[[], Awaitable[FileLayout]]) -> FileLayout:
-        """What this work brings, or somebody else's.
+    async def _once(self, key: str, work: Callable[[], Awaitable[FileLayout]]) -> FileLayout:
+        """The layout that this work makes, or that somebody else made.
 
-        A brings a chunk, B asks for the same file and waits; A's mirror ends, and what it brought is older than all that
-        runs now. So B keeps what A brought, and brings it itself where it is gone: A's flight ends with A.
+        A copies a chunk, B asks for the same file and waits; A's mirror ends, and what it copied is older than all mirrors that
+        run now, so it may be collected. So B keeps what A copied, and copies it itself where it is gone.
         """
         is_ours = False
 
@@ -99,22 +164,22 @@ class Gathering:
             return await work()
 
         while True:
-            layout = await self.flights.run(key, ours)
-            if is_ours or await self.held.keep(layout):
+            layout = await self.copies.run(key, ours)
+            if is_ours or await self.stored.keep(layout):
                 return layout
 
     async def _find_or_copy(self, file: UpstreamFile, stored: ChunkStored, packed: Callable[[int], None]) -> FileLayout:
         """Look again where that pays: a query for each of a million small files would cost more than it saves.
 
-        A surveys; B brings a file, and later its entry among the flights is forgotten; A's turn comes for this file.
+        A surveys; B copies a file and records it, and its entry among the copies is forgotten; then A comes to this file.
         """
         key = file.identity.key
         half: dict[int, Digest] = {}
-        if key in self.landed or file.size > CHUNK_SIZE:
-            held = await self.held.layout(file.identity)
+        if key in self.recorded or file.size > CHUNK_SIZE:
+            held = await self.stored.layout(file.identity)
             if held is not None:
                 return held
-            half = await self.held.parts(key)
+            half = await self.stored.parts(key)
         if is_small(file.size):
             layouts: list[FileLayout] = []
             await self._pack([file], lambda _, layout: layouts.append(layout))
@@ -123,10 +188,10 @@ class Gathering:
         return await self._copy(file, half, stored)
 
     async def _copy(self, file: UpstreamFile, half: Mapping[int, Digest], stored: ChunkStored) -> FileLayout:
-        """Once more from the start when it came wrong: a wire may flip a bit, and twice wrong is not chance.
+        """Copy a file, once more from the start when its content is wrong: see ``UpstreamReader``.
 
-        Which chunk was wrong nobody knows before all of them came again. It may be one of an earlier attempt, too: A stored
-        it, and failed before the whole could be checked; B went on from there.
+        Which chunk was wrong is known when all of them have been read again. It may be one of an earlier attempt: A stored it,
+        and failed before the whole could be checked; B resumed.
         """
         try:
             return await self._copy_once(file, half, stored)
@@ -145,45 +210,45 @@ class Gathering:
         try:
             return await self.copier.copy(self._located(file), half, stored)
         except SourceChangedError:
-            await self.progress.drop(key)  # nothing of it may be taken for a part of the right file later
+            await self.progress.drop(key)  # its chunks are not parts of the right file
             raise
         except NotFoundError as error:
             await self.progress.drop(key)
             raise StoreUnavailableError(f"it lost {error.what} of {file.path!r}; mirror again") from error
 
-    async def _bring_parcel(self, parcel: Sequence[UpstreamFile]) -> None:
-        """Those that nobody is at work on go together; the others are waited for one by one, or found."""
+    async def _copy_parcel(self, parcel: Sequence[UpstreamFile]) -> None:
+        """Files that nobody else copies go together; the others are waited for one by one, or found."""
         ours: list[UpstreamFile] = []
         others: list[UpstreamFile] = []
         for file in parcel:
-            is_ours = file.identity.key not in self.landed and self.flights.lead(file.identity.key)
+            is_ours = file.identity.key not in self.recorded and self.copies.lead(file.identity.key)
             (ours if is_ours else others).append(file)
-        flying = {file.identity.key for file in ours}
+        leading = {file.identity.key for file in ours}
 
         def landed(file: UpstreamFile, layout: FileLayout) -> None:
             key = file.identity.key
-            flying.discard(key)
-            self.flights.land(key, layout)
+            leading.discard(key)
+            self.copies.land(key, layout)
             self._complete(key, layout)
 
         try:
             if ours:
                 await self._pack(ours, landed)
         finally:
-            for key in flying:
-                self.flights.give_up(key)
+            for key in leading:
+                self.copies.give_up(key)
         for file in others:
-            await self._bring(file)
+            await self._copy_file(file)
 
     async def _pack(self, files: Sequence[UpstreamFile], landed: Callable[[UpstreamFile, FileLayout], None]) -> None:
         def packed(located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
             self.progress.packed(self.position, slab, layout.size)
             landed(located.file, layout)
 
-        async def came_wrong(located: LocatedFile, kept: Digest, error: ChecksumMismatchError) -> None:
+        async def on_wrong(located: LocatedFile, kept: Digest, error: ChecksumMismatchError) -> None:
             await self._quarantine(located.file, error, kept)
 
-        await self.packer.pack([self._located(file) for file in files], packed, came_wrong)
+        await self.packer.pack([self._located(file) for file in files], packed, on_wrong)
 
     async def _quarantine(self, file: UpstreamFile, error: ChecksumMismatchError, *kept: Digest) -> str:
         """The name of the evidence."""
@@ -191,7 +256,7 @@ class Gathering:
         return await self.progress.quarantine(file.identity.key, wrong)
 
     def _located(self, file: UpstreamFile) -> LocatedFile:
-        return LocatedFile(self.name, self.source, file, self.patience)
+        return LocatedFile(self.name, self.source, file)
 
     def _complete(self, key: str, layout: FileLayout) -> None:
         self._digests[key] = layout.digest
@@ -199,13 +264,13 @@ class Gathering:
 
 
 def _share(
-    group: asyncio.TaskGroup, items: Iterator[_Item], bring: Callable[[_Item], Awaitable[None]], count: int
+    group: asyncio.TaskGroup, items: Iterator[_Item], copy: Callable[[_Item], Awaitable[None]], count: int
 ) -> None:
     """Start ``count`` tasks that draw from the same items."""
 
     async def work() -> None:
         for item in items:
-            await bring(item)
+            await copy(item)
 
     for _ in range(count):
         group.create_task(work())

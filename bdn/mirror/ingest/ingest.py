@@ -5,31 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, InternalError
-from bdn.core.events.mirrors import Mirrored, Reused
+from bdn.core.errors import BdnError, Fact, InternalError
+from bdn.core.events import Event
 from bdn.core.groups import single_error
 from bdn.core.ports import Resolution
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, parse_source
 from bdn.core.source.weights import WeightsSource
-from bdn.core.store.layout import FileLayout
 from bdn.mirror.damages import Damages
-from bdn.mirror.db import contents, events, mirrors
-from bdn.mirror.db.database import Database
+from bdn.mirror.db import contents, damaged, events, mirrors
+from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.copy_missing import Gathering
-from bdn.mirror.ingest.flights import Flights
-from bdn.mirror.ingest.held import Held
+from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, StoredContents
 from bdn.mirror.ingest.packer import Packer
 from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
-from bdn.mirror.ingest.recall import recall
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
-from bdn.mirror.upstream.retries import Patience
 from bdn.wire.errors import body_of
-from bdn.wire.weights_schema import WeightsSourceBody
+from bdn.wire.weights_schema import WeightsSourceBody, body_from
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +34,13 @@ _PUBLISH_ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Ingest:
-    """Brings one mirror from SYNCING to READY or FAILED. Resumable at any point: what is stored is not fetched again."""
+    """Takes one mirror from SYNCING to READY or FAILED. Resumable at any point: what is stored is not fetched again."""
 
     database: Database
     surveyor: Surveyor
     copier: Copier
     packer: Packer
-    flights: Flights[FileLayout]
-    patience: Patience
+    copies: CopiesInProgress
     damages: Damages
 
     async def run(self, mirror_id: str, organisation: str, rows: list[MirrorSourceRow], progress: Progress) -> None:
@@ -86,36 +81,39 @@ class Ingest:
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
         async with self.surveyor.open(wanted, organisation, mirror_id, row.resolved_revision) as source:
             resolution = await source.resolve()
-            if await self._recall(organisation, row, wanted, resolution, progress):
+            if await self._reuse_published(organisation, row, wanted, resolution, progress):
                 return
             for _ in range(_PUBLISH_ATTEMPTS):
-                with self.flights.following(mirror_id) as landed:
+                with self.copies.recorded_by_others(mirror_id) as recorded:
                     survey = await self.surveyor.survey(wanted, source, resolution)
                     await self._announce(mirror_id, row, survey, progress)
-                    gathering = Gathering(
-                        Held(self.database, self.copier.store),
+                    copying = CopyMissing(
+                        StoredContents(self.database, self.copier.store),
                         self.copier,
                         self.packer,
-                        self.flights,
-                        self.patience,
+                        self.copies,
                         progress,
                         source,
                         str(wanted.source),
                         row.position,
                         survey,
-                        landed,
+                        recorded,
                     )
-                    digests = await gathering.run()
+                    digests = await copying.run()
                 if await self._publish(organisation, row, survey, digests, progress):
                     return
         raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
-    async def _recall(
+    async def _reuse_published(
         self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
     ) -> bool:
-        """Whether this very commit was published before; then it is READY, and nobody looks at its files."""
+        """Whether this commit was published before; then it is READY without being listed, because a commit never changes.
+
+        Not where some of it is damaged: then it is surveyed like a new one, and what is damaged is fetched. A bucket has no
+        commits and has to be listed. Access was checked: resolving asked the upstream with the credentials of this request.
+        """
         async with progress.writing() as session:
-            found = await recall(session, organisation, wanted, resolution.revision)
+            found = await _published_before(session, organisation, wanted, resolution.revision)
             if found is None or found.manifest is None:
                 return False
             counters = progress.counters[row.position]
@@ -134,13 +132,8 @@ class Ingest:
                 bytes_reused=counters.reused,
                 warnings=found.warnings,
             )
-            event = Reused(
-                manifest=f"b3:{found.manifest}",
-                organisation=organisation,
-                mirror=row.mirror_id,
-                source=str(wanted.source),
-                revision=resolution.revision,
-            )
+            facts = {"mirror": row.mirror_id, "source": str(wanted.source), "revision": resolution.revision}
+            event = Event.of("reused", facts, manifest=f"b3:{found.manifest}", organisation=organisation)
             await events.record(session, [event], time.time())
         return True
 
@@ -176,16 +169,37 @@ class Ingest:
                 session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
             )
             counters = progress.counters[row.position]
-            event = Mirrored(
-                manifest=str(manifest.digest),
-                organisation=organisation,
-                mirror=row.mirror_id,
-                source=row.source,
-                revision=survey.resolution.revision,
-                files=len(manifest.files),
-                transferred=counters.transferred,
-                reused=counters.reused,
-            )
+            facts: dict[str, Fact] = {
+                "mirror": row.mirror_id,
+                "source": row.source,
+                "revision": survey.resolution.revision,
+                "files": len(manifest.files),
+                "transferred": counters.transferred,
+                "reused": counters.reused,
+            }
+            event = Event.of("mirrored", facts, manifest=manifest.digest, organisation=organisation)
             await events.record(session, [event], time.time())
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True
+
+
+async def _published_before(
+    session: ReadSession, organisation: str, wanted: WeightsSource, revision: str | None
+) -> MirrorSourceRow | None:
+    """The newest READY source of this organisation with the same repository, revision and patterns, none of it damaged."""
+    if revision is None:
+        return None
+    body = body_from(wanted)
+    for row in await mirrors.ready_at(session, organisation, revision):
+        same_patterns = (
+            row.request.get("allow_patterns") == body.allow_patterns
+            and row.request.get("ignore_patterns") == body.ignore_patterns
+        )
+        is_same = same_patterns and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
+        if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):
+            return row
+    return None
+
+
+def _without_revision(uri: SourceUri) -> SourceUri:
+    return replace(uri, revision=None) if isinstance(uri, HuggingFaceUri) else uri

@@ -21,8 +21,8 @@ from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.views import MirrorViews
 from bdn.mirror.ingest.worker import NEW_WORK
-from bdn.mirror.shared_looks import SharedLooks
-from bdn.mirror.upstream.subject import DRY_RUN
+from bdn.mirror.single_flight import SharedReads
+from bdn.mirror.upstream.issuer import DRY_RUN
 from bdn.mirror.watch import Watch
 from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource
 from bdn.wire.weights_schema import body_from
@@ -42,8 +42,8 @@ class MirrorRequests:
     surveyor: Surveyor
     views: MirrorViews
     watch: Watch
-    watched: SharedLooks[_Question, Mirror] = field(default_factory=partial(SharedLooks, _OLD_SECONDS))
-    asked: SharedLooks[_Question, Mirror] = field(default_factory=partial(SharedLooks, _OLD_SECONDS))
+    watched: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
+    asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
         """A new mirror, or the one that is running for the same request."""

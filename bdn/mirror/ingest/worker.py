@@ -103,7 +103,7 @@ class Worker:
         logger.info("mirroring", extra={"mirror": row.id, "sources": len(sources)})
 
         def flushed(keys: list[str]) -> None:
-            self.ingest.flights.forget(keys, row.id)
+            self.ingest.copies.recorded(keys, row.id)
             self.watch.notify(row.id)
 
         progress = Progress(self.database, row.id, claimant, flushed, self.on_transferred)

@@ -16,7 +16,7 @@ from bdn.core.errors import BdnError, InternalError, NotFoundError
 from bdn.core.groups import single_error
 from bdn.core.pace.rounds import is_round_due
 from bdn.core.store.collection import KINDS, Kind
-from bdn.mirror.db import at_work, collections
+from bdn.mirror.db import collections, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import CollectionRow
 from bdn.mirror.retention.collector import Collected, Collector
@@ -110,7 +110,7 @@ class Collections:
         """A period after the last one, or else after the first mirror: before that there is nothing to collect."""
         now = self.clock()
         async with self.database.read() as session:
-            since = await collections.newest(session, now) or await at_work.first_at(session)
+            since = await collections.newest(session, now) or await mirrors.first_at(session)
         return since is not None and is_round_due(since, self.period_seconds, now)
 
     async def _carry_out(self, collection_id: str) -> None:

@@ -19,7 +19,7 @@ from bdn.mirror.agents.liveness import is_alive
 from bdn.mirror.db import agents, asked
 from bdn.mirror.db.asked import Asked
 from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.shared_look import SharedLook
+from bdn.mirror.single_flight import SharedRead
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.errors import ErrorBody
 
@@ -62,7 +62,7 @@ class Asking(Generic[Asked]):
         self._clock = clock
         self._given_up = given_up
         self._verdict = verdict
-        self._running = SharedLook(self._look_for_running, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
+        self._running = SharedRead(self._look_for_running, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
 
     async def begin(
         self, asked_id: str, organisation: str, request: AskedRequest, command: BaseModel, *, is_for_mirror: bool

@@ -17,7 +17,7 @@ from bdn.mirror.db import agents, prefetches
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import PrefetchNodeRow, PrefetchRow
 from bdn.mirror.operations.selection import Selection
-from bdn.mirror.shared_look import SharedLook
+from bdn.mirror.single_flight import SharedRead
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.grants import GrantSigner
 from bdn.wire.prefetch_schema import Prefetch, PrefetchCommand, PrefetchNode, PrefetchReport, PrefetchRequest
@@ -38,7 +38,7 @@ class Prefetches:
         self._grant_seconds = grant_seconds
         self._watch = watch
         self._began_at = time.time()
-        self._open = SharedLook(self._open_parts, _LOOK_AGAIN_SECONDS)
+        self._open = SharedRead(self._open_parts, _LOOK_AGAIN_SECONDS)
 
     async def start(self, request: PrefetchRequest, organisation: str) -> Prefetch:
         """Record it and tell the agents. Raises what ``Selection`` raises."""

@@ -10,7 +10,7 @@ no row names, and the next collection takes it. Who may lose what, and why nobod
 - A mirror publishes what the rows say is there. While rows go, nobody writes in a mirror's name; then publishing finds what
   is gone, and the mirror brings it again.
 - Somebody restores a manifest. That waits for the rows to go, or they wait for it, and it is one or the other.
-- A file whose record is damaged has chunks that nobody can name: then none goes before the record is repaired.
+- A file whose record is damaged has chunks that nobody can name: none is removed while there is such a record.
 - A reader has a chunk open, and reads it to its end; or finds no manifest, which nobody of his organisation may read.
 """
 
@@ -26,32 +26,17 @@ from itertools import islice
 from typing import Final, Protocol
 
 from bdn.core.digest import Digest
-from bdn.core.errors import StoreUnavailableError
-from bdn.core.events import mirrors as decided
+from bdn.core.events import Event
 from bdn.core.ports import CollectableStore, StoredChunk
 from bdn.core.store.collection import EVIDENCE_SECONDS, KINDS, Kind, collectable_before
-from bdn.mirror.db import at_work, damaged, events, mirrors, removal, tombstones
+from bdn.mirror.damages import DamagedRecords
+from bdn.mirror.db import damaged, events, mirrors, removal, tombstones
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
-from bdn.mirror.db.records import WrongRecordError
 from bdn.mirror.db.removal import Taken
-from bdn.mirror.suspects import Suspects
 
 _AT_ONCE: Final = 1024  # chunks that one trip to a thread looks at
 
 Remove = Callable[[StoredChunk], bool]
-
-
-@dataclass(eq=False)
-class NamesLostError(StoreUnavailableError):
-    """What the database says of a file is wrong."""
-
-    record: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.record} is damaged in the mirror's database ({self.reason}), so that nobody can tell which chunks it needs: "
-            "none is collected before it is repaired, see 'bdn-admin verify'"
-        )
 
 
 @dataclass
@@ -102,7 +87,7 @@ class Collector:
     database: Database
     store: CollectableStore
     tombstone_seconds: float
-    suspects: Suspects
+    damaged_records: DamagedRecords
     clock: Callable[[], float] = time.time
 
     async def collect(self, *, grace_seconds: float, dry_run: bool = False) -> Collected:
@@ -114,8 +99,8 @@ class Collector:
             dry_run: changes nothing; the rows go in a transaction that is taken back.
 
         Raises:
-            StoreUnavailableError: it is away, or what it should hold cannot be told; what has gone until then has gone, and the
-                next collection goes on.
+            StoreUnavailableError: the store is away. What has gone until then has gone, and the next collection goes on.
+            RecordDamagedError: what the store should hold cannot be told; likewise.
         """
         async with self.database.alone("collection"):
             now = self.clock()
@@ -168,12 +153,13 @@ class Collector:
                     return rows
                 taken = await removal.take_manifest(session, manifest, now)
                 rows.add("manifests", taken)
-                await events.record(session, [decided.Collected(manifest=f"b3:{manifest}", bytes=taken.bytes)], now)
+                collected = Event.of("collected", {"bytes": taken.bytes}, manifest=f"b3:{manifest}")
+                await events.record(session, [collected], now)
 
     @staticmethod
     async def _take_old(sessions: _Sessions, rows: _Rows, now: float, grace_seconds: float) -> None:
         async with sessions.write() as session:
-            before = collectable_before(now, grace_seconds, await at_work.oldest_at_work(session, now))
+            before = collectable_before(now, grace_seconds, await mirrors.oldest_at_work(session, now))
             rows.add("contents", await removal.take_unnamed(session, before))
             rows.add("half_copied", await removal.take_half_copied(session, before))
             rows.add("evidence", await removal.take_evidence(session, now - EVIDENCE_SECONDS))
@@ -182,7 +168,7 @@ class Collector:
     async def _forget_damage(sessions: _Sessions, now: float) -> None:
         """Of what went. A mirror at work that counted on it before it was found damaged has to hear of that when it records."""
         async with sessions.write() as session:
-            before = collectable_before(now, 0, await at_work.oldest_at_work(session, now))
+            before = collectable_before(now, 0, await mirrors.oldest_at_work(session, now))
             await damaged.forget_unneeded(session, before)
 
     async def _look(self, sessions: _Sessions, rows: _Rows, now: float) -> _Look:
@@ -190,11 +176,8 @@ class Collector:
         unnamed = [Digest.from_bytes(raw) for raw in rows.kinds]
         seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
         async with sessions.read() as session:
-            try:
-                return _Look(seen, await removal.named(session), await at_work.oldest_at_work(session, now))
-            except WrongRecordError as error:
-                self.suspects.add(error.record, error.fault)
-                raise NamesLostError(error.fault, str(error.record)) from error
+            with self.damaged_records.noted():
+                return _Look(seen, await removal.named(session), await mirrors.oldest_at_work(session, now))
 
     @staticmethod
     async def _sweep(rows: _Rows, look: _Look, now: float, remove: Remove) -> None:

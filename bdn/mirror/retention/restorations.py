@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bdn.core.errors import NotFoundError
-from bdn.core.events.mirrors import Restored
+from bdn.core.events import Event
 from bdn.mirror.access import selectors
 from bdn.mirror.db import contents, events, mirrors, tombstones
 from bdn.mirror.db.database import Database
@@ -38,7 +38,9 @@ class Restorations:
                 named = await selectors.of_source(session, organisation, request.source or "")
             restored = sorted(await tombstones.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
-            decided = [Restored(manifest=f"b3:{digest}", organisation=organisation) for digest in restored]
+            decided = [
+                Event.of("restored", {}, manifest=f"b3:{digest}", organisation=organisation) for digest in restored
+            ]
             await events.record(session, decided, self.clock())
             sources = await mirrors.sources_by_manifest(session, organisation, restored)
         if not restored:

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bdn.core.events.caches import EvictionRefused
-from bdn.core.events.decision import Decision
-from bdn.core.events.mirrors import Tombstoned
+from bdn.core.errors import Fact
+from bdn.core.events import Event
 from bdn.mirror.agents.addressees import MIRROR
-from bdn.mirror.db import agents, asked, at_work, contents, events, mirrors, tombstones
+from bdn.mirror.db import agents, asked, contents, events, mirrors, tombstones
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import EvictionRow
 from bdn.mirror.retention.collector import Collector
@@ -49,7 +48,7 @@ class StoreEviction:
                 victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
                 if not command.dry_run:
                     await tombstones.write(session, organisation, victims, command.id, now)
-                    await events.record(session, _decisions(items, command, organisation), now)
+                    await events.record(session, _decided(items, command, organisation), now)
             if not command.dry_run and victims and not self.tombstone_seconds:
                 await self.collector.collect_expired()
 
@@ -60,7 +59,7 @@ class StoreEviction:
 
         Such a mirror is never robbed, forced or not: it would become READY with what nobody may read.
         """
-        busy = await at_work.running_with(session, organisation)
+        busy = await mirrors.running_with(session, organisation)
         holders = await _holders(session)
         candidates = await self._candidates(session, command, organisation)
         shared = await tombstones.others_read(session, organisation, candidates)
@@ -103,25 +102,16 @@ class StoreEviction:
         return [digest for digest in held if digest in wanted]
 
 
-def _decisions(items: list[EvictedItem], command: EvictCommand, organisation: str) -> list[Decision]:
-    return [
-        EvictionRefused(
-            manifest=item.manifest,
-            organisation=organisation,
-            tier="mirror",
-            eviction=command.id,
-            asked_by=command.asked_by,
-            holders=tuple(item.holders),
-        )
-        if item.refused
-        else Tombstoned(
-            manifest=item.manifest,
-            organisation=organisation,
-            eviction=command.id,
-            restorable_until=item.restorable_until.timestamp() if item.restorable_until else None,
-        )
-        for item in items
-    ]
+def _decided(items: list[EvictedItem], command: EvictCommand, organisation: str) -> list[Event]:
+    return [Event.of(*_fate(item, command), manifest=item.manifest, organisation=organisation) for item in items]
+
+
+def _fate(item: EvictedItem, command: EvictCommand) -> tuple[str, dict[str, Fact]]:
+    if item.refused:
+        request = {"tier": "mirror", "eviction": command.id, "asked_by": command.asked_by}
+        return "eviction_refused", {**request, "holders": item.holders}
+    until = item.restorable_until.timestamp() if item.restorable_until else None
+    return "tombstoned", {"eviction": command.id, "restorable_until": until}
 
 
 async def _holders(session: ReadSession) -> dict[str, list[str]]:

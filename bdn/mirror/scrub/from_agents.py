@@ -19,6 +19,7 @@ from bdn.mirror.db.origins import Origin
 from bdn.mirror.db.tables import AgentRow
 from bdn.mirror.scrub.piece_sources import Restoring
 from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.grants import GrantSigner
 
@@ -61,7 +62,7 @@ class AgentSource:
         # Without naming the manifest: an agent that owns the chunk and lacks it would ask us for it.
         reader = HttpChunkReader(self.connections, str(row.advertise), grant)
         try:
-            await asyncio.to_thread(reader.read_into, piece.name, restoring.place(piece))
+            await asyncio.to_thread(reader.read_into, PartialChunk(piece.name, restoring.place(piece)))
         except BdnError as error:
             restoring.note(f"agent {row.cluster}/{row.node}: {error}")
             return False

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, SourceChangedError
+from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError
 from bdn.core.manifest import Manifest
-from bdn.core.ports import Location, Source
+from bdn.core.ports import Source
 from bdn.core.source.literal_prefixes import common_beginnings
+from bdn.core.source.upstream import Checksum
 from bdn.core.source.weights import WeightsSource
 from bdn.core.store.damage import Piece
 from bdn.mirror.db import origins
@@ -21,27 +22,21 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.origins import Origin
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.scrub.piece_sources import Restoring
-from bdn.mirror.upstream.budget import Slot
-from bdn.mirror.upstream.budgets import UpstreamBudgets
-from bdn.mirror.upstream.located_file import LocatedFile
-from bdn.mirror.upstream.retries import Patience
-from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
+from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.wire.weights_schema import WeightsSourceBody
+
+logger = logging.getLogger(__name__)
 
 _JOB = "repair"  # whom identity tokens are for, in place of a mirror
 
 
 @dataclass(frozen=True)
 class UpstreamSource:
-    """A ``PieceSource``. Shares threads, connections and budgets with copies."""
+    """A ``PieceSource``."""
 
     database: Database
     surveyor: Surveyor
-    ranges: RangedReader
-    threads: ByteThreads
-    patience: Patience
-    budgets: UpstreamBudgets
+    reader: UpstreamReader
 
     async def bring(self, restoring: Restoring) -> None:
         """Source by source, the newest first, each opened once for all that it can give."""
@@ -90,7 +85,7 @@ class UpstreamSource:
         async with self.opened(origin) as (_, source):
             resolution = await source.resolve()
             yield {
-                file.path: LocatedFile(origin.row.source, source, file, self.patience)
+                file.path: LocatedFile(origin.row.source, source, file)
                 async for file in source.list(resolution, common_beginnings(paths))
                 if file.path in paths
             }
@@ -102,38 +97,24 @@ class UpstreamSource:
         return {} if canonical is None else await asyncio.to_thread(_paths_in, canonical, contents)
 
     async def _bring_piece(self, located: LocatedFile, piece: Piece, restoring: Restoring) -> str | None:
-        """None when it is there; otherwise why not. Once more when it came wrong, because a wire may flip a bit."""
-        for _ in range(2):
-            try:
-                await self._read(located, piece, restoring.place(piece))
-            except SourceChangedError as error:
-                return str(error)
-            if restoring.take(piece):
-                return None
-        return _has_changed(located.file.path, located.name)
+        """None when it is there; otherwise why not."""
 
-    async def _read(self, located: LocatedFile, piece: Piece, into: memoryview) -> None:
-        location = await located.location()
+        def accept(content: memoryview, _: Checksum | None) -> None:
+            restoring.place(piece)[:] = content
+            if not restoring.take(piece):
+                raise ChecksumMismatchError(located.subject, f"a piece called {piece.name}", "another one")
+
+        async def once_more(located: LocatedFile, _: bytes, error: ChecksumMismatchError) -> None:
+            logger.warning("a repair read wrong content", extra={"subject": located.subject, "error": str(error)})
+
+        wanted = FileRange(located, ByteRange(piece.start, piece.start + piece.size), accept)
         try:
-            await self._fetch(located, location, piece, into)
-        except LocationRefusedError:
-            await self._fetch(located, await located.location(refused=location), piece, into)
-
-    async def _fetch(self, located: LocatedFile, location: Location, piece: Piece, into: memoryview) -> None:
-        wanted = ByteRange(piece.start, piece.start + piece.size)
-        request = RangeRequest(located.name, located.file.path, wanted, located.file.size)
-
-        def fetch(slot: Slot, buffer: memoryview) -> None:
-            with slot.asking() as asked:
-                self.ranges.read_into(location, request, buffer)
-                asked.size = len(buffer)
-            into[:] = buffer
-
-        async def once() -> None:
-            async with self.budgets.of(location.url).slot() as slot:
-                await self.threads.run(piece.size, partial(fetch, slot))
-
-        await located.patience.run(once, located.allowance)
+            await self.reader.read([wanted], on_wrong=once_more)
+        except SourceChangedError as error:
+            return str(error)
+        except ChecksumMismatchError:
+            return _has_changed(located.file.path, located.name)
+        return None
 
 
 def _paths_in(canonical: bytes, contents: Collection[Digest]) -> dict[str, Digest]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.mirror.damages import Damages
+from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import objects, records
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.objects import Reach, StoredObject
@@ -37,6 +37,7 @@ class StoreReading:
 
     database: Database
     damages: Damages
+    damaged_records: DamagedRecords
     pacer: Pacer
     on_read: Callable[[int], None]
 
@@ -45,17 +46,21 @@ class StoreReading:
 
         Records come first: which objects there are, they say.
         """
+        if cursor is None:
+            await self.damaged_records.check_again()
         if cursor is None or cursor.startswith(("manifest:", "record:")):
             async with self.database.read() as session:
-                wrong, behind = await records.after(session, cursor, reach.manifests if reach else None)
-            return Part(0, 0, behind or objects.FIRST, records=tuple(wrong))
+                found, behind = await records.after(session, cursor, reach.manifests if reach else None)
+            for record, wrong in found:
+                await self.damaged_records.tell(record, wrong)
+            return Part(0, 0, behind or objects.FIRST, records=tuple(found))
         async with self.database.read() as session:
-            found = await objects.after(session, cursor, reach, _AT_ONCE)
+            wanted = await objects.after(session, cursor, reach, _AT_ONCE)
         faults: list[tuple[StoredObject, str]] = []
-        for one in found:
+        for one in wanted:
             await asyncio.sleep(self.pacer(one.size))
             if fault := await self.damages.examine(one.digest):
                 faults.append((one, fault))
             self.on_read(one.size)
-        size = sum(one.size for one in found)
-        return Part(len(found), size, found[-1].cursor if found else None, tuple(faults))
+        size = sum(one.size for one in wanted)
+        return Part(len(wanted), size, wanted[-1].cursor if wanted else None, tuple(faults))

@@ -18,10 +18,9 @@ from bdn.core.errors import BdnError
 from bdn.core.groups import single_error
 from bdn.core.pace.rounds import is_round_due
 from bdn.mirror.damages import DAMAGE
-from bdn.mirror.db import damaged, scrub
+from bdn.mirror.db import damaged, objects
 from bdn.mirror.db.database import Database
 from bdn.mirror.scrub.reading import StoreReading
-from bdn.mirror.scrub.record_mending import RecordMending
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.mirror.watch import Watch
@@ -39,7 +38,6 @@ class Keeper:
     database: Database
     reading: StoreReading
     repair: Repair
-    mending: RecordMending
     verification: StoreVerification
     watch: Watch
     period_seconds: float
@@ -77,8 +75,6 @@ class Keeper:
         """What a scrub or a reader has found, or an earlier attempt could not repair."""
         async with self.database.read() as session:
             rows = await damaged.all_chunks(session)
-        if await self.mending.mend_next():
-            return True
         due = next((digest for row in rows if self.repair.is_due(digest := Digest(row.digest))), None)
         if due is not None:
             await self.repair.run(due)
@@ -87,19 +83,19 @@ class Keeper:
     async def _scrub(self) -> bool:
         """A part of a round, if it is time."""
         async with self.database.read() as session:
-            row = await scrub.get(session)
+            row = await objects.scrub_state(session)
         now = self.clock()
         is_under_way = row is not None and row.cursor is not None
         is_due = is_under_way or is_round_due(row.started_at if row else None, self.period_seconds, now)
         if not is_due or not self.period_seconds:
             return False
         part = await self.reading.part(row.cursor if row else None, None)
-        for record, fault in part.records:
-            self.mending.suspects.add(record, fault)
         started_at = row.started_at if row and is_under_way else now
         completed_at = row.completed_at if row else None
         if part.cursor is None:
             completed_at = self.clock()
         async with self.database.write() as session:
-            await scrub.save(session, started_at=started_at, completed_at=completed_at, cursor=part.cursor)
+            await objects.save_scrub_state(
+                session, started_at=started_at, completed_at=completed_at, cursor=part.cursor
+            )
         return True

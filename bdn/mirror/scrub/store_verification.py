@@ -14,7 +14,6 @@ from bdn.mirror.db.objects import Reach, StoredObject
 from bdn.mirror.db.records import Record
 from bdn.mirror.db.tables import VerificationRow
 from bdn.mirror.scrub.reading import StoreReading
-from bdn.mirror.scrub.record_mending import RecordMending
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.watch import Watch
 from bdn.wire.quantities import added
@@ -28,7 +27,6 @@ class StoreVerification:
     database: Database
     reading: StoreReading
     repair: Repair
-    mending: RecordMending
     watch: Watch
 
     async def go_on(self) -> bool:
@@ -50,7 +48,7 @@ class StoreVerification:
             if str(one.digest) not in known
         ]
         items += [
-            await self._settle_record(record, fault, row.organisation, command)
+            await self._describe_record(record, fault, row.organisation)
             for record, fault in part.records
             if str(record.digest) not in known
         ]
@@ -82,24 +80,15 @@ class StoreVerification:
             reason = reason if left is None else f"{reason}; {left}"
         return item.model_copy(update={"outcome": outcome, "reason": reason})
 
-    async def _settle_record(
-        self, record: Record, fault: str, organisation: str, command: VerifyCommand
-    ) -> DamagedItem:
-        """What becomes of a damaged record. Where it is a manifest's, nobody knows what it belonged to but by its name."""
+    async def _describe_record(self, record: Record, fault: str, organisation: str) -> DamagedItem:
+        """A damaged record is not repaired here. Of a damaged manifest nothing is known but its name."""
         item = await self._describe(record.digest, organisation)
         if record.kind == "manifest":
             async with self.database.read() as session:
                 sources = await mirrors.sources_by_manifest(session, organisation, [record.digest.hex])
             if found := sources.get(record.digest.hex):
                 item = item.model_copy(update={"manifest": str(record.digest), "sources": found})
-        outcome: Outcome = "damaged"
-        if not command.repair:
-            self.mending.leave(record, fault)
-        else:
-            left = await self.mending.run(record)
-            outcome = "repaired" if left is None else "lost"
-            fault = fault if left is None else f"{fault}; {left}"
-        return item.model_copy(update={"outcome": outcome, "reason": fault})
+        return item.model_copy(update={"reason": str(record.damaged(fault))})
 
     async def _describe(self, digest: Digest, organisation: str) -> DamagedItem:
         item = DamagedItem(tier=MIRROR, chunk=str(digest), outcome="damaged", reason="")

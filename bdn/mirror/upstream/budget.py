@@ -1,18 +1,24 @@
-"""How many byte threads and tasks may ask one upstream host now: its pace, made to wait for.
+"""How many requests each upstream host gets at once: listings, locations and ranges of all jobs share its budget.
 
-The pace decides; here is who waits, and where a request's failure becomes what the pace is told.
+The pace (``bdn/core/pace/limit.py``) decides how many; here is who waits, and what a request's end tells the pace.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
+from urllib.parse import urlsplit
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
@@ -20,7 +26,15 @@ from bdn.core.pace.retry import asked_to_wait
 
 Pause = Callable[[float], Awaitable[None]]
 LONGEST_PAUSE_SECONDS: Final = 300.0
+_HOSTS_REMEMBERED: Final = 1024
 _SPREAD_SECONDS: Final = 0.5  # after a pause, so that not everybody is back in the same instant
+
+_NAMES: Final = {
+    Outcome.ARRIVED: "arrived",
+    Outcome.ANSWERED: "answered",
+    Outcome.FAILED: "failed",
+    Outcome.REFUSED: "refused",
+}
 
 
 @dataclass
@@ -51,7 +65,7 @@ class Conditions:
     totals: UpstreamTotals = field(default_factory=UpstreamTotals)
 
 
-class Budget:
+class HostBudget:
     """The budget of one host. Slots are given on the event loop, in the order of asking; requests may run in any thread."""
 
     def __init__(self, host: str, conditions: Conditions) -> None:
@@ -82,7 +96,7 @@ class Budget:
         """Whether nothing but what was learned would be lost if this budget were forgotten."""
         return not (self._pace.slots or self._waiting or self.closed_until > self._conditions.clock())
 
-    def slot(self, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> _Entry:
+    def slot(self, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> BudgetSlot:
         """``async with budget.slot() as slot``: the right to have one request in flight, one after the other.
 
         Waits for the limit, and for the end of a pause that the host asked for.
@@ -90,18 +104,18 @@ class Budget:
         Raises:
             UpstreamRateLimitedError: the pause is too long to wait for; nothing is sent.
         """
-        return _Entry(self, longest_pause_seconds)
+        return BudgetSlot(self, longest_pause_seconds)
 
-    async def take(self, longest_pause_seconds: float) -> Slot:
-        """A slot that has to be given back; ``slot`` does."""
+    async def acquire(self, longest_pause_seconds: float) -> float:
+        """The begin of a slot. Returns the time until which the host was known to be open."""
         while True:
             seen = await self._until_open(longest_pause_seconds)
             await self._until_free()
             if self.closed_until <= seen:
-                return Slot(self, seen)
-            self.give_back()  # while this one waited for its turn, the host asked everybody to wait
+                return seen
+            self.release()  # while this one waited for its turn, the host asked everybody to wait
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The end of a slot."""
         with self._lock:
             self._pace.give_back()
@@ -153,7 +167,7 @@ class Budget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give_back()  # it was given a slot in the same instant
+                self.release()  # it was given a slot in the same instant
             else:
                 with suppress(ValueError):
                     self._waiting.remove(turn)
@@ -168,47 +182,38 @@ class Budget:
                 turn.set_result(None)
 
 
-class _Entry:
-    """The block of a slot. A class of its own, because a generator would cost as much again as the rest."""
+class BudgetSlot:
+    """One of the places at a host. Its holder sends as many requests as it likes, one at a time."""
 
-    __slots__ = ("_budget", "_longest")
+    __slots__ = ("_budget", "_longest", "_seen")
 
-    def __init__(self, budget: Budget, longest_pause_seconds: float) -> None:
+    def __init__(self, budget: HostBudget, longest_pause_seconds: float) -> None:
         self._budget = budget
         self._longest = longest_pause_seconds
 
-    async def __aenter__(self) -> Slot:
-        return await self._budget.take(self._longest)
+    async def __aenter__(self) -> Self:
+        self._seen = await self._budget.acquire(self._longest)
+        return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._budget.give_back()
-
-
-class Slot:
-    """One of the places at a host. Its holder asks as often as it likes, but one request at a time."""
-
-    __slots__ = ("_budget", "_seen")
-
-    def __init__(self, budget: Budget, seen: float) -> None:
-        self._budget = budget
-        self._seen = seen
+        self._budget.release()
 
     @property
     def is_open(self) -> bool:
-        """False once the host has asked everybody to wait: who has more to ask gives the slot back and takes another."""
+        """False once the host has asked everybody to wait: who has more requests releases the slot and takes another."""
         return self._budget.closed_until <= self._seen
 
-    def asking(self) -> Asking:
-        """``with slot.asking() as asked``: exactly one request. What it raises is told to the pace, and raised."""
-        return Asking(self._budget)
+    def request(self) -> BudgetedRequest:
+        """``with slot.request() as sent``: exactly one request. What it raises is told to the pace, and raised."""
+        return BudgetedRequest(self._budget)
 
 
-class Asking:
-    """One request. ``size`` is what arrived of its body; whoever reads the body sets it."""
+class BudgetedRequest:
+    """One request. ``size`` is the bytes of its body that arrived; whoever reads the body sets it."""
 
     __slots__ = ("_began", "_budget", "size")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: HostBudget) -> None:
         self._budget = budget
         self.size = 0
 
@@ -229,3 +234,78 @@ def _outcome(error: BaseException | None, asked: float | None) -> Outcome:
     if isinstance(error, UpstreamUnavailableError) and error.transient:
         return Outcome.FAILED
     return Outcome.ANSWERED
+
+
+class UpstreamBudgets:
+    """The budgets of all hosts.
+
+    Args:
+        most: requests in flight to one host; its own pace is often less.
+        pause: waits for the end of what a host asked for.
+        clock: seconds that never go back.
+        draw: uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        most: int,
+        *,
+        pause: Pause = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._conditions = Conditions(PaceRule(most), pause, clock, draw)
+        self._budgets: dict[str, HostBudget] = {}
+
+    @property
+    def totals(self) -> UpstreamTotals:
+        """What was done so far."""
+        return self._conditions.totals
+
+    def of(self, url: str) -> HostBudget:
+        """The budget of this address's host and port. On the event loop."""
+        host = urlsplit(url).netloc.rpartition("@")[2].lower()
+        budget = self._budgets.get(host)
+        if budget is None:
+            if len(self._budgets) >= _HOSTS_REMEMBERED:
+                self._budgets = {name: budget for name, budget in self._budgets.items() if not budget.is_idle}
+            budget = self._budgets[host] = HostBudget(host, self._conditions)
+        return budget
+
+    def now(self) -> tuple[HostBudget, ...]:
+        """Every host's that is remembered."""
+        return tuple(self._budgets.values())
+
+    def closed(self) -> int:
+        """How many hosts have asked to wait, and for longer than until now."""
+        now = self._conditions.clock()
+        return sum(budget.closed_until > now for budget in self._budgets.values())
+
+
+class UpstreamMetrics(Collector):
+    """For Prometheus; reads the budgets when it is scraped. Hosts are not labels: there may be thousands."""
+
+    def __init__(self, budgets: UpstreamBudgets) -> None:
+        self._budgets = budgets
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """The families; counters get their ``_total`` from the library."""
+        totals, budgets = self._budgets.totals, self._budgets.now()
+        requests = CounterMetricFamily(
+            "bdn_upstream_requests", "Requests to upstreams, by how they ended", labels=["outcome"]
+        )
+        for outcome, name in _NAMES.items():
+            requests.add_metric([name], totals.requests[outcome])
+        yield requests
+        yield CounterMetricFamily("bdn_upstream_retries", "Failed requests that were made again", totals.retries)
+        yield CounterMetricFamily("bdn_upstream_pauses", "Waits because a host asked for them", totals.pauses)
+        yield CounterMetricFamily("bdn_upstream_pause_seconds", "Seconds of these waits", totals.pause_seconds)
+        yield GaugeMetricFamily(
+            "bdn_upstream_limit",
+            "Requests that may be in flight, over all hosts",
+            sum(budget.limit for budget in budgets),
+        )
+        yield GaugeMetricFamily(
+            "bdn_upstream_slots", "Threads and tasks that ask upstreams now", sum(budget.slots for budget in budgets)
+        )
+        yield GaugeMetricFamily("bdn_upstream_hosts_closed", "Hosts that asked to wait", self._budgets.closed())

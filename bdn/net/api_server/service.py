@@ -1,13 +1,17 @@
-"""What both HTTP services have in common: the error document for every failure, and how a bearer is read."""
+"""What both HTTP services have in common: routes that are built once, the error document for every failure, the bearer.
+
+Building a route costs a millisecond, so routers are made when their module is imported. What a route needs of one running
+program is ``provided`` by the application that serves it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, TypeVar, cast
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -22,6 +26,7 @@ from bdn.wire.errors import ErrorDocument, document_of, status_of
 _LIMITED: Final = "bytes of the request"
 # Where half a surrogate pair may stand: as an escape, as bytes, or in a body of UTF-16, which JSON's parser takes as well.
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
+_Kind = TypeVar("_Kind")
 _bearer = HTTPBearer(auto_error=False)
 
 
@@ -30,6 +35,16 @@ def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depen
 
 
 Bearer = Annotated[str | None, Depends(_bearer_of)]
+
+
+def provided(kind: type[_Kind]) -> _Kind:
+    """A route's dependency: the object of this class that was given to ``new_service``."""
+
+    async def find(request: Request) -> _Kind:
+        found: _Kind = request.app.state.provided[kind]
+        return found
+
+    return cast("_Kind", Depends(find))
 
 
 async def _check_text(request: Request) -> None:
@@ -59,6 +74,10 @@ def _place_of_half(value: Any, place: str = "") -> str | None:  # noqa: ANN401 -
     return next((found for part, one in parts if (found := _place_of_half(one, part)) is not None), None)
 
 
+_DEPENDENCIES: Final = [Depends(_check_text)]
+_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": ErrorDocument, "description": "Any failure"}}
+
+
 class _Service(FastAPI):
     """Its document says of failures what they are: JSON also where the answer is a stream or a chunk's bytes."""
 
@@ -72,16 +91,29 @@ class _Service(FastAPI):
         return super().openapi()
 
 
-def new_service(title: str, *, limit_request_bytes: int) -> FastAPI:
-    """An application without routes that answers every failure with the error document of docs/contract.md."""
+def new_router(tag: str) -> APIRouter:
+    """A router for applications of ``new_service``."""
+    return APIRouter(tags=[tag], dependencies=_DEPENDENCIES, responses=_RESPONSES)
+
+
+def new_service(
+    title: str, *, limit_request_bytes: int, routers: Iterable[APIRouter] = (), provides: Iterable[object] = ()
+) -> FastAPI:
+    """An application that answers every failure with the error document of docs/contract.md.
+
+    ``provides`` are the objects that the routes of ``routers`` ask for by their classes.
+    """
     app = _Service(
         title=title,
         version=bdn.__version__,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
-        responses={"default": {"model": ErrorDocument, "description": "Any failure"}},
+        responses=_RESPONSES,
         redoc_url=None,
-        dependencies=[Depends(_check_text)],
+        dependencies=_DEPENDENCIES,
     )
+    app.state.provided = {type(each): each for each in provides}
+    for router in routers:
+        app.router.routes.extend(router.routes)  # ``include_router`` would build them again
     app.add_middleware(_LimitedRequests, limit=limit_request_bytes)
 
     @app.exception_handler(BdnError)

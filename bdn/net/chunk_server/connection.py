@@ -263,7 +263,7 @@ class ChunkConnection:
         return Wait(select.EPOLLRDHUP, min(self._until, self._send_processing()), future)
 
     def _send_processing(self) -> float:
-        """Send ``102 Processing`` to a peer now and then while its chunk is on its way (ADR 0013). Returns when to do so next.
+        """Send ``102 Processing`` to a peer now and then while its chunk is on its way (ADR 0012). Returns when to do so next.
 
         A client that names no manifest is no peer and may not expect it, and HTTP/1.0 has no interim answers (RFC 9110, 15.2).
         """

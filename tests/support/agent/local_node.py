@@ -21,21 +21,21 @@ from node_agent.cache.tiers import CacheTiers, open_tiers
 from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
-from node_agent.fetch.retry_budget import Effort
-from node_agent.fill.fill_unit import Parcel, parcels_of
+from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.fill_unit import FillUnit, units_of
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
-from node_agent.fill.provision import Errand
-from node_agent.journal.journal import Journal
-from node_agent.metrics import Metrics
+from node_agent.fill.provision import FillRequest
+from node_agent.journal import Journal
+from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
-from node_agent.stage.stage import StageBook
-from node_agent.stage.stages import Stages
+from node_agent.stage.stage import StageRegistry
+from node_agent.stage.stages import StageService
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.exposure import choose, exposures
 from node_agent.stage.view.views import Views
@@ -55,24 +55,24 @@ class LocalProvision:
     failing: bool = False  # the next fill breaks off in its middle
     _locks: defaultdict[Digest, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
-    async def run(self, errand: Errand) -> list[Held]:
-        held = [self.world.manifests[digest] for digest in errand.manifests]
-        missing = await self.tiers.node.admit(held, errand.holder)
-        errand.begin(held, missing, Effort(0, list))
+    async def run(self, request: FillRequest) -> list[Held]:
+        held = [self.world.manifests[digest] for digest in request.manifests]
+        missing = await self.tiers.node.admit(held, request.holder)
+        request.begin(held, missing, RetryBudget(0, list))
         for one in held:
             layouts = one.file_layouts(missing).values()
-            for parcel in parcels_of(layouts, one.manifest.digest, ""):
-                await self._fill(parcel)
+            for unit in units_of(layouts, one.manifest.digest, ""):
+                await self._fill(unit)
         return held
 
-    async def _fill(self, parcel: Parcel) -> None:
+    async def _fill(self, unit: FillUnit) -> None:
         """At most one fill per file, as ``Flights`` has it."""
-        async with self._locks[parcel.chunks[0] if parcel.chunks else parcel.digests[0]]:
+        async with self._locks[unit.chunks[0] if unit.chunks else unit.digests[0]]:
             cache = self.tiers.node
-            missing = [digest for digest in parcel.digests if not cache.index.ledger.is_committed(digest)]
+            missing = [digest for digest in unit.digests if not cache.index.ledger.is_committed(digest)]
             await asyncio.sleep(0)
             if missing:
-                files = parcel.only(missing).files
+                files = unit.only(missing).files
                 await (self._cut(files) if files[0].slice else self._write(files[0]))
 
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
@@ -127,7 +127,7 @@ class LocalNode:
     disk: CacheDirectory
     tiers: CacheTiers
     provision: LocalProvision
-    stages: Stages
+    stages: StageService
     evictions: Evictions
     housekeeping: Housekeeping
 
@@ -142,7 +142,7 @@ class LocalNode:
 
 
 async def open_disk_and_tiers(
-    stack: AsyncExitStack, settings: AgentSettings, metrics: Metrics, clock: Callable[[], float]
+    stack: AsyncExitStack, settings: AgentSettings, metrics: AgentMetrics, clock: Callable[[], float]
 ) -> tuple[CacheDirectory, Journal, CacheTiers]:
     """As ``open_agent`` opens them."""
     disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
@@ -164,11 +164,11 @@ async def open_disk_and_tiers(
 
 @asynccontextmanager
 async def local_node(
-    settings: AgentSettings, world: World, metrics: Metrics, wall: Clock, elapsed: Clock
+    settings: AgentSettings, world: World, metrics: AgentMetrics, wall: Clock, elapsed: Clock
 ) -> AsyncIterator[LocalNode]:
     """Opened and resumed, in the order of ``open_agent``."""
     async with AsyncExitStack() as stack:
-        registry = StageBook()
+        registry = StageRegistry()
         disk, journal, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
         places = disk.places
         provision = LocalProvision(world, disk, tiers, stack.enter_context(GroupSync(places.root)))
@@ -202,7 +202,7 @@ async def local_node(
             disk.is_rebooted,
         )
         trust = cast("Any", OpenTrust())
-        stages = Stages(registry, lifecycle, records, views, pulls, trust, _no_keys, wall, is_node=True)
+        stages = StageService(registry, lifecycle, records, views, pulls, trust, _no_keys, wall, is_node=True)
         evictions = Evictions("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
         await housekeeping.resume()
         yield LocalNode(disk, tiers, provision, stages, evictions, housekeeping)

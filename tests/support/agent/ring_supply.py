@@ -1,4 +1,4 @@
-"""A fill's supply whose peers and mirror are real sockets that do what a test says."""
+"""A fill's reader whose peers and mirror are real sockets that do what a test says."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.store.layout import FileLayout
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from bdn.wire import agent_schema
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.layout_form import Layout
+from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
+from node_agent.fetch.fill_context import FillContext, RetryBudget
 from node_agent.fetch.members import Members
-from node_agent.fetch.origin_reads import OriginReads
 from node_agent.fetch.peers import Peers
-from node_agent.fetch.retry_budget import Effort
-from node_agent.fetch.ring_reader import Bearings, RingSupply
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fetch.routing import Routing
-from node_agent.fetch.supply import Came
 from tests.support.network.raw_server import message, partial, read_head
 
 Play = Callable[[socket.socket, bytes, int], None]  # the connection, the chunk, and where the request begins
@@ -48,12 +47,15 @@ class Held:
 
     chunks: dict[Digest, bytes] = field(default_factory=dict)
 
-    def read_into(self, digest: Digest, buffer: memoryview) -> Tier | None:
+    def holds(self, digest: Digest) -> bool:
+        return digest in self.chunks
+
+    def read_held(self, digest: Digest, buffer: memoryview) -> Tier | None:
         content = self.chunks.get(digest)
         if content is None:
             return None
         buffer[:] = content
-        return "cluster"
+        return "cluster" if digest_of(content) == digest else None
 
 
 # --- what a source does with a request ---
@@ -168,27 +170,28 @@ def _shut(connection: socket.socket) -> None:
 
 @dataclass
 class Bench:
-    """A supply with two peers, of which ``owner`` is asked first, and a mirror."""
+    """A fill's reader with two peers, of which ``owner`` is asked first, and a mirror."""
 
-    supply: RingSupply
+    reader: ChunkReader
+    stop: threading.Event
     owner: Source
     second: Source
     mirror: Source
     clock: StepClock
     held: Held
-    effort: Effort
+    budget: RetryBudget
     peers: Peers
     members: Members
     names: tuple[str, str]
     mismatches: list[None]
 
-    def fetch(self, content: bytes) -> Came:
+    def fetch(self, content: bytes) -> BytesByTier:
         """The chunk, checked, and put where the node holds it."""
         buffer = memoryview(bytearray(len(content)))
         digest = digest_of(content)
-        came = self.supply.fetch(digest, buffer, lambda: self.held.chunks.update({digest: bytes(buffer)}))
+        came = fetch(self.reader, digest, buffer, lambda: self.held.chunks.update({digest: bytes(buffer)}))
         assert bytes(buffer) == content
-        return dict(came)
+        return came
 
 
 @contextmanager
@@ -221,21 +224,17 @@ def bench(
         pools = [ConnectionPool(timeout_seconds=2.0) for _ in range(2)]
         for pool in pools:
             stack.callback(pool.close)
-        effort, mismatches = Effort(stage_size, peers.avoided), list[None]()
-        supply = RingSupply(
-            HttpChunkReader(pools[0], sources[2].url, "grant"),
-            held,
-            OriginReads(),
-            peers,
-            pools[1],
-            Bearings(digest, "grant", routing, effort),
-            threading.Event(),
-            RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002),
-            lambda: mismatches.append(None),
-            Waits(),
+        budget, mismatches = RetryBudget(stage_size, peers.avoided), list[None]()
+        policy = RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002)
+        chain = ReaderChain(
+            pools[0], pools[1], held, ReadsInProgress(), peers, policy, Waits(), lambda: mismatches.append(None)
         )
+        stop = threading.Event()
+        reader = chain.of_fill(sources[2].url, FillContext(digest, "grant", routing, budget), stop)
         asked, then, last = sources
-        yield Bench(supply, asked, then, last, clock, held, effort, peers, members, (names[0], names[1]), mismatches)
+        yield Bench(
+            reader, stop, asked, then, last, clock, held, budget, peers, members, (names[0], names[1]), mismatches
+        )
 
 
 def join(members: Members, addresses: Mapping[str, str]) -> None:

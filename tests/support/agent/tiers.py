@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bdn.core.cache.chunk_index import ChunkIndex
+from bdn.core.cache.index import ChunkIndex
 from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles

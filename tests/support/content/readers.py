@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.ports import ChunkReader, ChunkStore, OnBytes
+from bdn.core.ports import ChunkStore
+from bdn.transfer.chunk_readers import ChunkReader, PartialChunk
 
 
 @dataclass(frozen=True)
@@ -16,28 +17,35 @@ class StoreReader:
 
     store: ChunkStore
 
-    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
-        with self.store.open(digest) as file:
-            buffer[:] = file.read()
-        if on_bytes is not None:
-            on_bytes(buffer)
+    def read_into(self, chunk: PartialChunk) -> None:
+        with self.store.open(chunk.digest) as file:
+            chunk.buffer[chunk.done :] = file.read()[chunk.done :]
+        chunk.received(chunk.buffer[chunk.done :])
 
 
 @dataclass
 class ScriptedReader:
-    """Each read takes the next step: bytes to deliver, or an error to raise."""
+    """Each read takes the next step: bytes to deliver, an error to raise, or both, in this order.
 
-    steps: list[bytes | Exception]
+    ``asked`` is what was asked for, and ``starts`` how much of it was there already.
+    """
+
+    steps: list[bytes | Exception | tuple[bytes, Exception]]
     asked: list[Digest] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
-    def read_into(self, digest: Digest, buffer: memoryview, on_bytes: OnBytes | None = None) -> None:
-        self.asked.append(digest)
+    def read_into(self, chunk: PartialChunk) -> None:
+        self.asked.append(chunk.digest)
+        self.starts.append(chunk.done)
         step = self.steps.pop(0)
-        if isinstance(step, Exception):
-            raise step
-        buffer[:] = step
-        if on_bytes is not None:
-            on_bytes(buffer)
+        content, error = (
+            step if isinstance(step, tuple) else (b"", step) if isinstance(step, Exception) else (step, None)
+        )
+        piece = chunk.buffer[chunk.done : chunk.done + len(content)]
+        piece[:] = content
+        chunk.received(piece)
+        if error is not None:
+            raise error
 
 
 class CountedWaits(threading.Event):
@@ -56,6 +64,11 @@ class CountedWaits(threading.Event):
 
 def read_chunk(reader: ChunkReader, content: bytes) -> bytes:
     """The chunk that has this content, read into a buffer that held other bytes."""
-    buffer = bytearray(b"\xee" * len(content))
-    reader.read_into(digest_of(content), memoryview(buffer))
+    return read_named(reader, digest_of(content), len(content))
+
+
+def read_named(reader: ChunkReader, digest: Digest, size: int) -> bytes:
+    """The chunk of this name and size."""
+    buffer = bytearray(b"\xee" * size)
+    reader.read_into(PartialChunk(digest, memoryview(buffer)))
     return bytes(buffer)

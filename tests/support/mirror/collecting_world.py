@@ -21,15 +21,14 @@ from bdn.core.ports import StoredChunk
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.agents.addressees import MIRROR
+from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import asked, contents, layouts, mirrors
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import EvictionRow, ManifestRow, MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.held import Held
+from bdn.mirror.ingest.copy_missing import StoredContents
 from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.retention.restorations import Restorations
 from bdn.mirror.retention.store_eviction import StoreEviction
-from bdn.mirror.suspects import Suspects
-from bdn.mirror.watch import Watch
 from bdn.store.directory import DirectoryStore
 from bdn.wire.collection_schema import RestorationRequest
 from bdn.wire.eviction_schema import EvictCommand
@@ -119,7 +118,9 @@ class World:
             self.promised[organisation, manifest] = None
 
     def collector(self) -> Collector:
-        return Collector(_GatedDatabase(self), self.store, TOMBSTONE_SECONDS, Suspects(Watch()), self.clock)  # type: ignore[arg-type]
+        damaged_records = DamagedRecords(self.database, self.clock)
+        gated = _GatedDatabase(self)
+        return Collector(gated, self.store, TOMBSTONE_SECONDS, damaged_records, self.clock)  # type: ignore[arg-type]
 
     async def collect(self, *, dry_run: bool = False, grace_seconds: float = GRACE_SECONDS) -> Collected:
         self.now += 1
@@ -294,7 +295,7 @@ class Copy:
 
     async def _bring(self, name: str) -> AsyncIterator[None]:
         world, identity = self.world, self.identity(name)
-        held = Held(world.database, world.store, world.clock)
+        held = StoredContents(world.database, world.store, world.clock)
         layout = await held.layout(identity)
         yield
         if layout is not None:

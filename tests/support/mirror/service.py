@@ -22,7 +22,7 @@ from bdn.core.store.layout import FileLayout
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.upstream.retries import Pause
+from bdn.mirror.upstream.budget import Pause
 
 Json = dict[str, Any]
 LONGEST_SECONDS = 20.0

@@ -28,7 +28,7 @@ AT_ONCE = 3  # most tests wait for processes that they start
 COPIED = ("bdn", "node_agent", "migrations", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
 HEADER = """# Breakages that the tests of the promises catch
 
-Each row is one small change that makes the code break a promise of the README, and the test that fails because of it. Made by
+Each row is one small change that makes the code break a promise of promises.md, and the test that fails because of it. Made by
 `python -m tests.support.promises.breakages`, which sees all of these tests pass, then applies one breakage after the other to a copy.
 
 | promise | file | breakage | caught by |

@@ -1,4 +1,4 @@
-"""The README's section *What we promise*: every promise with the files of its tests, found by their marks.
+"""The table of docs/promises.md: every promise with the files of its tests, found by their marks.
 
 ``python -m tests.support.promises.page`` writes it anew; a test says when that is needed.
 """
@@ -15,20 +15,9 @@ from tests.support.promises.tally import PROMISES
 
 ROOT: Final = Path(__file__).parents[3]
 _MARK: Final = "pytest.mark.promise"
-TITLE: Final = "## What we promise\n"
-HEAD: Final = """
-Each line is held by the tests beside it, which `make test` runs small and `make fault` large: with 10,000 restarts of the
-state machine, 300 kills of real processes, power cuts, wrong bytes, broken disks and networks, and a table of what was tried and seen.
-Its soak and its search by coverage are of `make fault` alone, and `BDN_SOAK_SECONDS=3600` makes the soak an hour long. Tests that
-mount file systems want root and `/dev/fuse`; the table counts what was skipped.
-
-`python -m tests.support.promises.breakages` breaks each promise on purpose and asks the tests; [the list of breakages](docs/mutants-promises.md)
-names what each of them catches. [What was tried and seen](docs/promises.md) has the table of the last full run and the figures of an
-hour's soak.
-
-| promise | shown by |
-|---|---|
-"""
+PAGE: Final = ROOT / "docs/promises.md"
+TITLE: Final = "## Promises and their tests\n"
+HEAD: Final = "\n| promise | shown by |\n|---|---|\n"
 
 
 @cache
@@ -70,17 +59,16 @@ def section() -> str:
     shown: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in marked(path):
-            shown[name].append(f"[{path.stem.removeprefix('test_').replace('_', ' ')}]({path.relative_to(ROOT)})")
+            shown[name].append(f"[{path.stem.removeprefix('test_').replace('_', ' ')}](../{path.relative_to(ROOT)})")
     rows = "".join(f"| {sentence}. | {', '.join(shown[name])} |\n" for name, sentence in PROMISES.items())
     return TITLE + HEAD + rows + "\n"
 
 
-def with_section(readme: str) -> str:
-    """The README with the section as it should stand, in its place. Raises ``ValueError`` for one that was cut off."""
-    start = readme.index(TITLE)
-    return readme[:start] + section() + readme[readme.index("\n## ", start) + 1 :]
+def with_section(page: str) -> str:
+    """The page with the section as it should stand, in its place. Raises ``ValueError`` for one that was cut off."""
+    start = page.index(TITLE)
+    return page[:start] + section() + page[page.index("\n## ", start) + 1 :]
 
 
 if __name__ == "__main__":
-    page = ROOT / "README.md"
-    page.write_text(with_section(page.read_text()))
+    PAGE.write_text(with_section(PAGE.read_text()))

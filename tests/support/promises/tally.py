@@ -78,7 +78,7 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "promise(name): proves a line of the README's 'What we promise'")
+    config.addinivalue_line("markers", "promise(name): proves a promise of docs/promises.md")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

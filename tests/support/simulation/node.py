@@ -9,7 +9,7 @@ from math import inf
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.ring.hedging import Deadlines, HedgeBudget
 from bdn.core.ring.peer_standing import PeerStanding
-from node_agent.fetch.deadlines import SourcePatience
+from node_agent.fetch.deadlines import SourceDeadline
 
 OWN, PEERS = 0, 1
 
@@ -45,7 +45,7 @@ class Asked:
     began: float | None = None  # its answer
     arrives: float = inf  # where it is known
     seen: int = 0  # bytes that its patience knows of
-    patience: SourcePatience | None = None
+    patience: SourceDeadline | None = None
 
 
 class Node:

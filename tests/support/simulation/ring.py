@@ -18,7 +18,7 @@ from bdn.core.ring.lanes import lanes, own_in_flight
 from bdn.core.ring.peer_standing import Fault
 from bdn.core.ring.placement import Placement
 from bdn.core.ring.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, route
-from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourcePatience
+from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline
 from tests.support.content.names import named
 from tests.support.simulation.links import MIRROR, Links, QueuedLinks
 from tests.support.simulation.node import OWN, PEERS, Asked, Case, Node
@@ -217,7 +217,7 @@ class Ring:
         else:
             self._at(now + LOOK_SECONDS, self._look, node, index, asked)
 
-    def _patience(self, node: Node, asked: Asked) -> SourcePatience:
+    def _patience(self, node: Node, asked: Asked) -> SourceDeadline:
         """As it would be had it been there from the beginning: most requests are over before anybody looks."""
         name = self.nodes[asked.source].name
         self._now = asked.asked
@@ -226,7 +226,7 @@ class Ring:
             node.hedges.take,
             lambda: node.standing.is_at_fault(name, self._now),
         )
-        patience = SourcePatience.with_peer(asked.size, NEVER, alternative, lambda: self._now)
+        patience = SourceDeadline.of_peer(asked.size, NEVER, alternative, lambda: self._now)
         if asked.began is not None:
             self._now = asked.began
             patience.receiving(0)

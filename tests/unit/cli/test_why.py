@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from bdn.cli.admin import main
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.client.service_client import Params
-from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Event, EventPage, Named
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventPage, Named, ShownEvent
 from bdn.wire.mirror_schema import HeldManifests
 from tests.support.content.names import named
 
@@ -20,11 +20,11 @@ MANIFESTS = [str(named(f"revision {number}")) for number in range(2 * MANIFESTS_
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def event(manifest: str) -> Event:
+def event(manifest: str) -> ShownEvent:
     """A restoration; the revisions came one after the other."""
     number = MANIFESTS.index(manifest)
     at = BEGAN + timedelta(minutes=number)
-    return Event(
+    return ShownEvent(
         id=f"evt_{number}", at=at, kind="restored", manifest=manifest, facts={}, sentence=f"was number {number}"
     )
 

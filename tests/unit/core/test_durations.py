@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.durations import parse_duration
+from bdn.core.units import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.sizes import format_size, parse_size
+from bdn.core.units import format_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""README.md is held against the code: its settings, its commands, and the documents that it leads to."""
+"""README.md and docs/ are held against the code: their commands, and the documents that they lead to."""
 
 from __future__ import annotations
 
@@ -13,38 +13,26 @@ from pathlib import Path
 import click
 import pytest
 
-from bdn.cli.services import ClientSettings
-from bdn.mirror.settings import MirrorSettings
-from node_agent.settings import AgentSettings
-
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "README.md").read_text()
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 
-def settings_in_the_code() -> set[str]:
-    names = {f"BDN_{field.upper()}" for field in (*MirrorSettings.model_fields, *ClientSettings.model_fields)}
-    names |= {
-        str(field.validation_alias or f"BDN_AGENT_{name.upper()}") for name, field in AgentSettings.model_fields.items()
-    }
-    return names | set(re.findall(r"BDN_\w+", (ROOT / "bdn/sources/settings.py").read_text()))
+def commands() -> list[str]:
+    """Each command of ours in a block of shell."""
+    blocks = "".join("".join(re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)) for page in PAGES)
+    parts = re.split(r"[;\n&]|&&", re.sub(r"\s#.*", "", blocks.replace("\\\n", " ")))
+    found = (re.sub(r"^(\s|[A-Z_]+=\S+|export \w+=\$\()*", "", part).strip().rstrip(")") for part in parts)
+    return sorted({command for command in found if command.split(" ")[0] in SCRIPTS})
 
 
-def commands_in_the_readme() -> list[str]:
-    blocks = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).replace("\\\n", " ")
-    parts = re.split(r"[;\n&]|&&", re.sub(r"\s#.*", "", blocks))
-    commands = (re.sub(r"^(\s|[A-Z_]+=\S+|export \w+=\$\()*", "", part).strip().rstrip(")") for part in parts)
-    return [command for command in commands if command.split(" ")[0] in SCRIPTS]
+def anchors(page: Path) -> set[str]:
+    """Its headings, as GitHub names them in a link."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_table_of_settings_names_each_of_them_and_no_other() -> None:
-    table = README.split("| setting | default | |")[1].split("\n\n")[0]
-    documented = {name for row in table.splitlines() for name in re.findall(r"`(BDN_\w+)`", row.split(" | ")[0])}
-
-    assert documented == settings_in_the_code()
-
-
-@pytest.mark.parametrize("command", commands_in_the_readme())
+@pytest.mark.parametrize("command", commands())
 def test_every_command_exists_and_takes_its_arguments(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"what is asked for")))
     program, *arguments = shlex.split(command)
@@ -57,17 +45,35 @@ def test_every_command_exists_and_takes_its_arguments(command: str, monkeypatch:
     found.make_context(program, list(arguments))
 
 
-def test_every_target_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-
-    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+def module_exists(name: str) -> bool:
+    place = ROOT / name.replace(".", "/")
+    return place.is_dir() or place.with_suffix(".py").exists()
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-)
-def test_every_link_leads_somewhere(page: str) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    text, makefile = page.read_text(), (ROOT / "Makefile").read_text()
+    links = [link.split("#") for link in re.findall(r"\]\(([^):]+)\)", text)]
+    places = [(page.parent / path if path else page, *anchor) for path, *anchor in links]
+    files = re.findall(r"`((?:bdn|node_agent|tests|migrations|docs)/[\w/.*-]+)`", text)
 
-    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+    assert [place for place, *_ in places if not place.exists()] == []
+    assert [(place, anchor) for place, *rest in places for anchor in rest if anchor not in anchors(place)] == []
+    assert [
+        name
+        for name in re.findall(r"(?:`|^)make (\w+)(?:`| +[#&])", text, re.MULTILINE)
+        if f"\n{name}:" not in makefile
+    ] == []
+    assert [name for name in re.findall(r"`python -m (tests[\w.]+)", text) if not module_exists(name)] == []
+    assert page.name == "mutants-promises.md" or [name for name in files if not list(ROOT.glob(name))] == []
+
+
+def test_what_code_cites_is_in_the_repository() -> None:
+    cited: set[str] = set()
+    for file in [*ROOT.glob("bdn/**/*.py"), *ROOT.glob("node_agent/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        text = file.read_text()
+        cited |= {f"docs/adr/{number}" for number in re.findall(r"(?:ADR |docs/adr/)([0-9]{4})", text)}
+        cited |= set(re.findall(r"docs/[a-z-]+\.md", text))
+
+    assert len(cited) > 5
+    assert [name for name in sorted(cited) if not list(ROOT.glob(f"{name}*"))] == []

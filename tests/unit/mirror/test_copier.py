@@ -18,9 +18,8 @@ from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.upstream.budgets import UpstreamBudgets
-from bdn.mirror.upstream.located_file import LocatedFile
-from bdn.mirror.upstream.retries import Patience
+from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
+from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
@@ -67,7 +66,7 @@ class OneFile:
 class Bench:
     def __init__(self, store: MemoryStore, threads: ByteThreads) -> None:
         self.store, self.ranges, self.source = store, Ranges(), OneFile()
-        self.copier = Copier(store, self.ranges, threads, UpstreamBudgets(4))
+        self.copier = Copier(store, UpstreamReader(self.ranges, threads, UpstreamRetries()))
         self.told: list[tuple[int, Digest, int]] = []
 
     async def copy(
@@ -75,7 +74,7 @@ class Bench:
     ) -> FileLayout:
         checksum = Checksum(ChecksumKind.SHA256, sha256) if sha256 else None
         file = UpstreamFile("a.bin", size, Identity.of("public", "a"), "a.bin", "v", checksum)
-        located = LocatedFile("hf://o/r", self.source, file, Patience())
+        located = LocatedFile("hf://o/r", self.source, file)
         return await self.copier.copy(located, stored, lambda *chunk: self.told.append(chunk))
 
 

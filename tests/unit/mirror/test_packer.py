@@ -23,9 +23,8 @@ from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamF
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.core.store.slabs import seal_of
 from bdn.mirror.ingest.packer import Packer
-from bdn.mirror.upstream.budgets import UpstreamBudgets
-from bdn.mirror.upstream.located_file import LocatedFile
-from bdn.mirror.upstream.retries import Patience
+from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
+from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
@@ -76,18 +75,18 @@ class Bench:
     def __init__(self, threads: ByteThreads) -> None:
         self.store, self.upstream, self.source = MemoryStore(), Upstream(), Places()
         self.pauses: list[float] = []
-        self.packer = Packer(self.store, self.upstream, threads, UpstreamBudgets(4))
+        reader = UpstreamReader(self.upstream, threads, UpstreamRetries(self._pause))
+        self.packer = Packer(self.store, reader)
         self.wrong: list[tuple[str, Digest]] = []
         self.packed: dict[str, tuple[FileLayout, Slab]] = {}
 
     async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None, scope: str = "public") -> None:
-        async def pause(seconds: float) -> None:
-            self.pauses.append(seconds)
-
-        patience = Patience(pause)
         files = [UpstreamFile(p, len(CONTENTS[p]), Identity.of(scope, p), p, "v", checksum) for p in paths]
-        parcel = [LocatedFile("s3://bucket", self.source, file, patience) for file in files]
+        parcel = [LocatedFile("s3://bucket", self.source, file) for file in files]
         await self.packer.pack(parcel, self._note, self._note_wrong)
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
 
     def _note(self, located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
         assert located.file.path not in self.packed

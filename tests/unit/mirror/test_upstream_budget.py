@@ -17,8 +17,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.pace.limit import Outcome
-from bdn.mirror.upstream.budget import Budget, Slot
-from bdn.mirror.upstream.budgets import UpstreamBudgets
+from bdn.mirror.upstream.budget import BudgetSlot, HostBudget, UpstreamBudgets
 
 HUB = "https://hub.example/api/models"
 
@@ -56,12 +55,12 @@ async def turns() -> None:
 class Asker:
     """A task that holds a slot until it is told to let go."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.slot: Slot | None = None
+    def __init__(self, budget: HostBudget) -> None:
+        self.slot: BudgetSlot | None = None
         self._done = asyncio.Event()
         self.task = asyncio.ensure_future(self._run(budget))
 
-    async def _run(self, budget: Budget) -> None:
+    async def _run(self, budget: HostBudget) -> None:
         async with budget.slot() as slot:
             self.slot = slot
             await self._done.wait()
@@ -76,8 +75,8 @@ class Asker:
         await turns()
 
 
-def fail(slot: Slot, error: BdnError) -> None:
-    with pytest.raises(type(error)), slot.asking():
+def fail(slot: BudgetSlot, error: BdnError) -> None:
+    with pytest.raises(type(error)), slot.request():
         raise error
 
 
@@ -120,7 +119,7 @@ async def test_who_is_canceled_in_the_instant_of_its_turn_passes_it_on() -> None
     budget = Time().budgets(most=1).of(HUB)
     first, second, third = (Asker(budget) for _ in range(3))
     await turns()
-    budget.give_back()  # the first one's
+    budget.release()  # the first one's
     second.task.cancel()
     await turns()
     assert second.task.cancelled()
@@ -207,13 +206,13 @@ async def test_a_pause_of_hours_is_a_failure_at_once_and_nothing_is_sent() -> No
 async def test_how_a_request_ended_is_read_from_what_it_raised() -> None:
     budgets = Time().budgets()
     async with budgets.of(HUB).slot() as slot:
-        with slot.asking() as asked:
+        with slot.request() as asked:
             asked.size = 5
         fail(slot, UpstreamUnavailableError("hf://o/r", "reset"))
         fail(slot, limited(None))
         fail(slot, AuthRequiredError("hf://o/r", "403"))
         fail(slot, SourceChangedError("hf://o/r", "a", "412"))
-        with pytest.raises(asyncio.CancelledError), slot.asking():
+        with pytest.raises(asyncio.CancelledError), slot.request():
             raise asyncio.CancelledError
     counted = dict(budgets.totals.requests)
     assert counted == {Outcome.ARRIVED: 1, Outcome.FAILED: 1, Outcome.REFUSED: 1, Outcome.ANSWERED: 3}
@@ -229,7 +228,7 @@ async def test_a_limit_that_grows_in_a_byte_thread_lets_those_in_who_wait_now() 
 
     def ask_often() -> None:
         for _ in range(3):
-            asking = [slot.asking() for slot in slots]
+            asking = [slot.request() for slot in slots]
             for request in asking:
                 request.__enter__()
             clock.now += 1
@@ -239,7 +238,7 @@ async def test_a_limit_that_grows_in_a_byte_thread_lets_those_in_who_wait_now() 
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(ask_often).result()  # the loop has not heard of it yet
-    newcomer = budget.take(0)
+    newcomer = budget.acquire(0)
     assert newcomer.send(None) is not None, "it waits for its turn although there is room"
     newcomer.close()
     await turns()
@@ -250,7 +249,7 @@ async def test_a_limit_that_grows_in_a_byte_thread_lets_those_in_who_wait_now() 
 
 
 async def test_hosts_that_nobody_uses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.mirror.upstream.budgets._HOSTS_REMEMBERED", 3)
+    monkeypatch.setattr("bdn.mirror.upstream.budget._HOSTS_REMEMBERED", 3)
     budgets = Time().budgets()
     async with budgets.of("https://busy").slot(), budgets.of("https://closed").slot() as slot:
         fail(slot, limited(60.0))
@@ -268,7 +267,7 @@ def test_a_free_slot_and_a_request_cost_next_to_nothing() -> None:
 
     async def ask() -> None:
         async with budget.slot() as slot:
-            with slot.asking() as asked:
+            with slot.request() as asked:
                 asked.size = 32 * 1024
 
     waits = [next(ask().__await__(), None) for _ in range(100)]  # whatever the first requests make is there

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import socket
+import termios
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,14 +39,21 @@ class Talk:
         return Sending(Response(b"HEAD", is_last=False, size=size), body, SLOWEST, pace, lambda: self.now)
 
     def take(self, size: int) -> bytes:
-        """So many bytes as the client, or as many of them as are there."""
+        """So many bytes as the client, or as many as are there; the server's kernel knows of them then."""
+        queued = self.unacknowledged()
         taken = b""
-        while len(taken) < size and select.select([self.client], [], [], 1.0)[0]:
+        while len(taken) < size and select.select([self.client], [], [], 0.05)[0]:
             piece = self.client.recv(size - len(taken))
             if not piece:
                 break
             taken += piece
+        until = time.monotonic() + 10
+        while taken and queued and self.unacknowledged() == queued and time.monotonic() < until:
+            time.sleep(0.001)
         return taken
+
+    def unacknowledged(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self.server.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from node_agent.fill.bitmap import Bitmap
+from node_agent.fill.part import Bitmap
 
 
 def test_a_bitmap_survives_the_way_over_the_disk() -> None:

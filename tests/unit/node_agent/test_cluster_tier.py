@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.cache.chunk_index import ChunkIndex
+from bdn.core.cache.index import ChunkIndex
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import CacheFullError, DiskFailedError
-from bdn.core.events.caches import Kept, Trimmed
-from bdn.core.events.decision import Decision
+from bdn.core.events import Event
 from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import CacheEvents, over_budget
 from node_agent.cache.chunk_files import ChunkFiles
@@ -95,7 +94,7 @@ def test_without_room_a_chunk_is_not_read_at_all(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Decision] = []
+    told: list[Event] = []
     events = CacheEvents(lambda: None, lambda *counted: gone.append(counted), told.extend)
     gone: list[tuple[object, ...]] = []
     files = ChunkFiles(tmp_path, DirectWrites())
@@ -114,7 +113,7 @@ def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkey
     with pytest.raises(DiskFailedError):
         tier.evict(lambda index: index.plan([M, N]), "request", over_budget("cluster", 0, 0, 0))
     assert tier.manifests() == (N,)
-    assert [(type(one), one.manifest) for one in told] == [(Trimmed, str(M)), (Trimmed, str(N)), (Kept, str(N))]
+    assert [(one.kind, one.manifest) for one in told] == [("trimmed", str(M)), ("trimmed", str(N)), ("kept", str(N))]
     assert gone == [("request", 1)]
 
 

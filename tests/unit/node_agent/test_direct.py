@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.disk.direct import BLOCK, LEAST_BYTES, DirectWrites, PlacedFile
+from bdn.disk.direct import BLOCK, LEAST_BYTES, DirectFile, DirectWrites
 from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
 from tests.support.agent.rig import noise
 from tests.support.crash.scripted_writes import Step, Writes, aligned, failing, open_descriptors, taking
@@ -27,8 +27,8 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
 
 
 @contextmanager
-def opened(path: Path, direct: DirectWrites) -> Iterator[PlacedFile]:
-    file = PlacedFile(path, direct)
+def opened(path: Path, direct: DirectWrites) -> Iterator[DirectFile]:
+    file = DirectFile(path, direct)
     try:
         file.open()
         yield file

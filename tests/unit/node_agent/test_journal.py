@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.events.caches import Dropped, MadeRoom
-from bdn.core.events.decision import Decision
-from node_agent.journal import journal as journal_module
-from node_agent.journal.journal import Journal
+import node_agent.journal
+from bdn.core.events import Event
+from node_agent.journal import Journal
 
 MANIFEST = f"b3:{'1' * 64}"
 
 
-def dropped(why: object) -> Decision:
-    return Dropped(manifest=MANIFEST, why=str(why))
+def dropped(why: object) -> Event:
+    return Event.of("dropped", {"why": str(why)}, manifest=MANIFEST)
 
 
 class Opened(Journal):
@@ -34,7 +33,7 @@ class Opened(Journal):
 
 def whys(journal: Journal) -> list[str]:
     """What stands in it, oldest first."""
-    return [str(event.decision).removeprefix("was dropped: ") for event in journal.events()][::-1]
+    return [str(event.facts["why"]) for event in journal.events()][::-1]
 
 
 def told(journal: Journal) -> list[str]:
@@ -122,7 +121,7 @@ def test_a_new_event_is_told_although_its_like_was_lost_after_it_was_told(tmp_pa
 
 
 def test_more_than_may_wait_stays_in_the_journal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "_WAITING", 3)
+    monkeypatch.setattr(node_agent.journal, "_WAITING", 3)
     journal = Opened(tmp_path)
     journal.record([dropped(number) for number in range(5)])
 
@@ -169,12 +168,12 @@ def test_that_something_goes_is_on_disk_before_it_goes(tmp_path: Path, monkeypat
     journal = Opened(tmp_path)
     journal.record([dropped(1)])
     assert synced == []
-    journal.record([MadeRoom(manifest=MANIFEST, tier="node", bytes=1), dropped(2)])
+    journal.record([Event.of("made_room", {"tier": "node", "bytes": 1}, manifest=MANIFEST), dropped(2)])
     assert len(synced) == 1
 
 
 def test_events_are_found_by_what_they_mention(tmp_path: Path) -> None:
     journal = Opened(tmp_path)
-    journal.record([dropped("this"), Dropped(manifest=f"b3:{'2' * 64}", why="that")])
+    journal.record([dropped("this"), Event.of("dropped", {"why": "that"}, manifest=f"b3:{'2' * 64}")])
 
-    assert [event.decision.manifest for event in journal.events("2" * 64)] == [f"b3:{'2' * 64}"]
+    assert [event.manifest for event in journal.events("2" * 64)] == [f"b3:{'2' * 64}"]

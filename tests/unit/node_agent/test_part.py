@@ -10,7 +10,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.store.layout import FileLayout
-from bdn.disk.direct import DirectWrites, PlacedFile
+from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import write_all
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
@@ -118,7 +118,7 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
 
     monkeypatch.setattr(os, "fdatasync", note_sync)
     monkeypatch.setattr(module, "write_all", note_bitmap)
-    monkeypatch.setattr(PlacedFile, "write", lambda *_: events.append("chunk"))
+    monkeypatch.setattr(DirectFile, "write", lambda *_: events.append("chunk"))
     for chunk in layout.placed():
         part.write(chunk, memoryview(content))
     part.close()

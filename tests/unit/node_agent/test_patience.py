@@ -6,25 +6,25 @@ from collections.abc import Callable
 import pytest
 
 from bdn.core.errors import StoreUnavailableError
-from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourcePatience
+from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline
 from tests.support.agent.ring_supply import StepClock
 
 MIB = 1024 * 1024
 LIMITS = Limits(head_seconds=20.0, body_seconds=4.0)
 
 
-def with_peer(
+def of_peer(
     clock: StepClock,
     may_leave: Callable[[int], bool] = lambda _: True,
     is_at_fault: Callable[[], bool] = lambda: False,
     limits: Callable[[], Limits] = lambda: LIMITS,
-) -> SourcePatience:
-    return SourcePatience.with_peer(8 * MIB, threading.Event(), Alternative(limits, may_leave, is_at_fault), clock)
+) -> SourceDeadline:
+    return SourceDeadline.of_peer(8 * MIB, threading.Event(), Alternative(limits, may_leave, is_at_fault), clock)
 
 
 def test_a_sign_of_life_ends_a_silence() -> None:
     clock = StepClock()
-    patience = with_peer(clock)
+    patience = of_peer(clock)
     for _ in range(4):
         clock.now += 4.9
         patience.waiting()
@@ -41,7 +41,7 @@ def test_towards_the_end_of_a_stage_an_answer_that_does_not_begin_is_left_early_
         return True
 
     alternative = Alternative(lambda: limits, may_leave, lambda: False, lambda: is_ending)
-    patience = SourcePatience.with_peer(8 * MIB, threading.Event(), alternative, clock)
+    patience = SourceDeadline.of_peer(8 * MIB, threading.Event(), alternative, clock)
     clock.now += 6.0
     patience.waiting()
     is_ending = True
@@ -53,7 +53,7 @@ def test_towards_the_end_of_a_stage_an_answer_that_does_not_begin_is_left_early_
 
 def test_a_silent_peer_is_left_and_has_failed() -> None:
     clock = StepClock()
-    patience = with_peer(clock)
+    patience = of_peer(clock)
     clock.now += 10.0
     with pytest.raises(LateError) as caught:
         patience.waiting()
@@ -62,7 +62,7 @@ def test_a_silent_peer_is_left_and_has_failed() -> None:
 
 def test_a_silent_mirror_fails() -> None:
     clock = StepClock()
-    patience = SourcePatience(8 * MIB, threading.Event(), 20.0, clock=clock)
+    patience = SourceDeadline(8 * MIB, threading.Event(), 20.0, clock=clock)
     clock.now += 19.9
     patience.waiting()
     clock.now += 0.1
@@ -72,7 +72,7 @@ def test_a_silent_mirror_fails() -> None:
 
 def test_a_source_that_works_for_too_long_is_left() -> None:
     clock = StepClock()
-    patience = with_peer(clock)
+    patience = of_peer(clock)
     for _ in range(5):
         clock.now += 4.0
         patience.at_work()
@@ -83,7 +83,7 @@ def test_a_source_that_works_for_too_long_is_left() -> None:
 
 def test_what_others_achieve_meanwhile_counts() -> None:
     clock, limits = StepClock(), [LIMITS]
-    patience = with_peer(clock, limits=lambda: limits[-1])
+    patience = of_peer(clock, limits=lambda: limits[-1])
     clock.now += 3.0
     patience.waiting()
     limits.append(Limits(head_seconds=2.0, body_seconds=4.0))
@@ -93,7 +93,7 @@ def test_what_others_achieve_meanwhile_counts() -> None:
 
 def test_nobody_waits_for_the_head_of_a_peer_at_fault() -> None:
     clock = StepClock()
-    patience = with_peer(clock, is_at_fault=lambda: True)
+    patience = of_peer(clock, is_at_fault=lambda: True)
     clock.now += 0.25
     with pytest.raises(LateError):
         patience.waiting()
@@ -101,7 +101,7 @@ def test_nobody_waits_for_the_head_of_a_peer_at_fault() -> None:
 
 def test_a_request_to_a_peer_at_fault_that_may_not_be_left_fails_at_once() -> None:
     clock = StepClock()
-    patience = with_peer(clock, lambda _: False, is_at_fault=lambda: True)
+    patience = of_peer(clock, lambda _: False, is_at_fault=lambda: True)
     clock.now += 0.25
     with pytest.raises(LateError) as caught:
         patience.waiting()
@@ -110,7 +110,7 @@ def test_a_request_to_a_peer_at_fault_that_may_not_be_left_fails_at_once() -> No
 
 def test_a_body_from_a_peer_at_fault_is_left_unless_it_will_be_in_time() -> None:
     clock = StepClock()
-    quick, slow = with_peer(clock, is_at_fault=lambda: True), with_peer(clock, is_at_fault=lambda: True)
+    quick, slow = of_peer(clock, is_at_fault=lambda: True), of_peer(clock, is_at_fault=lambda: True)
     for patience in (quick, slow):
         patience.receiving(0)
     clock.now += 1.0
@@ -121,7 +121,7 @@ def test_a_body_from_a_peer_at_fault_is_left_unless_it_will_be_in_time() -> None
 
 def test_the_body_has_its_time_from_the_head_on() -> None:
     clock = StepClock()
-    patience = with_peer(clock)
+    patience = of_peer(clock)
     clock.now += 3.0
     patience.receiving(0)
     clock.now += 3.9
@@ -136,7 +136,7 @@ def test_the_body_has_its_time_from_the_head_on() -> None:
 def test_a_body_that_comes_much_slower_than_is_usual_is_left_before_its_limit() -> None:
     limits = Limits(head_seconds=20.0, body_seconds=100.0, usual_seconds=4.0)
     clock = StepClock()
-    slow, busy = (with_peer(clock, limits=lambda: limits) for _ in range(2))
+    slow, busy = (of_peer(clock, limits=lambda: limits) for _ in range(2))
     for patience in (slow, busy):
         patience.receiving(0)
     clock.now += 5.9
@@ -155,7 +155,7 @@ def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the
         asked.append(missing)
         return False
 
-    patience = with_peer(clock, refuse)
+    patience = of_peer(clock, refuse)
     patience.receiving(0)
     for _ in range(2):
         clock.now += 4.0
@@ -168,7 +168,7 @@ def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the
 
 
 def test_a_body_that_stalls_fails_whoever_sends_it() -> None:
-    patience = SourcePatience(8 * MIB, threading.Event(), 20.0, clock=(clock := StepClock()))
+    patience = SourceDeadline(8 * MIB, threading.Event(), 20.0, clock=(clock := StepClock()))
     patience.receiving(MIB)
     clock.now += 11.0
     patience.receiving(MIB)

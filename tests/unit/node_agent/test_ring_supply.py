@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
 from bdn.core.ring.placement import Placement
+from bdn.transfer.chunk_readers import fetch
 from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
@@ -64,8 +65,8 @@ def test_an_owner_that_fails_is_left_at_once_and_avoided(tmp_path: Path, play: P
         assert ring.fetch(CONTENT) == {"cluster": SIZE}
         assert (ring.second.starts, ring.mirror.starts) == ([0], [])
         assert ring.peers.avoided() == (ring.names[0],)
-        assert ring.effort.document().retries == 1
-        assert ring.effort.document().bytes_hedged == 0
+        assert ring.budget.document().retries == 1
+        assert ring.budget.document().bytes_hedged == 0
 
 
 def test_an_avoided_owner_is_not_asked_and_later_is_again(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_an_owner_that_trickles_is_left_at_its_deadline_with_what_came(tmp_path:
         know_what_is_usual(ring.peers)
         ring.clock.step = 0.1
         assert ring.fetch(CONTENT) == {"cluster": 1, "mirror": SIZE - 1}
-        assert ring.effort.document().bytes_hedged == SIZE - 1
+        assert ring.budget.document().bytes_hedged == SIZE - 1
 
 
 def test_no_more_is_asked_for_twice_than_the_stage_allows(tmp_path: Path) -> None:
@@ -138,8 +139,8 @@ def test_no_more_is_asked_for_twice_than_the_stage_allows(tmp_path: Path) -> Non
         know_what_is_usual(ring.peers)
         ring.clock.step = 0.1
         assert ring.fetch(CONTENT) == {"cluster": SIZE}  # in the end it counts as a failure
-        assert ring.effort.document().bytes_hedged == 0
-        assert ring.effort.document().retries == 1
+        assert ring.budget.document().bytes_hedged == 0
+        assert ring.budget.document().retries == 1
 
 
 def content_owned_by_the_last_and_next_by_me(root: Path) -> bytes:
@@ -172,12 +173,12 @@ def test_where_the_owner_fails_who_asked_it_before_us_is_asked_for_what_it_holds
 
 
 def test_a_chunk_that_cannot_be_kept_fails_and_leaves_the_lead(tmp_path: Path) -> None:
-    def keep() -> None:
+    def store() -> None:
         raise DiskFailedError("/", "no space")
 
     with bench(tmp_path, CONTENT, None, None) as ring:
         with pytest.raises(DiskFailedError):
-            ring.supply.fetch(digest_of(CONTENT), memoryview(bytearray(SIZE)), keep)
+            fetch(ring.reader, digest_of(CONTENT), memoryview(bytearray(SIZE)), store)
         assert ring.fetch(CONTENT) == {"mirror": SIZE}
 
 
@@ -204,7 +205,7 @@ def test_two_threads_of_one_node_read_the_mirror_once(tmp_path: Path) -> None:
 
 def test_a_fill_that_is_stopped_does_not_wait_for_a_silent_peer(tmp_path: Path) -> None:
     def stops(connection: object, content: bytes, start: int) -> None:
-        ring.supply.stop.set()
+        ring.stop.set()
         hangs(connection, content, start)  # type: ignore[arg-type]
 
     with bench(tmp_path, CONTENT, (stops,)) as ring, pytest.raises(CanceledError):
@@ -228,6 +229,6 @@ def test_whatever_the_sources_do_the_chunk_is_right_or_there_is_an_error(
                 assert mirror != (sends,)
             ring.held.chunks.clear()
             ring.clock.now += 700
-        spent = ring.effort.document()
+        spent = ring.budget.document()
         assert spent.bytes_hedged <= SIZE // 20
         assert spent.retries + spent.retries_left == 64

@@ -14,7 +14,7 @@ from bdn.core.cache.scrub_round import Position, ScrubRound
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import PlacedChunk
-from bdn.disk.past_cache import PastCacheFile
+from bdn.disk.direct import UncachedFile
 from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.verification_schema import LISTED, DamagedItem
@@ -24,7 +24,7 @@ from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.repair import Mending
 from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import Stage, StageBook
+from node_agent.stage.stage import NodeStage, StageRegistry
 from tests.support.agent.rig import noise
 from tests.support.content.names import named
 
@@ -46,7 +46,7 @@ def test_every_chunk_is_read_whatever_its_size(
     if not is_direct:
         monkeypatch.setattr(os, "O_DIRECT", 0o100000000)  # a flag that open ignores, and that changes nothing
     found = b""
-    with BufferPool(1).take(CHUNK_SIZE) as buffer, PastCacheFile(tmp_path / "file") as file:
+    with BufferPool(1).take(CHUNK_SIZE) as buffer, UncachedFile(tmp_path / "file") as file:
         for start in range(0, size, CHUNK_SIZE):
             count = file.read(buffer, start, min(CHUNK_SIZE, size - start))
             found += bytes(buffer[:count])
@@ -68,7 +68,7 @@ def test_a_file_system_that_takes_no_direct_reads_is_read_through_the_cache(
         return real(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", refuse)
-    with BufferPool(1).take(CHUNK_SIZE) as buffer, PastCacheFile(tmp_path / "file") as file:
+    with BufferPool(1).take(CHUNK_SIZE) as buffer, UncachedFile(tmp_path / "file") as file:
         assert bytes(buffer[: file.read(buffer, 0, 7)]) == b"content"
         assert bytes(buffer[: file.read(buffer, 0, 7)]) == b"content"
 
@@ -123,9 +123,9 @@ def test_the_report_of_a_disk_that_has_lost_everything_fits_into_a_heartbeat() -
 
 
 async def test_nothing_is_read_while_a_stage_brings_files(tmp_path: Path) -> None:
-    book = StageBook()
+    book = StageRegistry()
     stage = book.enter(
-        Stage(
+        NodeStage(
             StageRecord(id="stg_1", job_id="j", organisation="o", grant="g", state="STAGING", created_at=0, mounts=[])
         )
     )

@@ -13,7 +13,6 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.ports import Buffer
 from bdn.store.directory import DirectoryStore
 from tests.support.content.disks import small_disk, writing_refused
 from tests.support.content.names import named
@@ -70,9 +69,8 @@ def test_half_written_files_are_never_taken_for_chunks(root: Path) -> None:
 
 
 def test_a_write_that_the_kernel_cuts_short_is_continued(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, memoryview(content)[:7]))
-    store = DirectoryStore(root)
+    store, write = DirectoryStore(root), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, offset: write(descriptor, content[:7], offset))
     store.put(CHUNK, memoryview(CONTENT))
     with store.open(CHUNK) as file:
         assert file.read() == CONTENT
@@ -81,17 +79,14 @@ def test_a_write_that_the_kernel_cuts_short_is_continued(root: Path, monkeypatch
 def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_an_error_that_may_pass(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = os.write
+    store, write = DirectoryStore(root), os.pwrite
 
-    def fill_up(descriptor: int, content: Buffer) -> int:
-        monkeypatch.setattr(os, "write", refuse)
-        return write(descriptor, memoryview(content)[:7])
+    def fill_up(descriptor: int, content: memoryview, offset: int) -> int:
+        if offset:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[:7], offset)
 
-    def refuse(descriptor: int, content: Buffer) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    store = DirectoryStore(root)
-    monkeypatch.setattr(os, "write", fill_up)
+    monkeypatch.setattr(os, "pwrite", fill_up)
     with pytest.raises(StoreUnavailableError, match="No space left on device") as raised:
         store.put(CHUNK, memoryview(CONTENT))
     assert raised.value.transient

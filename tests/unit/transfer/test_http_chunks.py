@@ -10,7 +10,8 @@ import pytest
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, GrantExpiredError, InternalError, NotFoundError, StoreUnavailableError
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.http_chunks import HttpChunkReader, WrongLengthError
+from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
+from bdn.transfer.http_chunks import HttpChunkReader
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer
 from tests.support.content.readers import read_chunk
@@ -159,10 +160,11 @@ def test_a_readers_text_form_does_not_show_the_grant(pool: ConnectionPool) -> No
 
 
 def rest_of(pool: ConnectionPool, answer: bytes, start: int) -> bytes:
-    buffer = bytearray(CONTENT[:start] + bytes(len(CONTENT) - start))
+    chunk = PartialChunk(CHUNK, memoryview(bytearray(CONTENT[:start] + bytes(len(CONTENT) - start))))
+    chunk.received(chunk.buffer[:start])
     with RawServer(answering(answer)) as server:
-        HttpChunkReader(pool, server.url).read_rest(CHUNK, memoryview(buffer), start)
-    return bytes(buffer)
+        HttpChunkReader(pool, server.url).read_into(chunk)
+    return bytes(chunk.buffer)
 
 
 def test_the_rest_of_a_chunk_is_a_range(pool: ConnectionPool) -> None:

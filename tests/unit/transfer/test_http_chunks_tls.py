@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from blake3 import blake3
 
 from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from tests.support.content.readers import read_chunk
 from tests.support.network.authority import Authority, new_authority
@@ -59,15 +59,15 @@ def test_chunks_come_over_one_connection_one_after_the_other(pool: ConnectionPoo
 def test_a_chunk_that_breaks_off_is_gone_on_with_and_hashed_as_one(pool: ConnectionPool, authority: Authority) -> None:
     rest = partial(CONTENT[HALF:], HALF, SIZE)
     plays = [over_tls(authority.server, answering(answer)) for answer in (BROKEN, rest)]
-    buffer, hasher = memoryview(bytearray(SIZE)), blake3()
+    chunk = PartialChunk(digest_of(CONTENT), memoryview(bytearray(SIZE)))
     with RawServer(*plays) as server:
         reader = reader_of(pool, server)
         with pytest.raises(StoreUnavailableError):
-            reader.read_into(digest_of(CONTENT), buffer, hasher.update)
-        assert hasher.digest() == blake3(CONTENT[:HALF]).digest()
-        reader.read_rest(digest_of(CONTENT), buffer, HALF, hasher.update)
-    assert buffer == CONTENT
-    assert hasher.hexdigest() == digest_of(CONTENT).hex
+            reader.read_into(chunk)
+        assert chunk.done == HALF
+        reader.read_into(chunk)
+    assert chunk.buffer == CONTENT
+    chunk.check()
 
 
 @pytest.mark.parametrize(("host", "trusted"), [("localhost", "another"), ("127.0.0.1", "this")])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from bdn.core.events.caches import Found
-from bdn.core.events.decision import Recorded, when
-from bdn.wire.event_schema import Event
+from bdn.core.events import Event
+from bdn.core.units import format_time
+from bdn.wire.event_schema import ShownEvent
 from bdn.wire.quantities import moment
 
 
@@ -30,9 +32,9 @@ def test_a_time_is_a_date_or_the_nearest_that_there_is(seconds: float, date: str
 
 @pytest.mark.parametrize("at", [1e18, -1e18, 1e308, -1e308])
 def test_an_agent_whose_clock_is_far_off_shows_its_own_events_and_they_are_read_again(at: float) -> None:
-    found = Found(manifest=f"b3:{'1' * 64}", bytes_whole=10**400, bytes_total=10**400)
+    found = replace(Event.of("found", {"bytes_whole": 10**400, "bytes_total": 10**400}), id="run/1", at=at)
 
-    read = Event.model_validate_json(Event.of(Recorded("run/1", at, found)).model_dump_json()).recorded()
+    read = ShownEvent.model_validate_json(ShownEvent.of(found).model_dump_json()).event()
 
-    assert read.decision == found
-    assert when(read.at).endswith(("9999-12-31 23:59:59Z", "1-01-01 00:00:00Z"))
+    assert replace(read, at=at) == found
+    assert format_time(read.at).endswith(("9999-12-31 23:59:59Z", "1-01-01 00:00:00Z"))

@@ -1,0 +1,434 @@
+"""Events: what was decided about a manifest, a file or a chunk, and why. One type, and a table of the kinds that there are.
+
+The table says of each kind which facts an event must have, and the sentence that they make: a clause whose subject, the
+manifest, is left out. So ``bdn-admin why`` says nothing but what is on record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Self
+
+from bdn.core.digest import Digest
+from bdn.core.errors import Fact
+from bdn.core.units import format_size, format_time
+
+# What an event says about the manifest at the place where it was decided: it is there or on its way; it is not; it was
+# refused, and is there only if it was there before.
+Presence = Literal["here", "absent", "refused"]
+_Given = Mapping[str, Any]  # the facts of an event
+_Sentence = str | Callable[[_Given], str]
+Ending = Literal["released", "expired", "abandoned", "replaced", "forced", "interrupted"]
+
+EVICTED: Final = frozenset({"made_room", "trimmed", "evicted"})  # bytes are deleted once one of these is written down
+_LONGEST_TEXT: Final = 1000
+_LONGEST_NAME: Final = 256
+_LONGEST_LIST: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _FactType:
+    """The types of a fact's value, how sentences show it, and its default; an ellipsis: it must be given."""
+
+    types: tuple[type, ...]
+    show: Callable[[Any], str] = str
+    default: Any = ...
+
+    @property
+    def hidden(self) -> Fact:
+        """What is shown in its place to whom it is not told."""
+        return [] if list in self.types else ""
+
+    def fits(self, value: object) -> bool:
+        if isinstance(value, list):
+            return list in self.types and all(isinstance(one, str) for one in value)
+        return type(value) in self.types
+
+
+_FACT_TYPES: Final = {
+    "text": _FactType((str,)),
+    "name": _FactType((str,), default=""),
+    "revision": _FactType((str, type(None))),
+    "list": _FactType((list,), ", ".join),
+    "names": _FactType((list,), ", ".join, default=[]),
+    "size": _FactType((int,), format_size),
+    "count": _FactType((int,)),
+    "files": _FactType((int, type(None)), default=None),
+    "flag": _FactType((bool,)),
+    "since": _FactType((float, int), format_time, default=0.0),  # 0: not known
+    "until": _FactType((float, int, type(None)), format_time, default=None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One kind of event.
+
+    Args:
+        sentence: with the names of facts in braces; or what chooses such a sentence by the facts.
+        presence: what it says about where the manifest is; None: nothing.
+        is_private: only the organisation that it concerns sees it.
+        names: the facts that tell other organisations who it was.
+    """
+
+    sentence: _Sentence
+    facts: Mapping[str, _FactType]
+    presence: Presence | None = None
+    is_private: bool = False
+    names: tuple[str, ...] = ()
+
+    def complete(self, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+        """The facts of this kind, with the defaults. ``ValueError``: one is missing, or is of another type."""
+        found: dict[str, Fact] = {}
+        for name, known in self.facts.items():
+            value = facts.get(name, known.default)
+            if not known.fits(value):
+                msg = f"the fact {name} cannot be {value!r}"
+                raise ValueError(msg)
+            found[name] = value
+        return found
+
+    def say(self, digest: str | None, facts: _Given) -> str:
+        """The sentence with these facts."""
+        shown = {name: self.facts[name].show(value) for name, value in facts.items() if value is not None}
+        if "stage" in facts:
+            shown["holder"] = _holder(facts["job"], facts["stage"])
+        return (self.sentence if isinstance(self.sentence, str) else self.sentence(facts)).format(
+            **shown, digest=digest
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that was decided, with the facts that decided it.
+
+    ``manifest`` and ``digest`` (of a file, a chunk or a slab) are written ``b3:…``. ``organisation`` is the one that wanted
+    it. ``at`` is in seconds since the epoch. Of the mirror's own events ``cluster`` and ``node`` are None. ``id`` and ``at``
+    are set when it is written down.
+    """
+
+    kind: str
+    manifest: str | None = None
+    digest: str | None = None
+    organisation: str | None = None
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    id: str = ""
+    at: float = 0.0
+    cluster: str | None = None
+    node: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        facts: Mapping[str, Fact],
+        *,
+        manifest: Digest | str | None = None,
+        digest: Digest | str | None = None,
+        organisation: str | None = None,
+    ) -> Self:
+        """An event that is decided now. ``ValueError`` when the facts are not those of its kind."""
+        if unknown := facts.keys() - KINDS[kind].facts.keys():
+            msg = f"an event {kind!r} has no facts {sorted(unknown)}"
+            raise ValueError(msg)
+        return cls(
+            kind,
+            str(manifest) if manifest else None,
+            str(digest) if digest else None,
+            organisation and _clean(organisation, _LONGEST_NAME),
+            KINDS[kind].complete({name: _storable(fact) for name, fact in facts.items()}),
+        )
+
+    def _understood(self) -> tuple[EventKind, dict[str, Fact]] | None:
+        """Its kind and facts; None when it was written by a version that has other kinds, or other facts."""
+        try:
+            return KINDS[self.kind], KINDS[self.kind].complete(self.facts)
+        except (KeyError, ValueError):
+            return None
+
+    @property
+    def shown_facts(self) -> Mapping[str, Fact]:
+        """The facts that this version knows; all of them when it does not know the kind."""
+        understood = self._understood()
+        return understood[1] if understood else self.facts
+
+    @property
+    def presence(self) -> Presence | None:
+        """What it says about where the manifest is."""
+        understood = self._understood()
+        return understood[0].presence if understood else None
+
+    @property
+    def sentence(self) -> str:
+        """What was decided, and why, as a clause about the manifest."""
+        if (understood := self._understood()) is None:
+            given = ", ".join(f"{name}={value}" for name, value in self.facts.items())
+            return f"{self.kind} ({given[:_LONGEST_TEXT]})"
+        kind, facts = understood
+        return kind.say(self.digest, facts)
+
+    def seen_by(self, organisation: str) -> Self | None:
+        """The event as that organisation may see it: without the names of others, or not at all."""
+        if self.organisation in (None, organisation):
+            return self
+        understood = self._understood()
+        if understood is None or understood[0].is_private:
+            return None
+        kind, facts = understood
+        hidden = {name: kind.facts[name].hidden for name in kind.names}
+        return replace(self, facts=facts | hidden, organisation=None)
+
+
+def _storable(fact: Fact) -> Fact:
+    if isinstance(fact, str):
+        return _clean(fact, _LONGEST_TEXT)
+    return [_clean(one, _LONGEST_TEXT) for one in fact[:_LONGEST_LIST]] if isinstance(fact, list) else fact
+
+
+def _clean(text: str, longest: int) -> str:
+    """Text that every journal and database stores: names of files may be anything, and problems may be long."""
+    return text.encode(errors="replace").decode().replace("\0", "?")[:longest]
+
+
+# --- the kinds ---
+
+
+def _holder(job: str, stage: str) -> str:
+    """Who needs a manifest: a stage's job, or a prefetch; without names it is somebody of another organisation."""
+    if not stage:
+        return "a job of another organisation"
+    return f"prefetch {stage}" if stage.startswith("pre_") else f"job {job} (stage {stage})"
+
+
+def _admitted(facts: _Given) -> str:
+    missing = "{bytes_missing} of {bytes_total} were missing"
+    if not facts["bytes_missing"]:
+        missing = "all of its {bytes_total} were there"
+    cache = "{committed} held and {reserved} promised, of {budget}"
+    return f"was leased for {{holder}}: {missing}; with it the cache has {cache}"
+
+
+def _refused(facts: _Given) -> str:
+    if facts["code"] == "CACHE_TOO_SMALL":
+        why = "{needed} can never fit a cache of {budget}"
+    elif facts["needed_files"] is not None:
+        why = "{needed_files} more files did not fit: the file system had inodes for {free_files}"
+    else:
+        why = "{needed} more did not fit: of {budget}, {free} were free and {leased} in use"
+    way = ", by {in_the_way}" if facts["in_the_way"] else ""
+    return f"was not let in for {{holder}} [{{code}}]: {why}{way}"
+
+
+def _renewed(facts: _Given) -> str:
+    return "stays leased for {holder} until " + ("it is released" if facts["expires_at"] is None else "{expires_at}")
+
+
+_ENDINGS: Final[dict[str, str]] = {
+    "released": "it was released",
+    "expired": "its time was over",
+    "abandoned": "the directory that it was pulled to is gone",
+    "replaced": "another pull took its directory",
+    "forced": "a forced eviction took it away",
+    "interrupted": "the command that pulled it has ended",
+}
+
+
+def _ended(facts: _Given) -> str:
+    at = " at {expires_at}" if facts["ending"] == "expired" and facts["expires_at"] is not None else ""
+    return f"is not leased for {{holder}} any more: {_ENDINGS.get(facts['ending'], '{ending}')}{at}"
+
+
+def _gone(facts: _Given) -> str:
+    chunks = "its chunks for the cluster were evicted" if facts["tier"] == "cluster" else "was evicted"
+    return chunks + (" ({bytes}, used last at {last_used})" if facts["last_used"] else " ({bytes})")
+
+
+def _made_room(facts: _Given) -> str:
+    if facts["tier"] == "cluster":
+        whom = "chunks of " + ("{newcomer}" if facts["newcomer"] else "another manifest")
+    else:
+        whom = "{holder}" + (", which brought {newcomer}" if facts["newcomer"] else "")
+    return f"{_gone(facts)} as the least recently used, to make room for {whom}"
+
+
+def _trimmed(facts: _Given) -> str:
+    why = "it may hold {budget} now"
+    if facts["budget"] < facts["allowed"]:
+        why = "others fill the disk, which left it {budget} of {allowed}"
+    return f"{_gone(facts)} because the tier held {{held}} and {why}"
+
+
+def _evicted(facts: _Given) -> str:
+    force = "by force " if facts["forced"] else ""
+    asked = "as {asked_by} asked ({eviction})" if facts["eviction"] else "on request"
+    return f"{_gone(facts)} {force}{asked}" + (", although it was in use by {holders}" if facts["holders"] else "")
+
+
+def _eviction_refused(facts: _Given) -> str:
+    asked = "that {asked_by} asked for ({eviction})" if facts["eviction"] else "on request"
+    return f"was spared by an eviction {asked}: it was in use by " + ("{holders}" if facts["holders"] else "others")
+
+
+def _found(facts: _Given) -> str:
+    whole = "whole" if facts["bytes_whole"] == facts["bytes_total"] else "{bytes_whole} of it whole"
+    return f"was found when the agent started: {{bytes_total}}, {whole}"
+
+
+def _lost(facts: _Given) -> str:
+    again = "neither an agent nor its upstream has now" if facts["tier"] == "mirror" else "the next stage brings again"
+    return f"lost a part, which {again}: {_part(facts)}"
+
+
+def _part(facts: _Given) -> str:
+    return "{digest}" + (" of {path}" if facts["path"] else "") + " in the tier {tier} ({reason})"
+
+
+def _source(facts: _Given) -> str:
+    return "{source}" + ("" if facts["revision"] is None else " at {revision}")
+
+
+def _tombstoned(facts: _Given) -> str:
+    restorable = facts["restorable_until"] is not None
+    return "was evicted from the mirror ({eviction})" + (
+        ", and can be restored until {restorable_until}" if restorable else ""
+    )
+
+
+def _facts(names: str) -> dict[str, _FactType]:
+    """Of ``name:type`` for each fact; one without a type is text."""
+    pairs = (name.partition(":") for name in names.split())
+    return {name: _FACT_TYPES[kind or "text"] for name, _, kind in pairs}
+
+
+def _stage(sentence: _Sentence, facts: str, presence: Presence | None = None) -> EventKind:
+    """A kind of event about one stage or prefetch: other organisations do not see it."""
+    return EventKind(sentence, _facts(f"stage job {facts}"), presence, is_private=True)
+
+
+def _left(sentence: _Sentence, facts: str, *names: str) -> EventKind:
+    """A manifest leaves a tier."""
+    return EventKind(sentence, _facts(f"tier bytes:size last_used:since {facts}"), "absent", names=names)
+
+
+def _damage(sentence: _Sentence) -> EventKind:
+    """A chunk, a slab or a file was not what its name says; ``tier`` is where it lay.
+
+    Of a slab that one organisation alone may read, only that one hears.
+    """
+    return EventKind(sentence, _facts("tier reason path:name"), is_private=True)
+
+
+def _mirror(sentence: _Sentence, facts: str, presence: Presence) -> EventKind:
+    """The mirror decided it for one organisation: others do not see it."""
+    return EventKind(sentence, _facts(facts), presence, is_private=True)
+
+
+_REQUEST: Final = "eviction asked_by"
+_STRANGERS: Final = ("eviction", "asked_by", "holders")
+
+KINDS: Final[dict[str, EventKind]] = {
+    # ``committed`` and ``reserved`` are those of the whole cache, with the stage.
+    "admitted": _stage(
+        _admitted, "bytes_total:size bytes_missing:size budget:size committed:size reserved:size", "here"
+    ),
+    # ``in_the_way`` are the holders of what could not be evicted; the numbers of files are given where inodes ran short.
+    "refused": _stage(
+        _refused,
+        "code needed:size free:size leased:size budget:size in_the_way:names needed_files:files free_files:files",
+        "refused",
+    ),
+    # READY, with the bytes by the tier that they came from.
+    "arrived": _stage(
+        "was READY for {holder}: {node} were on this node, {cluster} came from its cluster, {mirror} from the mirror",
+        "node:size cluster:size mirror:size",
+        "here",
+    ),
+    "failed": _stage("was given up for {holder}: {problem} [{code}]", "code problem"),
+    # Files of a READY stage were lost, and cannot be fetched now.
+    "not_mended": _stage("stays as it is for {holder}, although files were lost: {problem} [{code}]", "code problem"),
+    "renewed": _stage(_renewed, "expires_at:until"),
+    "ended": _stage(_ended, "ending expires_at:until"),
+    "resumed": _stage("was {state} for {holder} when the agent started again, and went on", "state"),
+    # For room that a newcomer needed; because the budget fell; because somebody asked for it. ``holders`` are those whose
+    # leases force has broken.
+    "made_room": _left(_made_room, "stage:name job:name newcomer:name", "stage", "job", "newcomer"),
+    "trimmed": _left(_trimmed, "held:size budget:size allowed:size"),
+    "evicted": _left(_evicted, f"{_REQUEST} forced:flag holders:names", *_STRANGERS),
+    "eviction_refused": EventKind(_eviction_refused, _facts(f"tier {_REQUEST} holders:list"), names=_STRANGERS),
+    "kept": EventKind("is still here: it could not be evicted ({problem})", _facts("problem"), "here"),
+    "dropped": EventKind("was dropped: {why}", _facts("why"), "absent"),
+    "found": EventKind(_found, _facts("bytes_total:size bytes_whole:size"), "here"),
+    "damaged": _damage(lambda facts: f"has a damaged part: {_part(facts)}"),
+    "repaired": _damage(lambda facts: f"was repaired: {_part(facts)}"),
+    "lost": _damage(_lost),
+    # ``transferred`` bytes came from the upstream, ``reused`` bytes were in the store.
+    "mirrored": _mirror(
+        lambda facts: (
+            f"was mirrored from {_source(facts)} by {{mirror}}: {{files}} files, {{transferred}} came from there and "
+            "{reused} were held"
+        ),
+        "mirror source revision:revision files:count transferred:size reused:size",
+        "here",
+    ),
+    "reused": _mirror(
+        lambda facts: f"was asked for again by {{mirror}}: {_source(facts)}, which was held already",
+        "mirror source revision:revision",
+        "here",
+    ),
+    "tombstoned": _mirror(_tombstoned, "eviction restorable_until:until", "absent"),
+    "restored": _mirror("was restored on the mirror", "", "here"),
+    "collected": EventKind(
+        "was collected from the mirror's store: {bytes} were its own", _facts("bytes:size"), "absent"
+    ),
+}
+
+
+# --- why a manifest is, or is not, at a place ---
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the events of one place say about a manifest: whether it is there, and the event that says so.
+
+    ``refused`` is the last refusal since then.
+    """
+
+    is_here: bool
+    because: Event | None = None
+    refused: Event | None = None
+
+
+def verdict(story: Iterable[Event], tier: str = "node") -> Verdict:
+    """Read the events of one place about one manifest, oldest first.
+
+    A refusal says nothing about what was there before: whoever is refused the rest of a manifest that is held incompletely
+    finds it as it was.
+    """
+    found = Verdict(is_here=False)
+    for event in story:
+        presence = event.presence
+        if presence is None or event.facts.get("tier", tier) != tier:
+            continue
+        if presence == "refused":
+            found = Verdict(found.is_here, found.because, refused=event)
+        else:
+            found = Verdict(is_here=presence == "here", because=event)
+    return found
+
+
+def explanation(story: Sequence[Event], place: str, *, is_here: bool) -> str:
+    """One sentence: it is, or is not, cached there, and why.
+
+    Args:
+        story: the events of that place about the manifest, oldest first.
+        is_here: what is known to be so, from what the place reports that it holds.
+    """
+    said = verdict(story)
+    opening = f"is {'' if is_here else 'not '}cached on {place}"
+    if not is_here and said.refused is not None:
+        return f"{opening}: at {format_time(said.refused.at)} it {said.refused.sentence}"
+    if said.because is None:
+        return f"{opening}: {'it came before the record' if is_here else 'nothing on record says that it ever came'}"
+    link = " because" if said.is_here == is_here else "; the last that is on record is another:"
+    return f"{opening}{link} at {format_time(said.because.at)} it {said.because.sentence}"

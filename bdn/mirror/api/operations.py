@@ -1,0 +1,108 @@
+"""``/evictions``, ``/prefetches``, ``/verifications``, ``/collections`` and ``/restorations``: recorded operations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+
+from bdn.core.caller import Caller, NotPermittedError, Role
+from bdn.mirror.access.access import check_may_evict
+from bdn.mirror.api.parameters import Controller, Operator, WaitSeconds
+from bdn.mirror.operations.collections import Collections
+from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.prefetches import Prefetches
+from bdn.mirror.operations.verifications import Verifications
+from bdn.mirror.retention.restorations import Restorations
+from bdn.net.api_server.service import new_router, provided
+from bdn.wire.collection_schema import Collection, CollectionRequest, Restoration, RestorationRequest
+from bdn.wire.eviction_schema import Eviction, EvictionRequest
+from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
+from bdn.wire.verification_schema import Verification, VerificationRequest
+
+PrefetchId = Annotated[str, Path(pattern=r"^pre_[0-9a-f]{24}$")]
+EvictionId = Annotated[str, Path(pattern=r"^evi_[0-9a-f]{24}$")]
+VerificationId = Annotated[str, Path(pattern=r"^ver_[0-9a-f]{24}$")]
+CollectionId = Annotated[str, Path(pattern=r"^col_[0-9a-f]{24}$")]
+
+_Evictions = Annotated[Evictions, provided(Evictions)]
+_Prefetches = Annotated[Prefetches, provided(Prefetches)]
+_Verifications = Annotated[Verifications, provided(Verifications)]
+_Collections = Annotated[Collections, provided(Collections)]
+_Restorations = Annotated[Restorations, provided(Restorations)]
+
+router = new_router("control")
+
+
+@router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
+async def evict(evictions: _Evictions, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
+    check_may_evict(caller, body)
+    eviction = await evictions.start(body, caller.organisation)
+    return _shown(caller, await evictions.get(eviction.id, caller.organisation, wait))
+
+
+@router.get("/evictions/{eviction_id}", summary="A recorded eviction")
+async def eviction(
+    evictions: _Evictions, eviction_id: EvictionId, caller: Controller, wait: WaitSeconds = 0
+) -> Eviction:
+    return _shown(caller, await evictions.get(eviction_id, caller.organisation, wait))
+
+
+@router.post("/prefetches", status_code=202, summary="Place READY manifests on nodes")
+async def prefetch(
+    prefetches: _Prefetches, body: PrefetchRequest, caller: Controller, wait: WaitSeconds = 0
+) -> Prefetch:
+    begun = await prefetches.start(body, caller.organisation)
+    return await prefetches.get(begun.id, caller.organisation, wait)
+
+
+@router.get("/prefetches/{prefetch_id}", summary="A recorded prefetch, node by node")
+async def prefetched(
+    prefetches: _Prefetches, prefetch_id: PrefetchId, caller: Controller, wait: WaitSeconds = 0
+) -> Prefetch:
+    return await prefetches.get(prefetch_id, caller.organisation, wait)
+
+
+def _shown(caller: Caller, eviction: Eviction) -> Eviction:
+    return eviction if caller.role is Role.OPERATOR else eviction.without_holders()
+
+
+@router.post("/verifications", status_code=202, summary="Read what is held again, and repair what is wrong")
+async def verify(
+    verifications: _Verifications, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
+) -> Verification:
+    _check_verification(caller, body)
+    begun = await verifications.start(body, caller.organisation)
+    return await verifications.get(begun.id, caller.organisation, wait)
+
+
+@router.get("/verifications/{verification_id}", summary="A recorded verification")
+async def verification(
+    verifications: _Verifications, verification_id: VerificationId, caller: Controller, wait: WaitSeconds = 0
+) -> Verification:
+    return await verifications.get(verification_id, caller.organisation, wait)
+
+
+def _check_verification(caller: Caller, request: VerificationRequest) -> None:
+    """Reading a cache of a node takes from all who work there, and everything is everybody's: as for evictions."""
+    if caller.role is not Role.OPERATOR and (request.all or request.tier != "mirror"):
+        raise NotPermittedError(
+            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
+        )
+
+
+@router.post("/collections", status_code=202, summary="Collect what nothing names, or plan it with dry_run")
+async def collect(collections: _Collections, body: CollectionRequest, _: Operator, wait: WaitSeconds = 0) -> Collection:
+    return await collections.get((await collections.start(body)).id, wait)
+
+
+@router.get("/collections/{collection_id}", summary="A recorded collection")
+async def collection(
+    collections: _Collections, collection_id: CollectionId, _: Operator, wait: WaitSeconds = 0
+) -> Collection:
+    return await collections.get(collection_id, wait)
+
+
+@router.post("/restorations", summary="Bring back what was evicted from the mirror and is not collected yet")
+async def restore(restorations: _Restorations, body: RestorationRequest, caller: Controller) -> Restoration:
+    return await restorations.restore(body, caller.organisation)

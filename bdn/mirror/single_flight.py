@@ -1,0 +1,147 @@
+"""One piece of work for everybody who wants its result at about the same time. One event loop.
+
+``SingleFlight`` does work by key: who asks while it is under way waits for the result. ``SharedRead`` repeats one read, and its
+result may be a little old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+_Key = TypeVar("_Key")
+_Result = TypeVar("_Result")
+
+
+class SingleFlight(Generic[_Key, _Result]):
+    """Work by key. A result stays until ``forget``: the caller says when others can find it elsewhere.
+
+    When the leader fails or is canceled, its failure is its own; a waiter takes over and tries again.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[_Key, asyncio.Future[_Result]] = {}
+
+    async def run(self, key: _Key, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """The result of this call's work, or of somebody else's that was under way."""
+        while not self.lead(key):
+            flight = self._flights[key]
+            await asyncio.wait([flight])
+            if not flight.cancelled():
+                return flight.result()
+        try:
+            result = await work()
+        except BaseException:
+            self.give_up(key)
+            raise
+        self.land(key, result)
+        return result
+
+    def lead(self, key: _Key) -> bool:
+        """Whether nobody works on this, nor has; then it is the caller's to ``land`` or to ``give_up``."""
+        # There is no await between the test and the entry, so of two callers one enters first and the other sees it.
+        if key in self._flights:
+            return False
+        self._flights[key] = asyncio.get_running_loop().create_future()
+        return True
+
+    def land(self, key: _Key, result: _Result) -> None:
+        """The work that the caller leads is done."""
+        self._flights[key].set_result(result)
+
+    def give_up(self, key: _Key) -> None:
+        """The work that the caller leads will not be done: a waiter takes over."""
+        self._flights.pop(key).cancel()
+
+    def forget(self, keys: Collection[_Key]) -> None:
+        """Drop results, which can be found elsewhere now, or nowhere any more. Work that is under way stays.
+
+        A leads, B waits, both have the result, A forgets it; C finds nothing and leads again; B forgets what A did, and must
+        not drop C's entry.
+        """
+        for key in keys:
+            flight = self._flights.get(key)
+            if flight is not None and flight.done():
+                del self._flights[key]
+
+
+class SharedRead(Generic[_Result]):
+    """What ``read`` returned, at most ``seconds`` ago.
+
+    A change by another process is seen after that time; a change in this process calls ``forget``.
+    """
+
+    def __init__(
+        self, read: Callable[[], Awaitable[_Result]], seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read = read
+        self._seconds = seconds
+        self._clock = clock
+        self._result: tuple[float, _Result] | None = None
+        self._failure: tuple[float, Exception] | None = None
+        self._changes = 0
+        self._lock = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Something changed: every later ``get`` sees it, also when a read is under way at this moment."""
+        self._changes += 1
+        self._result = None
+
+    async def get(self, *, anew: bool = False) -> _Result:
+        """One caller reads; the others wait for the result, or for the exception of ``read``.
+
+        ``anew`` is for a caller that has heard of a change: a read that began before this call is too old for it. Of many
+        that heard at once, the first reads, and the second reads for all others. A result is never too old for a caller that
+        asked before the read began, however long the read takes.
+        """
+        asked = self._clock()
+        async with self._lock:
+            oldest = asked if anew else min(asked, self._clock() - self._seconds)
+            if self._result is not None and self._result[0] >= oldest:
+                return self._result[1]
+            if self._failure is not None and self._failure[0] >= asked:
+                raise self._failure[1].with_traceback(None)
+            began, changes = self._clock(), self._changes
+            self._failure = None
+            try:
+                result = await self._read()
+            except Exception as error:
+                self._failure = (began, error)
+                raise
+            if changes == self._changes:
+                self._result = (began, result)
+            return result
+
+
+@dataclass
+class _ReadInUse(Generic[_Result]):
+    read: SharedRead[_Result]
+    users: int = 0
+
+
+@dataclass(frozen=True)
+class SharedReads(Generic[_Key, _Result]):
+    """One shared read for each key, for as long as somebody uses it. ``seconds`` as of ``SharedRead``."""
+
+    seconds: float
+    _in_use: dict[_Key, _ReadInUse[_Result]] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, key: _Key, read: Callable[[], Awaitable[_Result]]) -> Iterator[SharedRead[_Result]]:
+        """The read that all callers with this key share, until the block ends. Equal keys have equal ``read``."""
+        in_use = self._in_use.setdefault(key, _ReadInUse(SharedRead(read, self.seconds)))
+        in_use.users += 1
+        try:
+            yield in_use.read
+        finally:
+            in_use.users -= 1
+            if not in_use.users:
+                del self._in_use[key]
+
+    def __len__(self) -> int:
+        """How many keys are in use."""
+        return len(self._in_use)

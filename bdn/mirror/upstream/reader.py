@@ -1,0 +1,203 @@
+"""Read ranges of upstream files. Copying, packing and repair all read here, so each failure has one rule.
+
+- A failure that may pass is retried, as the retry policy and the file's allowance permit.
+- A location that is refused is asked for anew, once: signed URLs expire in the middle of a long file.
+- Wrong content is read once more: a bit may flip on the wire. If it is wrong again, the upstream has it wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from bdn.core.chunk import ByteRange, chunk_count
+from bdn.core.errors import AuthRequiredError, BdnError, ChecksumMismatchError, UpstreamError
+from bdn.core.pace.retry import Allowance
+from bdn.core.ports import Location, Locator
+from bdn.core.source.upstream import Checksum, UpstreamFile
+from bdn.mirror.upstream.budget import BudgetSlot
+from bdn.mirror.upstream.retries import UpstreamRetries
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
+
+_MARGIN_SECONDS: Final = 60.0  # a range that is requested now is still being sent then
+
+
+@dataclass
+class LocatedFile:
+    """A file of an open source. Its location is asked for once, and again when it is refused or about to expire."""
+
+    name: str  # of the source, for messages
+    source: Locator
+    file: UpstreamFile
+    clock: Callable[[], float] = time.time
+    allowance: Allowance = field(init=False)  # failures that are forgiven, over all its requests
+    _location: Location | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.allowance = Allowance.of(chunk_count(self.file.size))
+
+    @property
+    def subject(self) -> str:
+        """What it is, for messages."""
+        return f"{self.file.path!r} of {self.name}"
+
+    async def location(self, refused: Location | None = None) -> Location:
+        """Where to read; a fresh location when ``refused`` is still the current one."""
+        async with self._lock:
+            current = self._location
+            if current is None or current is refused or self._is_expiring(current):
+                current = self._location = await self.source.locate(self.file)
+            return current
+
+    def _is_expiring(self, location: Location) -> bool:
+        return location.expires_at is not None and self.clock() + _MARGIN_SECONDS >= location.expires_at
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A range of a file, and what is done with its content.
+
+    ``accept`` is called in a byte thread with the content and with the checksum that the upstream states for the whole file,
+    if any. It raises ``ChecksumMismatchError`` for wrong content.
+    """
+
+    located: LocatedFile
+    range: ByteRange
+    accept: Callable[[memoryview, Checksum | None], None]
+
+
+OnWrong = Callable[[LocatedFile, bytes, ChecksumMismatchError], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one visit to a byte thread brought: so many of the wanted ranges, and the failure that ended it."""
+
+    arrived: int
+    failure: BdnError | None = None
+    location: Location | None = None  # of the range that failed
+    content: bytes = b""  # of that range, where it is wrong
+
+
+@dataclass(frozen=True)
+class UpstreamReader:
+    """Reads with shared connections, byte threads and budgets of requests."""
+
+    ranges: RangedReader
+    threads: ByteThreads
+    retries: UpstreamRetries
+
+    async def read(
+        self,
+        wanted: Sequence[FileRange],
+        *,
+        on_batch: Callable[[memoryview, int, int], None] | None = None,
+        spare: int = 0,
+        on_wrong: OnWrong | None = None,
+        on_cancel: Callable[[], None] | None = None,
+    ) -> None:
+        """Read every range. Several are read one after the other into one buffer, in one visit to a byte thread.
+
+        An interruption ends the visit; the ranges that are left begin another one. No range is read twice but for wrong content.
+
+        Args:
+            wanted: ranges that fit one buffer together.
+            on_batch: called in the byte thread at the end of a visit that brought something, with the buffer (``spare`` bytes
+                longer than ``wanted``), the number of ranges that arrived, and their bytes.
+            spare: see ``on_batch``.
+            on_wrong: told of content that ``accept`` refused. Without it such content is not read once more.
+            on_cancel: tells ``accept`` to hurry, because cancelling waits for the byte thread.
+
+        Raises:
+            UpstreamError, AuthRequiredError: whatever arrived before was accepted.
+            BdnError: from ``accept`` or ``on_batch``.
+        """
+        left = list(wanted)
+        failures = 0  # in a row
+        refused = wrong = None  # the range whose location was asked for anew, or that is being read once more
+        while left:
+            batch = await self._visit(left, on_batch, spare, on_cancel)
+            del left[: batch.arrived]
+            failures = 0 if batch.arrived else failures
+            failure = batch.failure
+            if isinstance(failure, LocationRefusedError):
+                if left[0] is refused:
+                    raise AuthRequiredError(failure.source, failure.reason) from None
+                refused = left[0]
+                await refused.located.location(refused=batch.location)
+            elif isinstance(failure, ChecksumMismatchError) and on_wrong is not None:
+                await on_wrong(left[0].located, batch.content, failure)
+                if left[0] is wrong:
+                    raise failure
+                wrong = left[0]
+            elif isinstance(failure, UpstreamError):
+                failures += 1
+                await self.retries.wait_out(failure, failures, left[0].located.allowance)
+            elif failure is not None:
+                raise failure
+
+    async def _visit(
+        self,
+        wanted: Sequence[FileRange],
+        on_batch: Callable[[memoryview, int, int], None] | None,
+        spare: int,
+        on_cancel: Callable[[], None] | None,
+    ) -> _Batch:
+        locations = [await item.located.location() for item in wanted]
+        stop = threading.Event()
+
+        def cancel() -> None:
+            stop.set()
+            if on_cancel is not None:
+                on_cancel()
+
+        def work(slot: BudgetSlot, buffer: memoryview) -> _Batch:
+            batch = self._read_until_failure(wanted, locations, buffer, slot, stop)
+            if batch.arrived and on_batch is not None:
+                on_batch(buffer, batch.arrived, sum(item.range.size for item in wanted[: batch.arrived]))
+            return batch
+
+        size = sum(item.range.size for item in wanted) + spare
+        async with self.retries.budgets.of(locations[0].url).slot() as slot:
+            return await self.threads.run(size, partial(work, slot), on_cancel=cancel)
+
+    def _read_until_failure(
+        self,
+        wanted: Sequence[FileRange],
+        locations: Sequence[Location],
+        buffer: memoryview,
+        slot: BudgetSlot,
+        stop: threading.Event,
+    ) -> _Batch:
+        offset = arrived = 0
+        for item, location in zip(wanted, locations, strict=True):
+            if stop.is_set() or not slot.is_open:  # nobody waits for the rest, or the host asked for a pause
+                break
+            content = buffer[offset : offset + item.range.size]
+            try:
+                checksum = self._request(item, location, content, slot, stop)
+                item.accept(content, checksum)
+            except ChecksumMismatchError as error:
+                return _Batch(arrived, error, location, bytes(content))
+            except BdnError as error:
+                return _Batch(arrived, error, location)
+            offset += len(content)
+            arrived += 1
+        return _Batch(arrived)
+
+    def _request(
+        self, item: FileRange, location: Location, content: memoryview, slot: BudgetSlot, stop: threading.Event
+    ) -> Checksum | None:
+        file = item.located.file
+        request = RangeRequest(item.located.name, file.path, item.range, file.size)
+        with slot.request() as sent:
+            stated = self.ranges.read_into(location, request, content, lambda: not stop.is_set())
+            sent.size = len(content)
+        return file.checksum or location.checksum or stated

@@ -1,0 +1,173 @@
+"""Readers of chunks: one method, and readers that wrap other readers."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from blake3 import blake3
+
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, StoreUnavailableError
+from bdn.core.pace.retry import RetryPolicy
+from bdn.wire.eviction_schema import Tier
+
+BytesByTier = Mapping[Tier, int]  # bytes of one chunk by the tier that they came from
+
+
+class PartialChunk:
+    """One chunk on its way into ``buffer``, which is exactly as long, from one source after the other.
+
+    The next source goes on where the last one broke off. Each piece is hashed as it comes: to hash 8 MiB when all of them
+    are there costs half as much again for the whole of a transfer, because by then the first ones have left the processor's
+    cache.
+    """
+
+    def __init__(self, digest: Digest, buffer: memoryview, store: Callable[[], None] | None = None) -> None:
+        """``store`` puts the whole chunk where this node serves it from."""
+        self.digest = digest
+        self.buffer = buffer
+        self._store = store
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing of what came so far is to be used."""
+        self.done = 0
+        self._sources: list[tuple[Tier, str, int]] = []  # tier, name, and how much was there before it
+        self._hasher = blake3()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that have not come."""
+        return len(self.buffer) - self.done
+
+    def begin_source(self, tier: Tier, name: str) -> None:
+        """What is ``received`` from now on comes from this one."""
+        self._sources.append((tier, name, self.done))
+
+    def received(self, piece: memoryview) -> None:
+        """The next bytes are in the buffer."""
+        self._hasher.update(piece)
+        self.done += len(piece)
+
+    def found(self, tier: Tier) -> None:
+        """The whole chunk is in the buffer, verified, from a tier of this node."""
+        self._sources = [(tier, "", 0)]
+        self.done = len(self.buffer)
+
+    def check(self) -> None:
+        """Raises ``ChecksumMismatchError`` when what was received is not the chunk."""
+        actual = Digest(self._hasher.hexdigest())
+        if actual != self.digest:
+            raise ChecksumMismatchError(f"chunk {self.digest}", str(self.digest), str(actual))
+
+    def store(self) -> None:
+        """Put the whole chunk where this node serves it from, once."""
+        if self._store is not None:
+            store, self._store = self._store, None
+            store()
+
+    @property
+    def senders(self) -> list[str]:
+        """The names of the sources that sent some of it, in order."""
+        return list(dict.fromkeys(name for _, name, count in self._counts() if count))
+
+    @property
+    def bytes_by_tier(self) -> BytesByTier:
+        """Where the bytes came from."""
+        tiers = Counter[Tier]()
+        for tier, _, count in self._counts():
+            tiers[tier] += count
+        return +tiers
+
+    def _counts(self) -> list[tuple[Tier, str, int]]:
+        stops = [start for _, _, start in self._sources[1:]] + [self.done]
+        return [(tier, name, stop - start) for (tier, name, start), stop in zip(self._sources, stops, strict=False)]
+
+
+class ChunkReader(Protocol):
+    """Anything chunks can be read from: a tier of this node, peers, a mirror."""
+
+    def read_into(self, chunk: PartialChunk) -> None:
+        """Bring what is missing of the chunk. Blocking; called from byte threads.
+
+        Raises:
+            BdnError: NotFoundError when this reader does not hold it, a transient error when it may later.
+                ``chunk.done`` then counts the bytes that came, and another reader may go on from there.
+        """
+        ...
+
+
+def fetch(reader: ChunkReader, digest: Digest, buffer: memoryview, store: Callable[[], None]) -> BytesByTier:
+    """Read a chunk into ``buffer`` and ``store`` it where this node serves it from. Says where its bytes came from."""
+    chunk = PartialChunk(digest, buffer, store)
+    reader.read_into(chunk)
+    chunk.store()
+    return chunk.bytes_by_tier
+
+
+class WrongLengthError(StoreUnavailableError):
+    """What would come cannot be the chunk: whoever sends it holds something else under its name."""
+
+
+@dataclass(frozen=True)
+class VerifyingReader:
+    """Believes nothing before its name has been computed again.
+
+    A chunk that is wrong is dropped and read once more with ``again``, because a wire can flip a bit; twice wrong is not
+    chance. ``again`` may tell the other side what came. ``on_mismatch`` is told before what came is dropped.
+    """
+
+    inner: ChunkReader
+    again: ChunkReader
+    on_mismatch: Callable[[PartialChunk], None]
+
+    def read_into(self, chunk: PartialChunk) -> None:
+        """Bring the right chunk. Raises ``ChecksumMismatchError`` besides what the inner reader raises."""
+        try:
+            self._verified(self.inner, chunk)
+        except (ChecksumMismatchError, WrongLengthError):
+            self._verified(self.again, chunk)
+
+    def _verified(self, reader: ChunkReader, chunk: PartialChunk) -> None:
+        try:
+            reader.read_into(chunk)
+            chunk.check()
+        except (ChecksumMismatchError, WrongLengthError):
+            self.on_mismatch(chunk)
+            chunk.restart()
+            raise
+
+
+@dataclass(frozen=True)
+class RetryingReader:
+    """Reads again after failures that may pass, with full jitter, until ``stop`` is set; goes on from what came.
+
+    A byte thread sleeps on ``stop``, so that cancelling a fill does not wait for a backoff to end. ``may_retry`` is asked
+    before each further attempt.
+    """
+
+    inner: ChunkReader
+    policy: RetryPolicy
+    stop: threading.Event
+    may_retry: Callable[[], bool] = lambda: True
+    draw: Callable[[], float] = random.random
+
+    def read_into(self, chunk: PartialChunk) -> None:
+        """Bring the chunk, or raise the last error."""
+        failures = 0
+        while True:
+            if self.stop.is_set():
+                raise CanceledError("the transfer")
+            try:
+                return self.inner.read_into(chunk)
+            except BdnError as error:
+                failures += 1
+                delay = self.policy.delay(failures, error, self.draw())
+                if delay is None or not self.may_retry():
+                    raise
+            self.stop.wait(delay)

@@ -1,0 +1,182 @@
+"""At most one fill per file on this node, whoever waits for it; and one fill for files that come together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bdn.core.digest import Digest
+from bdn.core.errors import DiskFailedError
+from bdn.core.pace.rate_limit import TrafficClass
+from bdn.wire.eviction_schema import Tier
+from node_agent.background_tasks import BackgroundTasks, to_the_end
+from node_agent.fill.fill_unit import FileReport
+
+Start = Callable[["Fill"], Coroutine[object, object, None]]
+
+
+@dataclass(eq=False)
+class Fill:
+    """A fill in progress. It belongs to nobody: its leader may leave, and it goes on while somebody waits."""
+
+    leader: FileReport
+    files: dict[Digest, FileFill] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+    task: asyncio.Task[None] | None = None
+
+    def report(self, file: Digest, tier: Tier, size: int) -> None:
+        """Tell everybody. The bytes were fetched for the leader; the others find them on this node."""
+        file_fill = self.files[file]
+        file_fill.done += size
+        for listener in file_fill.listeners:
+            listener(file, tier if listener is self.leader else "node", size)
+
+    @property
+    def traffic(self) -> TrafficClass:
+        """Whom it is for: the most urgent of those who wait for it now."""
+        waiting = (traffic for file_fill in self.files.values() for traffic in file_fill.listeners.values())
+        return min(waiting, default=TrafficClass.STAGE)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended, in whatever way."""
+        return self.task is None or self.task.done()
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether it ended well."""
+        return self.is_over and self.error is None and self.task is not None and not self.task.cancelled()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it goes on and nobody waits for any of its files."""
+        return not self.is_over and not any(file_fill.listeners for file_fill in self.files.values())
+
+
+@dataclass(eq=False)
+class FileFill:
+    """One file of a fill, and who waits for it."""
+
+    fill: Fill
+    listeners: dict[FileReport, TrafficClass] = field(default_factory=dict)
+    done: int = 0
+
+
+class Fills:
+    """Fills in progress by file. Its background outlives the stages, so that no fill dies with the stage that began it."""
+
+    def __init__(self, background: BackgroundTasks) -> None:
+        self._background = background
+        self._files: dict[Digest, FileFill] = {}
+
+    async def join(
+        self,
+        files: Collection[Digest],
+        start: Start,
+        report: FileReport,
+        restart: Callable[[Digest], None],
+        traffic: TrafficClass = TrafficClass.STAGE,
+    ) -> None:
+        """Wait until these files are whole, with one fill of those that nobody fills.
+
+        Canceled, it leaves their fills; the last one who leaves a fill ends it, and waits until it has ended.
+
+        Args:
+            files: the files, which can be filled together.
+            start: makes the coroutine of a fill, whose files are those that nobody fills, or that whoever did has failed to fill.
+            report: is told of progress, as a callable of its own.
+            restart: is told that the progress reported so far of a file is void, because another fill begins.
+            traffic: whom it is for.
+
+        Raises:
+            BdnError: our own fill failed, or the disk did, whosesoever fill it was.
+        """
+        waiting = list(dict.fromkeys(files))
+        joined: dict[Digest, FileFill] = {}
+        try:
+            while waiting:
+                self._begin([file for file in waiting if file not in self._files], start, report)
+                for file in waiting:
+                    self._join(file, joined, report, traffic)
+                tasks = {file_fill.fill.task for file_fill in joined.values() if file_fill.fill.task}
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                waiting = self._still_waiting(waiting, joined, report, restart)
+        finally:
+            await _leave(joined.values(), report)
+
+    def stop_trying(self) -> None:
+        """The agent ends: no fill shall go through its retries any more."""
+        for file_fill in self._files.values():
+            file_fill.fill.stop.set()
+
+    def _begin(self, files: Sequence[Digest], start: Start, report: FileReport) -> None:
+        if not files:
+            return
+        fill = Fill(report)
+        fill.files = {file: FileFill(fill) for file in files}
+        self._files.update(fill.files)
+        fill.task = self._background.start(_run(fill, start), f"fill {files[0]}")
+        # Not in a finally of the task: a task that is canceled before its first step never gets there.
+        fill.task.add_done_callback(lambda _: self._forget(files))
+
+    def _forget(self, files: Iterable[Digest]) -> None:
+        for file in files:
+            del self._files[file]
+
+    def _join(self, file: Digest, joined: dict[Digest, FileFill], report: FileReport, traffic: TrafficClass) -> None:
+        if file in joined:
+            return
+        file_fill = joined[file] = self._files[file]
+        if file_fill.done and report is not file_fill.fill.leader:
+            report(file, "node", file_fill.done)
+        file_fill.listeners[report] = traffic
+
+    @staticmethod
+    def _still_waiting(
+        waiting: Sequence[Digest],
+        joined: dict[Digest, FileFill],
+        report: FileReport,
+        restart: Callable[[Digest], None],
+    ) -> list[Digest]:
+        """The files that are not whole yet; raises the error of a fill that was ours, or that ended for all."""
+        left: list[Digest] = []
+        for file in waiting:
+            fill = joined[file].fill
+            if fill.is_over:
+                del joined[file]
+            if not fill.has_succeeded:
+                left.append(file)
+            if fill.error and (fill.leader is report or isinstance(fill.error, DiskFailedError)):
+                raise fill.error
+            if fill.is_over and not fill.has_succeeded:
+                # A led with a grant that expired, or left as the last one just before we came; B has a right of its own.
+                restart(file)
+        return left
+
+
+async def _leave(files: Iterable[FileFill], report: FileReport) -> None:
+    fills: dict[Fill, None] = {}
+    for file_fill in files:
+        file_fill.listeners.pop(report, None)
+        fills[file_fill.fill] = None
+    abandoned = [fill.task for fill in fills if fill.is_abandoned and fill.task]
+    for fill in fills:
+        if fill.is_abandoned and fill.task:
+            fill.stop.set()  # first, so that the threads do not go through their retries
+            fill.task.cancel()
+    if abandoned:
+        await to_the_end(_ended(abandoned))
+
+
+async def _run(fill: Fill, start: Start) -> None:
+    try:
+        await start(fill)
+    except Exception as error:  # noqa: BLE001 - it is raised again, by everybody who waits
+        fill.error = error
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)

@@ -1,0 +1,217 @@
+"""What this agent has decided, written down before anybody can see its effect, and told to the mirror later."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from bdn.core.events import EVICTED, Event
+from bdn.disk.durable import make_folder, write_at_once
+from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
+
+logger = logging.getLogger(__name__)
+_WAITING: Final = 20_000  # events that wait for the mirror; older ones are in the journal alone
+_TOLD_BYTES: Final = 256 * 1024  # in one heartbeat
+_PAGE_SIZE: Final = 8 * 1024 * 1024  # two of these are 40,000 lines and more
+_PRIVATE: Final = 0o700
+
+
+class Journal:
+    """A bounded journal in a folder of its own. All methods may be called from any thread, and block.
+
+    ``record`` never raises: a disk that is full or read-only fails no stage for the journal's sake; what could not be written
+    is told to the mirror all the same, and counted by ``on_lost``. What is recorded outlives a ``kill -9``. That something
+    leaves the cache outlives a power cut, too: it costs one sync beside many deletions. Of the rest a power cut takes the
+    last few seconds, as it does of the stages themselves.
+    """
+
+    def __init__(
+        self, folder: Path, clock: Callable[[], float], on_lost: Callable[[int], None], *, page_size: int = _PAGE_SIZE
+    ) -> None:
+        self._pages = _Pages(folder, page_size)
+        self._told_file = folder / "told"
+        self._clock = clock
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._run = secrets.token_hex(8)  # a journal that was wiped must not repeat the names of events that are told
+        self._number = 0
+        self._waiting: deque[tuple[int, bytes]] = deque(maxlen=_WAITING)
+        self._is_broken = False
+
+    def open(self) -> None:
+        """Find out where the last run ended, and what the mirror has not heard. An unreadable journal begins anew."""
+        told = self._read_told()
+        found: list[tuple[int, bytes]] = []
+        try:
+            make_folder(self._told_file.parent, _PRIVATE)
+            for line in self._pages.newest_first():
+                event = _read(line)
+                if event is None:
+                    continue
+                number = _number(event)
+                if number <= told or len(found) == _WAITING:
+                    break
+                found.append((number, line))
+        except OSError as error:
+            logger.warning("the journal cannot be read: %s", error)
+        self._waiting.extend(reversed(found))
+        self._number = max(told, found[0][0] if found else 0)
+
+    def record(self, decided: Sequence[Event]) -> None:
+        """Write events down, in this order and next to each other. Not on the event loop: a busy disk may block."""
+        if not decided:
+            return
+        with self._lock:
+            at, lines = self._clock(), []
+            for event in decided:
+                self._number += 1
+                line = NodeEvent.of(replace(event, id=f"{self._run}/{self._number:012}", at=at))
+                lines.append(line.model_dump_json().encode() + b"\n")
+                self._waiting.append((self._number, lines[-1]))
+            try:
+                self._pages.append(b"".join(lines), is_synced=any(event.kind in EVICTED for event in decided))
+            except OSError as error:
+                self._on_lost(len(lines))
+                if not self._is_broken:
+                    logger.warning("events are not written down: %s", error)
+                self._is_broken = True
+            else:
+                self._is_broken = False
+
+    # --- for the mirror ---
+
+    @property
+    def waiting(self) -> int:
+        """How many events the mirror has not heard."""
+        return len(self._waiting)
+
+    def untold(self) -> list[NodeEvent]:
+        """The oldest events that the mirror has not heard, as many as a heartbeat takes."""
+        with self._lock:
+            first = list(islice(self._waiting, EVENTS_AT_ONCE))
+        found: list[NodeEvent] = []
+        size = 0
+        for _, line in first:
+            size += len(line)
+            if found and size > _TOLD_BYTES:
+                break
+            found.append(NodeEvent.model_validate_json(line))
+        return found
+
+    def told(self, events: Sequence[NodeEvent]) -> None:
+        """The mirror has these. Forgetting that, in a crash, costs telling them again."""
+        if not events:
+            return
+        last = _number(events[-1])
+        with self._lock:
+            while self._waiting and self._waiting[0][0] <= last:
+                self._waiting.popleft()
+            try:
+                write_at_once(self._told_file, str(last).encode())
+            except OSError as error:
+                logger.warning("what the mirror has heard is not noted: %s", error)
+
+    # --- for people ---
+
+    def events(self, mention: str = "") -> Iterator[Event]:
+        """What was recorded, newest first; with ``mention``, only events in which these words stand."""
+        needle = mention.encode()
+        for line in self._pages.newest_first():
+            if needle in line and (event := _read(line)) is not None:
+                yield event.event()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._pages.close()
+
+    def _read_told(self) -> int:
+        try:
+            return int(self._told_file.read_bytes())
+        except (OSError, ValueError):
+            return 0
+
+
+def _read(line: bytes) -> NodeEvent | None:
+    """The event, or None for a line that is not whole."""
+    try:
+        event = NodeEvent.model_validate_json(line)
+        _number(event)
+    except (ValidationError, ValueError):
+        return None
+    return event
+
+
+def _number(event: NodeEvent) -> int:
+    return int(event.id.rpartition("/")[2])
+
+
+class _Pages:
+    """A file of lines that only grows, and the one before it: no more is kept.
+
+    Blocking; one caller at a time. Methods raise ``OSError``, after which the next call tries again. A line that a kill, a full
+    disk or a power cut has left half is followed by a line end and skipped by readers: it does not damage its neighbours.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._current = folder / "journal.jsonl"
+        self._earlier = folder / "journal.1.jsonl"
+        self._size = size
+        self._descriptor: int | None = None
+        self._written = 0
+        self._is_torn = False
+
+    def append(self, lines: bytes, *, is_synced: bool) -> None:
+        """Add whole lines. They outlive this process when it returns and, if ``is_synced``, the machine's power."""
+        descriptor = self._open()
+        try:
+            content = b"\n" + lines if self._is_torn else lines
+            self._is_torn = True  # until all of it is there
+            while content:
+                count = os.write(descriptor, content)
+                self._written += count
+                content = content[count:]
+            self._is_torn = False
+            if is_synced:
+                os.fdatasync(descriptor)
+            if self._written >= self._size:
+                self.close()
+                self._current.replace(self._earlier)
+        except OSError:
+            self.close()
+            raise
+
+    def newest_first(self) -> Iterator[bytes]:
+        """Every line, whole or not, from the last to the first."""
+        for page in (self._current, self._earlier):
+            try:
+                content = page.read_bytes()
+            except FileNotFoundError:
+                continue
+            yield from (line for line in reversed(content.split(b"\n")) if line)
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            make_folder(self._current.parent, _PRIVATE)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._current, flags, 0o600)
+            self._written = os.fstat(self._descriptor).st_size
+            last = os.pread(self._descriptor, 1, self._written - 1) if self._written else b"\n"
+            self._is_torn = last != b"\n"
+        return self._descriptor

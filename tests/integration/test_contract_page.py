@@ -1,0 +1,185 @@
+"""docs/contract.md is the contract: what the code offers stands on the page, and nothing else does."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from pydantic import BaseModel
+
+from bdn.cli.exit_codes import exit_code_of
+from bdn.cli.services import ClientSettings
+from bdn.core import errors
+from bdn.core.errors import BdnError
+from bdn.mirror.settings import MirrorSettings
+from bdn.wire.errors import ErrorBody, ReportedError, status_of
+from bdn.wire.mirror_schema import Mirror
+from bdn.wire.stage_schema import Stage
+from bdn.wire.weights_schema import WeightsSourceBody
+from node_agent.settings import AgentSettings
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig
+from tests.support.agent.site import serving_agent
+from tests.support.mirror.service import MirrorUnderTest
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/contract.md").read_text()
+
+
+@pytest.fixture
+def agents_mirror() -> Iterator[AgentMirror]:
+    with AgentMirror().running() as mirror:
+        yield mirror
+
+
+def rows(head: str) -> list[list[str]]:
+    """The cells of the table that has these column names."""
+    table = PAGE.split(f"| {head} |\n")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[1:]]
+
+
+def quoted(cell: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+def routes(section: str) -> dict[str, tuple[set[str], set[str]]]:
+    """Of each call its query and its body, from the section of one service."""
+    found = re.findall(r"^\| `([A-Z]+ /\S*)` \| [^|]+ \|([^|]*)\|([^|]*)\|", section, re.MULTILINE)
+    return {call: (quoted(query), quoted(body)) for call, query, body in found}
+
+
+def offered(document: dict[str, Any]) -> dict[str, tuple[set[str], set[str]]]:
+    """The same from an OpenAPI document."""
+
+    def fields(operation: dict[str, Any]) -> set[str]:
+        content = operation.get("requestBody", {"content": {}})["content"]
+        names = [body["schema"]["$ref"].split("/")[-1] for body in content.values()]
+        return {field for name in names for field in document["components"]["schemas"][name]["properties"]}
+
+    return {
+        f"{method.upper()} {path}": (
+            {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "query"},
+            fields(operation),
+        )
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+
+
+async def test_every_call_of_the_mirror_has_its_row(idle: MirrorUnderTest) -> None:
+    section = PAGE.split("\n## Mirror\n")[1].split("\n## ")[0]
+    assert routes(section) == offered((await idle.http.get("/openapi.json")).json())
+
+
+async def test_every_call_of_the_agent_has_its_row(agents_mirror: AgentMirror, tmp_path: Path) -> None:
+    section = PAGE.split("\n## Agent\n")[1].split("\n## ")[0]
+    async with serving_agent(Rig(agents_mirror, tmp_path)) as site:
+        assert routes(section) == offered((await site.http.get("/openapi.json")).json())
+
+
+def test_the_headers_and_the_fields_of_a_source_are_those_of_the_wire() -> None:
+    headers = {
+        name for file in (ROOT / "bdn/wire").glob("*.py") for name in re.findall(r'"(BDN-\w+)"', file.read_text())
+    }
+
+    assert {name for row in rows("header | of | means") for name in quoted(row[0])} == headers
+    assert {name for row in rows("field | rule") for name in quoted(row[0])} == set(WeightsSourceBody.model_fields)
+
+
+@pytest.mark.parametrize("model", [Mirror, Stage])
+def test_an_example_is_a_document_with_all_of_its_fields(model: type[BaseModel]) -> None:
+    example = PAGE.split(f"A {model.__name__.lower()} (")[1].split("```json\n")[1].split("```")[0]
+
+    assert model.model_validate_json(example).model_dump(mode="json") == json.loads(example)
+
+
+def options_of(command: click.Command) -> set[str]:
+    always = {"--help", "--version", "--json", "--quiet"}
+    return {name for option in command.params for name in option.opts if name.startswith("--")} - always
+
+
+def commands() -> dict[str, set[str]]:
+    """The options of each command, by its words."""
+    found: dict[str, set[str]] = {}
+
+    def walk(words: str, command: click.Command) -> None:
+        if not isinstance(command, click.Group):
+            found[words] = options_of(command)
+            return
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            walk(f"{words} {name}", below)
+
+    for program, place in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items():
+        module, _, attribute = place.partition(":")
+        walk(program, getattr(importlib.import_module(module), attribute))
+    return found
+
+
+def test_every_command_has_its_row_with_its_options() -> None:
+    documented = {
+        re.split(r" [\[A-Z]", row[0].strip("`"))[0]: quoted(row[1]) for row in rows("command | options | does")
+    }
+
+    assert documented == commands()
+
+
+def settings() -> set[str]:
+    of_the_agent = (
+        str(field.validation_alias or f"BDN_AGENT_{name.upper()}") for name, field in AgentSettings.model_fields.items()
+    )
+    return {f"BDN_{name.upper()}" for name in (*MirrorSettings.model_fields, *ClientSettings.model_fields)} | {
+        "BDN_CONFIG",
+        *of_the_agent,
+    }
+
+
+def test_every_setting_has_its_row() -> None:
+    section = PAGE.split("\n## Settings\n")[1].split("\n## ")[0]
+    documented = [
+        name for row in re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    ]
+    of_upstreams = set(re.findall(r'"([A-Z]+_[A-Z0-9_]+)"', (ROOT / "bdn/sources/settings.py").read_text()))
+
+    assert sorted(documented) == sorted(settings() | of_upstreams | {"HTTPS_PROXY", "NO_PROXY"})
+
+
+def codes() -> dict[str, type[BdnError]]:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BdnError)]
+    return {kind.code: kind for kind in kinds if "code" in vars(kind) and kind is not BdnError}
+
+
+def reported(code: str) -> ReportedError:
+    return ReportedError(ErrorBody(code=code, message="", retryable=False))
+
+
+def test_every_error_has_its_row_with_its_status_and_whether_to_try_again() -> None:
+    documented = {
+        row[0].strip("`"): (int(row[1]), row[2][:2] != "no") for row in rows("code | status | retryable | means")
+    }
+
+    assert documented == {code: (status_of(reported(code)), kind.transient) for code, kind in codes().items()}
+
+
+def test_an_operator_finds_every_error() -> None:
+    table = (ROOT / "docs/operations.md").read_text().split("| code | what to do | look at |\n")[1].split("\n\n")[0]
+    named = [code for line in table.splitlines()[1:] for code in sorted(quoted(line.split("|")[1]))]
+
+    assert sorted(named) == sorted(codes())
+
+
+def test_every_exit_code_names_the_errors_that_lead_to_it() -> None:
+    for code, means in ((int(row[0]), row[1]) for row in rows("code | means")):
+        named = set(re.findall(r"[A-Z]+_[A-Z_]+", means))
+        assert code == 1 or named == {one for one in codes() if exit_code_of(reported(one)) == code}

@@ -1,0 +1,266 @@
+"""What is brought, what is found to be there already, and how both are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
+from bdn.core.ports import Resolution
+from bdn.core.source.upstream import Diff, Identity, UpstreamFile
+from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store.slabs import is_small
+from bdn.mirror.db import contents, mirrors, removal
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.ingest.copier import ChunkStored, Copier
+from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, StoredContents
+from bdn.mirror.ingest.packer import PackedFile, Packer, WrongContent
+from bdn.mirror.ingest.progress import Progress, SourceCounters
+from bdn.mirror.ingest.survey import Survey
+from bdn.mirror.upstream.reader import LocatedFile
+from bdn.store.memory import MemoryStore
+from tests.support.mirror.service import database_under_test
+
+NAMES = [digest_of(bytes([index])) for index in range(4)]
+
+
+SLAB = Slab(digest_of(b"slab"), CHUNK_SIZE, "public")
+
+
+def layout_of(size: int) -> FileLayout:
+    if is_small(size):
+        return FileLayout.packed(digest_of(bytes(size)), size, SLAB, 100)
+    return FileLayout.of(size, tuple(NAMES[: -(-size // CHUNK_SIZE)]))
+
+
+@dataclass
+class Copies:
+    """A copier and a packer that need no upstream; note what they were asked for."""
+
+    asked: list[tuple[str, set[int]]] = field(default_factory=list)
+    parcels: list[list[str]] = field(default_factory=list)
+    failing: str = ""
+    wrong_parts: bool = False  # what an earlier attempt stored is not of this file
+    store: MemoryStore = field(default_factory=MemoryStore)
+
+    async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
+        self.asked.append((located.file.path, set(stored)))
+        if self.wrong_parts and stored:
+            raise ChecksumMismatchError(located.file.path, "right", "wrong")
+        layout = layout_of(located.file.size)
+        for chunk in layout.placed():
+            if chunk.index not in stored:
+                self.store.put(chunk.digest, bytearray())
+                on_stored(chunk.index, chunk.digest, chunk.range.size)
+        return layout
+
+    def put(self, size: int) -> None:
+        """What a file of this size lies in, as somebody else put it."""
+        layout = layout_of(size)
+        for digest in layout.chunks if layout.slice is None else (SLAB.digest,):
+            self.store.put(digest, bytearray())
+
+    async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
+        self.parcels.append([located.file.path for located in parcel])
+        await asyncio.sleep(0)
+        for located in parcel:
+            if located.file.path == self.failing:
+                raise UpstreamUnavailableError("s", "gone")
+            self.store.put(SLAB.digest, bytearray())
+            on_packed(located, layout_of(located.file.size), SLAB)
+
+
+@dataclass
+class Rig:
+    database: Database
+    copies: Copies = field(default_factory=Copies)
+    in_progress: CopiesInProgress = field(default_factory=CopiesInProgress)
+
+    async def gather(self, *files: UpstreamFile, recorded: set[str] | None = None, stored: int = 0) -> SourceCounters:
+        """Bring files of which a survey found nothing, or so many bytes of the first."""
+        progress = Progress(self.database, "mir_1", "w", lambda _: None, lambda _: None)
+        total = sum(file.size for file in files)
+        progress.counters[0] = SourceCounters(0, stored)
+        half = {files[0].identity.key: stored} if stored else {}
+        survey = Survey(Resolution(None), files, Diff({}, files), half, ())
+        copier: Copier = self.copies  # type: ignore[assignment]
+        packer: Packer = self.copies  # type: ignore[assignment]
+        unused: Any = None
+        copying = CopyMissing(
+            StoredContents(self.database, self.copies.store),
+            copier,
+            packer,
+            self.in_progress,
+            progress,
+            unused,
+            "s",
+            0,
+            survey,
+            recorded or set(),
+        )
+        digests = await copying.run()
+        assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
+        await progress.flush()
+        assert progress.counters[0].transferred + progress.counters[0].reused == total
+        return progress.counters[0]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with database_under_test(tmp_path) as database:
+        mirror = MirrorRow(id="mir_1", organisation="o", request_key="k", status="PENDING", created_at=1.0)
+        row = MirrorSourceRow(
+            mirror_id="mir_1", position=0, request={}, source="s", mount_location="/m", status="PENDING", warnings=[]
+        )
+        async with database.write() as session:
+            await mirrors.insert(session, mirror, [row])
+            assert await mirrors.claim(session, "w", now=time.time(), until=time.time() + 60)
+        yield Rig(database)
+
+
+def file(path: str, size: int) -> UpstreamFile:
+    return UpstreamFile(path, size, Identity.of("public", path), path, "v")
+
+
+SMALL, LARGE = file("small", 10), file("large", 2 * CHUNK_SIZE + 5)
+
+
+async def test_what_is_missing_is_brought_and_counted(rig: Rig) -> None:
+    counters = await rig.gather(SMALL, LARGE)
+    assert (rig.copies.asked, rig.copies.parcels) == ([("large", set())], [["small"]])
+    assert (counters.transferred, counters.reused) == (LARGE.size + 10, 0)
+
+
+@pytest.mark.parametrize("wanted", [SMALL, LARGE], ids=["small", "large"])
+async def test_what_another_mirror_brought_since_the_survey_is_found(rig: Rig, wanted: UpstreamFile) -> None:
+    rig.copies.put(wanted.size)
+    async with rig.database.write() as session:
+        await contents.record_slabs(session, [SLAB])
+        await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)}, 1.0)
+    counters = await rig.gather(wanted, recorded={wanted.identity.key})
+    assert (rig.copies.asked, rig.copies.parcels) == ([], [])
+    assert (counters.transferred, counters.reused) == (0, wanted.size)
+
+
+async def test_a_large_file_is_looked_for_without_being_told(rig: Rig) -> None:
+    rig.copies.put(LARGE.size)
+    async with rig.database.write() as session:
+        await contents.record_contents(session, {LARGE.identity.key: layout_of(LARGE.size)}, 1.0)
+    assert (await rig.gather(LARGE)).reused == LARGE.size
+
+
+@pytest.mark.parametrize("surveyed", [0, CHUNK_SIZE], ids=["since the survey", "before the survey"])
+async def test_chunks_that_an_earlier_attempt_stored_are_not_brought_again(rig: Rig, surveyed: int) -> None:
+    rig.copies.store.put(NAMES[1], bytearray())
+    async with rig.database.write() as session:
+        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])], 1.0)
+    counters = await rig.gather(LARGE, stored=surveyed)
+    assert rig.copies.asked == [("large", {1})]
+    assert (counters.transferred, counters.reused) == (CHUNK_SIZE + 5, CHUNK_SIZE)
+
+
+async def test_what_a_survey_took_for_stored_and_was_dropped_meanwhile_is_counted_as_brought(rig: Rig) -> None:
+    counters = await rig.gather(LARGE, stored=CHUNK_SIZE)
+    assert (counters.transferred, counters.reused) == (LARGE.size, 0)
+
+
+TINY = [file(f"tiny-{number}", number + 1) for number in range(5)]
+
+
+async def test_small_files_go_in_one_parcel(rig: Rig) -> None:
+    counters = await rig.gather(*TINY)
+    assert rig.copies.parcels == [[each.path for each in TINY]]
+    assert (counters.transferred, counters.reused) == (15, 0)
+
+
+async def test_two_mirrors_of_the_same_small_files_fetch_each_once(rig: Rig) -> None:
+    first, second = await asyncio.gather(rig.gather(*TINY[:4]), rig.gather(*TINY[1:]))
+    assert sorted(path for parcel in rig.copies.parcels for path in parcel) == [each.path for each in TINY]
+    assert (first.transferred, first.reused) == (10, 0)
+    assert (second.transferred, second.reused) == (5, 9)
+
+
+async def test_who_waits_for_a_parcel_that_fails_fetches_itself_what_did_not_come(rig: Rig) -> None:
+    rig.copies.failing = "tiny-2"
+    waiting = [file("tiny-1", 2), file("tiny-3", 4)]
+    failed, other = await asyncio.gather(rig.gather(*TINY), rig.gather(*waiting), return_exceptions=True)
+    assert isinstance(failed, UpstreamUnavailableError)
+    assert isinstance(other, SourceCounters)
+    assert (other.transferred, other.reused) == (4, 2)
+    assert rig.copies.parcels == [[each.path for each in TINY], ["tiny-3"]]
+
+
+async def test_a_file_whose_earlier_chunks_are_wrong_is_copied_from_the_start(rig: Rig) -> None:
+    rig.copies.store.put(NAMES[1], bytearray())
+    async with rig.database.write() as session:
+        await contents.record_chunks(session, [(LARGE.identity.key, 1, NAMES[1])], 1.0)
+    rig.copies.wrong_parts = True
+    counters = await rig.gather(LARGE, stored=CHUNK_SIZE)
+    assert rig.copies.asked == [("large", {1}), ("large", set())]
+    assert (counters.transferred, counters.reused) == (LARGE.size, 0)
+    async with rig.database.read() as session:
+        assert NAMES[1].to_bytes() in await removal.named(session)  # as evidence
+
+
+@pytest.mark.parametrize("wanted", [SMALL, LARGE], ids=["small", "large"])
+async def test_what_is_recorded_and_gone_from_the_store_is_brought_again(rig: Rig, wanted: UpstreamFile) -> None:
+    """Somebody collects it between the look at the rows and the look at the chunks."""
+    async with rig.database.write() as session:
+        await contents.record_slabs(session, [SLAB])
+        await contents.record_contents(session, {wanted.identity.key: layout_of(wanted.size)}, 1.0)
+        await contents.record_chunks(session, [("half", 1, NAMES[1])], 1.0)
+    counters = await rig.gather(wanted, recorded={wanted.identity.key})
+    assert (counters.transferred, counters.reused) == (wanted.size, 0)
+
+
+async def test_a_half_copied_file_that_is_gone_on_with_is_as_good_as_new(rig: Rig) -> None:
+    rig.copies.store.put(NAMES[1], bytearray())
+    async with rig.database.write() as session:
+        await contents.record_chunks(session, [(LARGE.identity.key, index, NAMES[index]) for index in (0, 1)], 1.0)
+    stored, before = StoredContents(rig.database, rig.copies.store), time.time()
+    assert await stored.parts(LARGE.identity.key) == {1: NAMES[1]}  # the other one is gone
+    assert {chunk.kept_at >= before for chunk in rig.copies.store.stored()} == {True}
+    async with rig.database.write() as session:
+        assert (await removal.take_half_copied(session, before)).count == 0
+
+
+async def test_what_somebody_else_brought_and_is_gone_since_is_brought_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mirror ended, and nobody who runs now ever put these chunks."""
+    loop, key = asyncio.get_running_loop(), LARGE.identity.key
+    assert rig.in_progress.lead(key)
+    rig.in_progress.land(key, layout_of(LARGE.size))
+
+    def gone(_: Digest) -> bool:
+        loop.call_soon_threadsafe(rig.in_progress.recorded, [key], "mir_0")
+        return False
+
+    monkeypatch.setattr(rig.copies.store, "keep", gone)
+    assert (await rig.gather(LARGE)).transferred == LARGE.size
+
+
+def test_a_source_learns_what_others_record_and_the_only_source_of_a_mirror_nothing_of_itself() -> None:
+    copies = CopiesInProgress()
+    with copies.recorded_by_others("a") as alone:
+        copies.recorded(["1"], "a")
+        assert alone == set()
+        with copies.recorded_by_others("b") as other:
+            copies.recorded(["2"], "a")
+            assert (alone, other) == (set(), {"2"})
+            with copies.recorded_by_others("a") as second:
+                copies.recorded(["3"], "a")
+                assert (alone, other, second) == ({"3"}, {"2", "3"}, {"3"})
+        copies.recorded(["4"], "b")
+        assert alone == {"3", "4"}
+    copies.recorded(["5"], "b")
+    assert alone == {"3", "4"}
