@@ -7,10 +7,8 @@ from typing import Final
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, command_line
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import reachable_mirror
+from bdn.cli.output import DONE, FAILED, Output, command_line, waiting_for
 from bdn.core.store.collection import Kind
 from bdn.core.units import format_size, parse_duration
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS

@@ -7,11 +7,8 @@ from typing import Final
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, check_usage, command_line
-from bdn.cli.progress import progress_bar
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import reachable_mirror
+from bdn.cli.output import DONE, FAILED, Output, check_usage, command_line, progress_bar, waiting_for
 from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.prefetch_schema import Prefetch, PrefetchNode, PrefetchRequest

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, check_usage, command_line
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.services import agent_client
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import agent_client, reachable_mirror
+from bdn.cli.output import DONE, FAILED, Output, check_usage, command_line, waiting_for
 from bdn.core.units import format_size
 from bdn.wire.eviction_schema import Tier
 from bdn.wire.verification_schema import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import pkgutil
 import runpy
 import signal
 import subprocess
@@ -21,16 +22,13 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Final
 
+import bdn.cli
+
 # Each imports what its program takes; the programs' own files are run, not imported.
 PRELOADED: Final = (
+    *(f"bdn.cli.{one.name}" for one in pkgutil.iter_modules(bdn.cli.__path__)),
     "aiosqlite",
     "anyio._backends._asyncio",
-    "bdn.cli.admin",
-    "bdn.cli.main",
-    "bdn.cli.mirror",
-    "bdn.cli.mirror_services",
-    "bdn.cli.pull",
-    "bdn.cli.stage",
     "bdn.sources.huggingface",
     "node_agent.embedded",
     "node_agent.server",
