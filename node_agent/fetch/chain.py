@@ -135,7 +135,7 @@ class MirrorReader:
     def read_into(self, chunk: PartialChunk) -> None:
         """Bring what is missing, not verified."""
         missing = chunk.missing
-        deadline = SourceDeadline.of_mirror(missing, self.stop, self.waits)
+        deadline = SourceDeadline.of_mirror(missing, self.stop, self.peers.clock, self.waits)
         chunk.begin_source("mirror", MIRROR)
         try:
             replace(self.http, deadline=deadline).read_into(chunk)
