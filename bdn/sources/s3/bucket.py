@@ -16,12 +16,12 @@ from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.core.source.upstream import Checksum, UpstreamFile
 from bdn.core.source.uri import BucketUri
-from bdn.sources.aws.checksums import stated_checksum
-from bdn.sources.aws.client import LISTING, Client, S3Endpoint, s3_client
-from bdn.sources.aws.errors import SDK_ERRORS, region_told, translate, translate_head
-from bdn.sources.aws.listing import S3Object, S3Page, read_page
-from bdn.sources.aws.signature import GetSigner, plain_address
 from bdn.sources.bucket_tree import PAGE
+from bdn.sources.s3.checksums import stated_checksum
+from bdn.sources.s3.client import LISTING, S3Client, S3Endpoint, s3_client
+from bdn.sources.s3.errors import SDK_ERRORS, region_told, translate, translate_head
+from bdn.sources.s3.listing import S3Object, S3Page, read_page
+from bdn.sources.s3.signature import GetSigner, plain_address
 
 ADDRESS_SECONDS: Final = 3600
 _NO_VERSION: Final = "null"  # what S3 calls the version of an object that was written while versioning was off
@@ -60,7 +60,7 @@ class S3Bucket:
         self,
         uri: BucketUri,
         endpoint: S3Endpoint,
-        open_client: Callable[[str], Awaitable[Client]],
+        open_client: Callable[[str], Awaitable[S3Client]],
         *,
         asker: Asker = ASK_ONCE,
         clock: Callable[[], float] = time.time,
@@ -71,7 +71,7 @@ class S3Bucket:
         self._home = self._region = endpoint.region
         self._open_client = open_client
         self._clock = clock
-        self._client: Client | None = None
+        self._client: S3Client | None = None
         self._opening = asyncio.Lock()
         self._base: str | None = None
         self._signer: GetSigner | None = None
@@ -165,7 +165,7 @@ class S3Bucket:
             self._base = address.partition("?")[0].removesuffix("k")
         return self._base
 
-    async def _ask(self, call: Callable[[Client], Awaitable[Answer]]) -> Answer:
+    async def _ask(self, call: Callable[[S3Client], Awaitable[Answer]]) -> Answer:
         client, region = await self._current()
         try:
             return await call(client)
@@ -176,7 +176,7 @@ class S3Bucket:
         client, _ = await self._current()
         return await call(client)
 
-    async def _current(self) -> tuple[Client, str]:
+    async def _current(self) -> tuple[S3Client, str]:
         async with self._opening:
             if self._client is None:
                 self._client = await self._open_client(self._region)
@@ -198,8 +198,8 @@ async def connect(
     """The bucket, without a request yet; its connections are closed at the end."""
     async with AsyncExitStack() as stack:
 
-        def open_client(region: str) -> Awaitable[Client]:
-            client: AbstractAsyncContextManager[Client] = s3_client(uri.bucket, endpoint, region)
+        def open_client(region: str) -> Awaitable[S3Client]:
+            client: AbstractAsyncContextManager[S3Client] = s3_client(uri.bucket, endpoint, region)
             return stack.enter_async_context(client)
 
         yield S3Bucket(uri, endpoint, open_client, asker=asker, clock=clock)

@@ -7,25 +7,27 @@ themselves.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, cast
+from urllib.parse import urlsplit
 
 from google.auth import identity_pool
 from google.auth.exceptions import GoogleAuthError
 
-from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.errors import AuthRequiredError, BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
-from bdn.sources.google.identity_errors import refusal
-from bdn.sources.google.tokens import AccessToken
-from bdn.sources.google.transport import google_transport
+from bdn.sources.gcs.tokens import AccessToken, GoogleAnswer, google_transport
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import GoogleServiceAccount
+from bdn.wire.http_fields import parse_retry_after
 
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
 TOKEN_SECONDS: Final = 3600  # the most that impersonation gives without a policy of the organisation
@@ -100,3 +102,42 @@ class _Supplier(identity_pool.SubjectTokenSupplier):
 
     def get_subject_token(self, context: object, request: object) -> str:  # noqa: ARG002 - the library's signature
         return self.sign_in.assertion.sign(self.sign_in.token_audience)
+
+
+_CODE: Final = re.compile(r"[A-Za-z_]{1,60}")
+
+
+def refusal(sign_in: GoogleServiceAccount, source: str, answer: GoogleAnswer, url: str) -> BdnError:
+    """For an answer other than 200. Descriptions stay out of it: they repeat parts of tokens."""
+    host = urlsplit(url).hostname
+    status, headers, code = answer.status, answer.headers, _code_of(answer.data) or str(answer.status)
+    if status == 429:
+        return UpstreamRateLimitedError(source, parse_retry_after(headers))
+    if not 400 <= status < 500 or status in (408, 425):
+        return UpstreamUnavailableError(source, f"{host} answered {status} {code}")
+    assertion = sign_in.assertion
+    if url.endswith(":generateAccessToken"):
+        pool = sign_in.provider.partition("/providers/")[0]
+        remedy = (
+            f"Grant roles/iam.workloadIdentityUser on {sign_in.email} to the principal or principalSet of "
+            f"//iam.googleapis.com/{pool} that holds the subjects {assertion.subjects}, enable the API "
+            "iamcredentials.googleapis.com in the account's project, and check that the account exists"
+        )
+        return AuthRequiredError(source, f"{code}: {sign_in.email} cannot be impersonated", remedy)
+    remedy = (
+        f"The provider has to exist with the issuer {assertion.issuer} and the default audience, Google has to reach "
+        f"{assertion.issuer}/.well-known/openid-configuration, and the provider's attribute mapping and condition have to "
+        f"admit subjects like {assertion.subjects}"
+    )
+    return AuthRequiredError(source, f"{code}: {sign_in.provider} does not take this mirror's identity token", remedy)
+
+
+def _code_of(content: bytes) -> str | None:
+    """``invalid_grant`` of {"error": "invalid_grant"}, or ``PERMISSION_DENIED`` of {"error": {"status": …}}."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    error = document.get("error") if isinstance(document, dict) else None
+    code = error.get("status") if isinstance(error, dict) else error
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else None

@@ -12,12 +12,11 @@ from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.core.source.uri import BucketUri
-from bdn.sources.aws.bucket import connect
-from bdn.sources.aws.client import S3Endpoint
 from bdn.sources.credentials import S3Credentials, S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
-from bdn.sources.r2_address import r2_address
-from bdn.sources.s3 import S3Source
-from bdn.sources.settings import UpstreamSettings
+from bdn.sources.s3.bucket import connect
+from bdn.sources.s3.client import S3Endpoint
+from bdn.sources.s3.source import S3Source
+from bdn.sources.settings import UpstreamSettings, r2_address
 from bdn.sources.sign_in import SignIn
 
 _REGION: Final = "auto"  # the only one that R2 has
@@ -26,9 +25,10 @@ _REGION: Final = "auto"  # the only one that R2 has
 @asynccontextmanager
 async def open_r2(
     uri: BucketUri,
-    sign_in: SignIn | None,
     *,
+    sign_in: SignIn | None,
     organisation: str,
+    ambient_credentials: bool,  # noqa: ARG001 - see below
     settings: UpstreamSettings,
     clock: Callable[[], float] = time.time,
     asker: Asker = ASK_ONCE,

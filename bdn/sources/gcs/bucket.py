@@ -29,10 +29,9 @@ from bdn.core.ports import Asker, Location
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_tree import PAGE
-from bdn.sources.google.errors import SDK_ERRORS, RefusedError, translate
-from bdn.sources.google.tokens import TokenProvider
-from bdn.sources.guarded_connector import guarded_connector
-from bdn.sources.proxies import proxy_for
+from bdn.sources.gcs.errors import SDK_ERRORS, RefusedError, translate
+from bdn.sources.gcs.tokens import TokenProvider
+from bdn.sources.guarded_connector import guarded_connector, proxy_for
 
 _FIELDS: Final = "items(name,generation,size,crc32c,md5Hash),nextPageToken"
 # gcsfs's request (status, headers, what was asked, content), inside of two of its layers that do harm here: six attempts with
@@ -41,7 +40,7 @@ _ONE_ATTEMPT: Final = GCSFileSystem._request.__wrapped__  # noqa: SLF001
 _PATIENCE: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)  # seconds
 
 
-class _Entry(TypedDict, total=False):
+class _ListedObject(TypedDict, total=False):
     name: str
     generation: str
     size: str
@@ -50,7 +49,7 @@ class _Entry(TypedDict, total=False):
 
 
 class _Page(TypedDict, total=False):
-    items: list[_Entry]
+    items: list[_ListedObject]
     nextPageToken: object
 
 
@@ -161,7 +160,7 @@ async def _refuse(response: aiohttp.ClientResponse) -> None:
         raise RefusedError.of(response.status, await response.read(), response.headers)
 
 
-def _object(entry: _Entry) -> GcsObject:
+def _object(entry: _ListedObject) -> GcsObject:
     name, generation, size = str(entry["name"]), _whole(entry["generation"]), _whole(entry["size"])
     if not name or name != entry["name"]:
         msg = "an object that cannot be one"
@@ -177,7 +176,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _checksum(entry: _Entry) -> Checksum | None:
+def _checksum(entry: _ListedObject) -> Checksum | None:
     """CRC32C where there is one: Google has it for every object, an MD5 not for composite ones.
 
     It is also read at memory speed and chunk by chunk in any order, where MD5 is a tenth as fast and wants the bytes in

@@ -28,8 +28,7 @@ from bdn.core.errors import (
 from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.sources.credentials import Secret, ServiceAccountKey, service_account_key
-from bdn.sources.google.tokens import AccessToken
-from bdn.sources.google.transport import GoogleAnswer, google_transport
+from bdn.sources.gcs.tokens import AccessToken, GoogleAnswer, google_transport
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.settings import UpstreamSettings
 from bdn.wire.http_fields import parse_retry_after

@@ -18,7 +18,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.sources.aws.listing import NotAListingError
+from bdn.sources.s3.listing import NotAListingError
 from bdn.wire.http_fields import parse_retry_after
 
 # The last three are how an answer that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.

@@ -14,14 +14,14 @@ from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import BucketUri
 from bdn.core.store.slabs import scope_of
-from bdn.sources.aws.bucket import S3Bucket, connect
-from bdn.sources.aws.checksums import stated_checksum
-from bdn.sources.aws.client import S3Endpoint
-from bdn.sources.aws.identity import AwsRoleCredentials
-from bdn.sources.aws.listing import S3Object
-from bdn.sources.aws.signature import CHECKSUM_MODE
 from bdn.sources.bucket_tree import BucketTree
 from bdn.sources.credentials import S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
+from bdn.sources.s3.bucket import S3Bucket, connect
+from bdn.sources.s3.checksums import stated_checksum
+from bdn.sources.s3.client import S3Endpoint
+from bdn.sources.s3.listing import S3Object
+from bdn.sources.s3.role import AwsRoleCredentials
+from bdn.sources.s3.signature import CHECKSUM_MODE
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsWebIdentity, SignIn
 
@@ -108,8 +108,8 @@ class S3Source:
 @asynccontextmanager
 async def open_s3(
     uri: BucketUri,
-    sign_in: SignIn | None,
     *,
+    sign_in: SignIn | None,
     organisation: str,
     ambient_credentials: bool,
     settings: UpstreamSettings,

@@ -29,7 +29,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.source.uri import HuggingFaceUri
-from bdn.sources.hub.session import HubUnreachableError
+from bdn.sources.huggingface.session import HubUnreachableError
 from bdn.wire.http_fields import parse_retry_after
 
 # The last five are how the SDK fails on an answer that is not a hub's, such as a proxy's HTML page with status 200.

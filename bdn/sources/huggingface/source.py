@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -26,10 +28,12 @@ from bdn.core.source.paths import UnsafePathError, normalise_path
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.core.store.slabs import PUBLIC, scope_of
-from bdn.sources.hub.errors import SDK_ERRORS, HubErrors
-from bdn.sources.hub.listing import HubListing
-from bdn.sources.hub.session import one_attempt
-from bdn.sources.hub.tree import HubTree
+from bdn.sources.credentials import Secret, hugging_face_token
+from bdn.sources.huggingface.errors import SDK_ERRORS, HubErrors
+from bdn.sources.huggingface.session import one_attempt, warm_up
+from bdn.sources.huggingface.tree import HubListing, HubTree
+from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SignIn
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
@@ -176,3 +180,29 @@ class HuggingFaceSource:
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+@asynccontextmanager
+async def open_hugging_face(
+    uri: HuggingFaceUri,
+    *,
+    sign_in: SignIn | None,
+    organisation: str,
+    ambient_credentials: bool,
+    settings: UpstreamSettings,
+    clock: Callable[[], float] = time.time,  # noqa: ARG001 - tokens of a hub do not end
+    asker: Asker = ASK_ONCE,
+) -> AsyncIterator[HuggingFaceSource]:
+    """The source, without a request yet; the arguments are those of ``open_source``."""
+    token = settings.hf_token if ambient_credentials else None
+    if isinstance(sign_in, Secret):
+        token = hugging_face_token(sign_in)
+    await asyncio.to_thread(warm_up)
+    yield HuggingFaceSource(
+        uri,
+        endpoint=settings.hf_endpoint,
+        token=token,
+        organisation=organisation,
+        egress=settings.egress,
+        asker=asker,
+    )

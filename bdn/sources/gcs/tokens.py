@@ -1,4 +1,4 @@
-"""The way out for google-auth: it calls in a thread of its own, we ask on the event loop, behind the egress guard."""
+"""Who reads a bucket of Google, in the only form that its requests need: a token, and until when it is good."""
 
 from __future__ import annotations
 
@@ -8,15 +8,36 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from bdn.core.errors import BdnError, UpstreamUnavailableError
-from bdn.sources.guarded_connector import guarded_connector
-from bdn.sources.proxies import proxy_for
+from bdn.sources.guarded_connector import guarded_connector, proxy_for
 from bdn.sources.settings import UpstreamSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """An OAuth 2.0 access token. ``expires_at`` is in seconds since the epoch; None where it is not known to expire."""
+
+    value: str = field(repr=False)
+    expires_at: float | None
+
+
+class TokenProvider(Protocol):
+    """Where the token comes from: a service account's key, a federation, or anything else that Google accepts."""
+
+    async def token(self) -> AccessToken:
+        """A token that is good for some minutes more; usually the last one, without a request.
+
+        Raises:
+            AuthRequiredError: Google refuses to give one.
+            UpstreamRateLimitedError, UpstreamUnavailableError: it may, later.
+        """
+        ...
+
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=10)
 _LONGEST_ANSWER: Final = 256 * 1024
