@@ -117,7 +117,7 @@ async def open_agent(
     Args:
         settings: from the environment.
         clock: the time of day.
-        elapsed: counts the seconds that leases have left.
+        elapsed: counts the seconds that leases have left, and those that peers and the mirror take to answer.
         policy: how often a failed request is repeated.
         waits: how long peers and the mirror may take to answer.
 
@@ -156,7 +156,7 @@ async def open_agent(
         # Fetch: chunks from peers and the mirror.
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
-        to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members)
+        to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
         reads, bandwidth = ReadsInProgress[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
         chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatched)
 
