@@ -29,7 +29,7 @@ _WORDS: Final[dict[Kind, str]] = {
 @click.option(
     "--grace",
     metavar="DURATION",
-    help="How old has to be what nobody evicted and nothing names (90m, 24h, 7d); the mirror's own setting otherwise.",
+    help="Least age of what no eviction released and nothing names (90m, 24h, 7d); the mirror's setting otherwise.",
 )
 @command_line
 async def gc(output: Output, *, dry_run: bool, grace: str | None) -> int:

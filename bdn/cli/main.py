@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
         "worker": ("bdn.cli.serve:worker", "Run one more worker beside a mirror on PostgreSQL."),
         "migrate": ("bdn.cli.serve:migrate", "Bring the database to the schema of this version."),
         "mirror": ("bdn.cli.mirror:mirror", "Mirror sources, and print the mirror's id for 'bdn stage'."),
-        "stage": ("bdn.cli.stage:stage", "Make the files of a READY mirror stand on this node."),
+        "stage": ("bdn.cli.stage:stage", "Stage the files of a READY mirror on this node, and print where they are."),
         "unstage": ("bdn.cli.stage:unstage", "Take a job's files away; the cache keeps them."),
     },
 )

@@ -124,7 +124,7 @@ async def rotate(output: Output) -> None:
 @secrets.command("new-key")
 @command_line
 async def new_key(output: Output) -> None:
-    """Print a new key for BDN_SECRETS_KEY. It is kept nowhere: whoever loses it sets all secrets again.
+    """Print a new key for BDN_SECRETS_KEY. It is kept nowhere: without it, all secrets have to be set again.
 
     \b
     Example: export BDN_SECRETS_KEY=$(bdn-admin secrets new-key)

@@ -25,7 +25,7 @@ from bdn.wire.stage_schema import Stage, StageRequest
 async def stage(
     output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, warm: bool, no_wait: bool
 ) -> int:
-    """Make the files of a READY mirror stand on this node, and print where.
+    """Stage the files of a READY mirror on this node, and print where they are.
 
     \b
     Example: bdn stage mir_0123456789abcdef01234567 --job train-42

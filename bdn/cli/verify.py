@@ -41,7 +41,7 @@ async def verify(
     node: str | None,
     no_repair: bool,
 ) -> int:
-    """Read what is held again, find wrong bytes, and repair them from whoever has the right ones.
+    """Read again what is held, find wrong bytes, and repair them from agents, the mirror or the upstream.
 
     A path is that of a file or a folder of a stage on this machine, and is verified by this machine's agent. A manifest
     (b3:...), a source, or --all are verified on the mirror and on all agents. The exit code is 0 when nothing is wrong any
