@@ -20,9 +20,9 @@ from bdn.cli.why import why
 from bdn.core.errors import InvalidRequestError
 from bdn.core.units import format_size, parse_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
-from bdn.wire.agent_schema import Agent
-from bdn.wire.eviction_schema import EvictedItem, Eviction, EvictionRequest, Tier
+from bdn.wire.agent_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
+from bdn.wire.operation_schema import EvictedItem, Eviction, EvictionRequest, Tier
 
 
 @click.group()
@@ -164,7 +164,7 @@ async def agents(output: Output) -> None:
     output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"])
 
 
-def _agent_lines(agent: Agent) -> list[str]:
+def _agent_lines(agent: AgentDocument) -> list[str]:
     life = f"{'alive' if agent.alive else 'silent'} since {agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z"
     lines = [f"{agent.cluster}/{agent.node}  {life}  {agent.manifests} manifests"]
     for tier, use in agent.tiers.items():

@@ -25,9 +25,9 @@ from bdn.core.units import format_size
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.wire.errors import ReportedError
-from bdn.wire.eviction_schema import Eviction, EvictionRequest
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.operation_schema import Eviction, EvictionRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest
 
 _WAIT_SECONDS = 60.0
 
@@ -77,7 +77,7 @@ class Demo:
         )
         return mirror
 
-    async def stage(self, title: str, mirror: Mirror, job_id: str) -> Stage:
+    async def stage(self, title: str, mirror: Mirror, job_id: str) -> StageDocument:
         """Make the files stand for a job."""
         began = time.perf_counter()
         stage = await self.agent.stage(StageRequest(job_id=job_id, grant=grant_of(mirror)))
@@ -108,7 +108,7 @@ class Demo:
         self.note(Step(step=title, outcome=outcome, seconds=seconds))
         return eviction
 
-    def check(self, stage: Stage) -> None:
+    def check(self, stage: StageDocument) -> None:
         """Open every staged shard as a user's code would."""
         from safetensors import safe_open  # noqa: PLC0415 - an extra that only the demo needs
 

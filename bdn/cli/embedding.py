@@ -18,7 +18,7 @@ from bdn.cli.output import Output
 from bdn.cli.running import RunningMirror, running_mirror
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.settings import MirrorSettings
-from bdn.wire.stage_schema import Stage
+from bdn.wire.stage_schema import StageDocument
 
 _LOOK_AGAIN_SECONDS = 0.2
 _SHORT_LIVED = ("bdn pull", "bdn-admin")
@@ -33,7 +33,7 @@ class EmbeddedAgent(Protocol):
         """Refuse a directory where no view could be published, before anything is moved."""
         ...
 
-    def pull(self, grant: str, destination: Path) -> AsyncIterator[Stage]:
+    def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
         ...
 

@@ -14,7 +14,7 @@ from bdn.cli.reaching import reachable_mirror
 from bdn.cli.waiting import waiting_for
 from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
-from bdn.wire.prefetch_schema import Prefetch, PrefetchNode, PrefetchRequest
+from bdn.wire.operation_schema import Prefetch, PrefetchNode, PrefetchRequest
 
 _LOOK_AGAIN_SECONDS: Final = 2.0  # as often as agents tell how far they are
 

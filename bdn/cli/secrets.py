@@ -12,7 +12,7 @@ from bdn.cli.output import Output, command_line
 from bdn.cli.reaching import reachable_mirror
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.mirror.upstream.sealing import new_key as made_key
-from bdn.wire.secret_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
+from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
 
 _LONGEST: Final = LIMIT_VALUE_BYTES + 2  # with its line end, and one more than fits
 

@@ -14,10 +14,10 @@ from bdn.cli.reaching import reachable_mirror
 from bdn.cli.services import agent_client
 from bdn.cli.waiting import waiting_for
 from bdn.core.units import format_size
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.verification_schema import (
+from bdn.wire.operation_schema import (
     DamagedItem,
     PathVerificationRequest,
+    Tier,
     Verification,
     VerificationRequest,
     VerifyReport,

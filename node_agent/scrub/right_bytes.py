@@ -15,7 +15,7 @@ from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.transfer.buffers import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.held_chunks import NodeShelf
 from node_agent.fetch.chain import chunk_base

@@ -16,7 +16,7 @@ from pathlib import Path
 from bdn.core.errors import SecretMalformedError, SecretNotFoundError
 from bdn.mirror.upstream.secret_table import SecretTable
 from bdn.sources.credentials import Secret
-from bdn.wire.secret_schema import is_secret_name
+from bdn.wire.access_schema import is_secret_name
 
 
 @dataclass(frozen=True)
