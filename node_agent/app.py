@@ -26,7 +26,7 @@ from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.tiers import open_tiers
-from node_agent.change_signal import News
+from node_agent.change_signal import ChangeSignal
 from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
@@ -42,7 +42,7 @@ from node_agent.fill.fills import Fills
 from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
-from node_agent.metrics import Metrics
+from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats, Identity
 from node_agent.mirror_link.holdings import Holdings
@@ -63,8 +63,8 @@ from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
-from node_agent.stage.stage import StageBook
-from node_agent.stage.stages import Stages
+from node_agent.stage.stage import StageRegistry
+from node_agent.stage.stages import StageService
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.exposure import choose, exposures
 from node_agent.stage.view.views import Views
@@ -87,7 +87,7 @@ class Agent:
     places: Places
     cache: NodeCache
     journal: Journal
-    stages: Stages
+    stages: StageService
     evictions: Evictions
     holdings: Holdings
     housekeeping: Housekeeping
@@ -95,7 +95,7 @@ class Agent:
     verifications: Verifications
     heartbeats: Heartbeats
     trust: Trust
-    metrics: Metrics
+    metrics: AgentMetrics
     data_port: int
 
     def check_ready(self) -> None:
@@ -130,8 +130,8 @@ async def open_agent(
     settings.check()
     policy, waits = policy or RetryPolicy(), waits or Waits()
     async with AsyncExitStack() as stack:
-        registry, news = StageBook(), News()
-        metrics = Metrics(registry)
+        registry, news = StageRegistry(), ChangeSignal()
+        metrics = AgentMetrics(registry)
 
         # Disk and cache: what the last run has left is read.
         disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
@@ -288,7 +288,7 @@ async def open_agent(
         evictions = Evictions(
             settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
         )
-        stages = Stages(
+        stages = StageService(
             registry,
             lifecycle,
             records,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class News:
+class ChangeSignal:
     """Counts changes and wakes whoever tells them. ``tell`` is called on the event loop."""
 
     def __init__(self) -> None:

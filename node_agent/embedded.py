@@ -19,7 +19,7 @@ from node_agent.stage.view.destination import Destination
 
 
 @dataclass(frozen=True)
-class EmbeddedAgent:
+class LocalAgent:
     """A running agent, and the address of its control API if it serves one."""
 
     agent: Agent
@@ -50,7 +50,7 @@ class EmbeddedAgent:
 @asynccontextmanager
 async def open_embedded_agent(
     *, mirror_url: str, token: str | None, data_dir: Path, serve: bool
-) -> AsyncIterator[EmbeddedAgent]:
+) -> AsyncIterator[LocalAgent]:
     """An agent with the settings of the environment, on this data directory, that the mirror has heard of."""
     given = {} if serve else {"data_port": 0, "port": None}
     settings = load_settings(url=mirror_url, token=token, data_dir=data_dir, **given)
@@ -62,4 +62,4 @@ async def open_embedded_agent(
             listener = stack.enter_context(unix_socket(settings.effective_socket))
             await stack.enter_async_context(serving(build_app(agent), listener))
             address = f"unix:{settings.effective_socket}"
-        yield EmbeddedAgent(agent, address)
+        yield LocalAgent(agent, address)

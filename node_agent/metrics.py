@@ -10,16 +10,16 @@ from prometheus_client.core import GaugeMetricFamily
 
 from bdn.wire.operation_schema import Outcome, Tier
 from bdn.wire.stage_schema import StageState, TierUse
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 
 _STATES: Final[tuple[StageState, ...]] = ("PENDING", "STAGING", "READY", "FAILED", "RELEASED")
 _READY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
-class Metrics:
+class AgentMetrics:
     """One agent's figures, in a registry of their own."""
 
-    def __init__(self, book: StageBook) -> None:
+    def __init__(self, book: StageRegistry) -> None:
         self.registry = CollectorRegistry()
         self.fill_bytes = Counter(
             "bdn_agent_fill_bytes",
@@ -128,7 +128,7 @@ class Metrics:
 
 
 class _StageCollector:
-    def __init__(self, book: StageBook) -> None:
+    def __init__(self, book: StageRegistry) -> None:
         self._book = book
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

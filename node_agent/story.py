@@ -12,7 +12,7 @@ from bdn.wire.event_schema import NodeEvents, ShownEvent, StagedPath
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.stage.record import MountRecord
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Story:
             cached=self._is_cached(entry.digest if entry else None, mount),
         )
 
-    def _find(self, path: PurePosixPath) -> tuple[Stage, MountRecord, str]:
+    def _find(self, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
         """The stage that shows the path now, or else the one that was asked for last."""
         if not path.is_absolute():
             raise InvalidRequestError(f"{path} is not an absolute path")

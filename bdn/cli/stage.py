@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, command_line
-from bdn.cli.progress import progress_bar
-from bdn.cli.services import agent_client, mirror_client
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import agent_client, mirror_client
+from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar, waiting_for
 from bdn.core.errors import InvalidRequestError
 from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
@@ -28,7 +25,7 @@ from bdn.wire.stage_schema import StageDocument, StageRequest
 async def stage(
     output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, warm: bool, no_wait: bool
 ) -> int:
-    """Make the files of a READY mirror stand on this node, and print where.
+    """Stage the files of a READY mirror on this node, and print where they are.
 
     \b
     Example: bdn stage mir_0123456789abcdef01234567 --job train-42

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import Output, check_usage, command_line
-from bdn.cli.reaching import reachable_mirror
 from bdn.core.caller import Role
 from bdn.core.units import parse_duration
 from bdn.wire.access_schema import Token, TokenRequest

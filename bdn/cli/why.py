@@ -9,9 +9,8 @@ from typing import Final
 import click
 from pydantic import BaseModel
 
+from bdn.cli.clients import agent_client, reachable_mirror
 from bdn.cli.output import Output, command_line
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.services import agent_client
 from bdn.core.errors import NotFoundError
 from bdn.core.events import Event, explanation
 from bdn.core.units import format_size, format_time

@@ -62,8 +62,7 @@ from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sealing import Keyring
-from bdn.mirror.upstream.secret_table import SecretTable
-from bdn.mirror.upstream.secrets import Secrets
+from bdn.mirror.upstream.secrets import Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.mirror.watch import Watch
 from bdn.net.api_server.service import new_service

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from bdn.core.egress.rules import EgressPolicy
 from bdn.core.store.collection import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.settings import FileSettings, Port, Rate, Size, default_data_dir
-from bdn.sources.r2_address import CLOUDFLARE_R2, check_r2_template
+from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
 
 
 def _check_egress(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from contextvars import ContextVar
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -66,3 +68,12 @@ class GuardedConnector(TCPConnector):
 def guarded_connector(policy: EgressPolicy, **options: Any) -> GuardedConnector:  # noqa: ANN401 - aiohttp's own
     """A connector for ``aiohttp.ClientSession(connector=…)``; made inside a running loop, closed by the session."""
     return GuardedConnector(GuardedResolver(policy), **options)
+
+
+def proxy_for(url: str) -> str | None:
+    """What ``HTTPS_PROXY`` and ``NO_PROXY`` say now about an https address; None is a direct connection."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" or proxy_bypass(parts.hostname or ""):
+        return None
+    proxy = getproxies().get("https")
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"

@@ -1,20 +1,31 @@
-"""From a source URI to the source itself, opened with the credentials that the request or the process gives."""
+"""From a source URI to the source itself, opened with the credentials that the request or the process gives.
+
+A new scheme is a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
-from typing import TypedDict
+from pkgutil import resolve_name
+from typing import Final
 
 from bdn.core.pace.asking import ASK_ONCE
 from bdn.core.ports import Asker, Source
-from bdn.core.source.uri import BucketUri, HuggingFaceUri, Scheme, SourceUri
-from bdn.sources.credentials import Secret, hugging_face_token
+from bdn.core.source.uri import Scheme, SourceUri
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SignIn
+
+# Functions with the parameters of ``open_source``.
+_OPENERS: Final[Mapping[Scheme, str]] = {
+    "hf": "bdn.sources.huggingface.source:open_hugging_face",
+    "s3": "bdn.sources.s3.source:open_s3",
+    "r2": "bdn.sources.s3.r2:open_r2",
+    "gs": "bdn.sources.gcs.source:open_gcs",
+}
 
 
 @asynccontextmanager
@@ -37,71 +48,31 @@ async def open_source(
         ambient_credentials: without a sign-in, read with the process's own credentials (True) or anonymously (False).
         settings: where upstreams are.
         clock: seconds since the epoch, for credentials that end.
-        asker: sends every request of the source, and again where that may help.
+        asker: sends every request of the source, with retries.
 
     Raises:
         SecretMalformedError: the secret does not fit the source.
         AuthRequiredError: nothing can be read there without a sign-in.
         InvalidRequestError: a sign-in of another cloud.
     """
-    await asyncio.to_thread(prepare, uri.scheme)
-    asked = _Asked(organisation=organisation, settings=settings, clock=clock, asker=asker)
-    match uri:
-        case HuggingFaceUri():
-            from bdn.sources.huggingface import HuggingFaceSource  # noqa: PLC0415 - see prepare
-
-            yield HuggingFaceSource(
-                uri,
-                endpoint=settings.hf_endpoint,
-                token=_hub_token(sign_in, settings.hf_token if ambient_credentials else None),
-                organisation=organisation,
-                egress=settings.egress,
-                asker=asker,
-            )
-        case BucketUri(scheme="s3"):
-            from bdn.sources.s3 import open_s3  # noqa: PLC0415 - see prepare
-
-            async with open_s3(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
-                yield source
-        case BucketUri(scheme="gs"):
-            from bdn.sources.open_gcs import open_gcs  # noqa: PLC0415 - see prepare
-
-            async with open_gcs(uri, sign_in, ambient_credentials=ambient_credentials, **asked) as source:
-                yield source
-        case BucketUri():  # of R2
-            from bdn.sources.r2 import open_r2  # noqa: PLC0415 - see prepare
-
-            async with open_r2(uri, sign_in, **asked) as source:
-                yield source
-
-
-def _hub_token(sign_in: SignIn | None, ambient: str | None) -> str | None:
-    return hugging_face_token(sign_in) if isinstance(sign_in, Secret) else ambient
-
-
-class _Asked(TypedDict):
-    organisation: str
-    settings: UpstreamSettings
-    clock: Callable[[], float]
-    asker: Asker
+    opener = await asyncio.to_thread(prepare, uri.scheme)
+    async with opener(
+        uri,
+        sign_in=sign_in,
+        organisation=organisation,
+        ambient_credentials=ambient_credentials,
+        settings=settings,
+        clock=clock,
+        asker=asker,
+    ) as source:
+        yield source
 
 
 @cache
-def prepare(scheme: Scheme) -> None:
-    """Load what sources of this scheme need, once. Blocking.
+def prepare(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]]:
+    """Import what sources of this scheme need, once. Blocking.
 
-    Each SDK takes a quarter of a second and tens of megabytes, and its certificates a tenth: whoever reads from one hub shall
-    not pay for all of them, and nobody who wants something else of a service shall wait for it.
+    Each SDK takes a quarter of a second and tens of megabytes: a service that reads one hub does not pay for all of them.
     """
-    match scheme:
-        case "hf":
-            from bdn.sources import huggingface  # noqa: F401, PLC0415
-            from bdn.sources.hub import session as hub_session  # noqa: PLC0415
-
-            hub_session.warm_up()
-        case "s3":
-            from bdn.sources import s3  # noqa: F401, PLC0415
-        case "r2":
-            from bdn.sources import r2  # noqa: F401, PLC0415
-        case "gs":
-            pass
+    opener: Callable[..., AbstractAsyncContextManager[Source]] = resolve_name(_OPENERS[scheme])
+    return opener

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.sources.credentials import DEFAULT_REGION, S3Credentials
-from bdn.sources.r2_address import CLOUDFLARE_R2
 
 HUGGING_FACE: Final = "https://huggingface.co"
+CLOUDFLARE_R2: Final = "https://{account}[.jurisdiction].r2.cloudflarestorage.com"
 GOOGLE_STS: Final = "https://sts.googleapis.com/v1/token"
 GOOGLE_IAM: Final = "https://iamcredentials.googleapis.com"
 GOOGLE_OAUTH: Final = "https://oauth2.googleapis.com/token"
@@ -26,7 +27,7 @@ class UpstreamSettings:
     s3_endpoint_url: str | None = None  # None is AWS itself
     s3_region: str = DEFAULT_REGION
     s3_credentials: S3Credentials | None = None
-    r2_endpoint_url: str = CLOUDFLARE_R2  # the program's own setting; for placeholders see sources/aws/r2_address.py
+    r2_endpoint_url: str = CLOUDFLARE_R2  # the program's own setting; for placeholders see ``r2_address``
     sts_endpoint_url: str | None = None  # None is AWS itself, in the region that the request names
     google_sts_url: str = GOOGLE_STS
     google_iam_url: str = GOOGLE_IAM
@@ -77,3 +78,27 @@ class UpstreamSettings:
 def _address(text: str) -> str:
     """``STORAGE_EMULATOR_HOST`` may be a bare host and port, as Google's own clients take it."""
     return (text if "://" in text else f"http://{text}").rstrip("/")
+
+
+def r2_address(template: str, account: str, jurisdiction: str) -> str:
+    """The server of an account.
+
+    ``{account}``, ``{jurisdiction}`` and ``[.jurisdiction]`` are filled in, the last two with nothing, dot included, where
+    there is none. A template without them is the address.
+    """
+    part = f".{jurisdiction}" if jurisdiction else ""
+    filled = template.replace("[.jurisdiction]", part).replace(".{jurisdiction}", part)
+    return filled.replace("{jurisdiction}", jurisdiction).replace("{account}", account)
+
+
+def check_r2_template(template: str) -> str:
+    """The template without a final slash.
+
+    Raises:
+        ValueError: it does not become an address.
+    """
+    parts = urlsplit(r2_address(template, "account", "eu"))
+    is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+    if not is_address or "@" in parts.netloc or "{" in parts.geturl():
+        raise ValueError(f"must be an http or https address, in which placeholders may stand as in {CLOUDFLARE_R2}")
+    return template.rstrip("/")

@@ -21,7 +21,7 @@ from node_agent.cache.records import Held, ManifestRecords
 _Result = TypeVar("_Result")
 
 
-class Peers(Protocol):
+class PeerDocumentSource(Protocol):
     """Others who may hold the documents. None: nobody has them."""
 
     async def manifest(self, digest: Digest, bearer: str) -> Manifest | None:
@@ -42,7 +42,7 @@ class Catalogue:
 
     records: ManifestRecords
     client: MirrorClient
-    peers: Peers
+    peers: PeerDocumentSource
     policy: RetryPolicy
     answer_seconds: tuple[float, float]
 

@@ -13,13 +13,13 @@ from bdn.core.events import Event
 from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import Account, CacheEvents, kept
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 
 
 @dataclass(frozen=True)
-class Found:
+class ScannedManifest:
     """A manifest as it is on disk: its contents, which of them are whole (True) or in progress (False), its last use."""
 
     manifest: Digest
@@ -48,15 +48,15 @@ class Removal:
                     with disk_errors(path):
                         path.unlink(missing_ok=True)
 
-    def survivors(self, victims: Iterable[Victim]) -> list[Found]:
+    def survivors(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
         """After a removal that failed half-way: what is still recorded. Manifests without a record are gone."""
-        found: list[Found] = []
+        found: list[ScannedManifest] = []
         for victim in victims:
             manifest = self.records.load(victim.manifest)
             if manifest is not None:
                 last_used = self.records.last_used(victim.manifest)
                 contents = manifest.contents
-                found.append(Found(victim.manifest, contents, self.present(contents), last_used))
+                found.append(ScannedManifest(victim.manifest, contents, self.present(contents), last_used))
         return found
 
     def present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:
@@ -83,7 +83,7 @@ class Departures:
 
     index: CacheIndex
     removal: Removal
-    shelf: NodeShelf
+    shelf: HeldChunks
     events: CacheEvents
 
     async def evict(

@@ -25,7 +25,7 @@ from node_agent.disk.places import Places
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ChunkPlace:
     """Where a chunk lies in a file of several chunks."""
 
     file: Digest
@@ -33,7 +33,7 @@ class Slice:
     index: int
 
 
-class NodeShelf:
+class HeldChunks:
     """A ``ServedChunks`` over the cluster tier, the parts that are being filled, and ``files``. Safe for any thread.
 
     A file of one chunk is found by its own name and costs no memory here; only larger files have entries.
@@ -57,8 +57,8 @@ class NodeShelf:
         self._verify = verify
         self._suspect = suspect
         self._lock = threading.Lock()
-        self._slices: defaultdict[Digest, Counter[Slice]] = defaultdict(Counter)  # how many manifests say so
-        self._by_manifest: dict[Digest, list[tuple[Digest, Slice]]] = {}
+        self._slices: defaultdict[Digest, Counter[ChunkPlace]] = defaultdict(Counter)  # how many manifests say so
+        self._by_manifest: dict[Digest, list[tuple[Digest, ChunkPlace]]] = {}
         self._arrived: dict[Digest, set[int]] = {}  # of files that are being filled: which chunks are there
         self._withheld: set[Digest] = set()  # whole files that are being repaired
 
@@ -70,7 +70,7 @@ class NodeShelf:
         if held.layout is None or digest in self._by_manifest:
             return
         slices = [
-            (chunk, Slice(file.digest, file.size, index))
+            (chunk, ChunkPlace(file.digest, file.size, index))
             for file in held.layout.files.values()
             if len(file.chunks) > 1
             for index, chunk in enumerate(file.chunks)
@@ -228,7 +228,7 @@ class NodeShelf:
                 chunk = self._open_slice(self._places.part(place.file), place)
                 if chunk is not None:
                     return chunk, "node", None
-        for place in (Slice(digest, 0, 0), *places):
+        for place in (ChunkPlace(digest, 0, 0), *places):
             if place.file in self._withheld:
                 continue
             chunk = self._open_slice(self._places.file(place.file), place)
@@ -237,7 +237,7 @@ class NodeShelf:
         return None
 
     @staticmethod
-    def _open_slice(path: Path, place: Slice) -> OpenChunk | None:
+    def _open_slice(path: Path, place: ChunkPlace) -> OpenChunk | None:
         with disk_errors(path):
             try:
                 file = path.open("rb", buffering=0)
@@ -252,7 +252,7 @@ class NodeShelf:
         file.close()  # the name of a larger file, which is not the name of a chunk
         return None
 
-    def _places_of(self, digest: Digest) -> tuple[Slice, ...]:
+    def _places_of(self, digest: Digest) -> tuple[ChunkPlace, ...]:
         with self._lock:
             return tuple(self._slices.get(digest, ()))
 

@@ -17,7 +17,7 @@ from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import Account, CacheEvents, dropped, over_budget
 from node_agent.cache.eviction import Departures, Removal
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.space import Space
 
@@ -102,7 +102,7 @@ class NodeCache:
     index: CacheIndex
     records: ManifestRecords
     removal: Removal
-    shelf: NodeShelf
+    shelf: HeldChunks
     space: Space
     clock: Clock
     events: CacheEvents

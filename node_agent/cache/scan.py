@@ -11,8 +11,8 @@ from bdn.core.digest import Digest
 from bdn.core.events import Event
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
-from node_agent.cache.eviction import Found
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.eviction import ScannedManifest
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
@@ -26,13 +26,13 @@ class Scanner:
     Costs one look at every file's size. Content is not hashed: a file under its name was verified before it got there.
     """
 
-    def __init__(self, places: Places, records: ManifestRecords, shelf: NodeShelf) -> None:
+    def __init__(self, places: Places, records: ManifestRecords, shelf: HeldChunks) -> None:
         self._places = places
         self._records = records
         self._shelf = shelf
         self.decisions: list[Event] = []  # what the look found and did
 
-    def run(self) -> list[Found]:
+    def run(self) -> list[ScannedManifest]:
         """Find out, tidy up, and put what is held on the shelf; the least recently used manifest is the first."""
         with disk_errors(self._places.root):
             manifests = dict(self._manifests())
@@ -40,12 +40,12 @@ class Scanner:
             whole = self._whole_files(sizes)
             begun = self._parts(sizes, whole)
             self._stray_layouts(manifests)
-            found: list[Found] = []
+            found: list[ScannedManifest] = []
             for digest, manifest in manifests.items():
                 here = {
                     content: content in whole for content in manifest.contents if content in whole or content in begun
                 }
-                found.append(Found(digest, manifest.contents, here, self._records.last_used(digest)))
+                found.append(ScannedManifest(digest, manifest.contents, here, self._records.last_used(digest)))
                 self._shelf.add(Held(manifest, self._records.load_layout(digest)))
         self.decisions += [
             Event.of(

@@ -15,7 +15,7 @@ from bdn.core.errors import DiskFailedError
 from bdn.core.units import format_size
 from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread
-from node_agent.disk.cache_directory import Aside
+from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.places import Places
 from node_agent.settings import AgentSettings
 
@@ -57,7 +57,7 @@ class Space:
     def __init__(
         self,
         places: Places,
-        aside: Aside,
+        aside: UnnamedBytes,
         allowed: Allowed,
         roles: Collection[str],
         *,

@@ -14,7 +14,7 @@ from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.eviction import Removal
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.node_cache import Clock, NodeCache, UseClock
 from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords
@@ -32,7 +32,7 @@ class CacheTiers:
     manifests: ManifestRecords
     node: NodeCache
     cluster: ClusterTier
-    chunks: NodeShelf
+    chunks: HeldChunks
     suspects: SuspectFiles
 
 
@@ -72,7 +72,7 @@ async def open_tiers(
     cluster_events = CacheEvents(tell, on_cluster_evicted, journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
     cluster = ClusterTier(chunk_files, chunk_index, space.cluster_budget, uses, cluster_events)
-    chunks = NodeShelf(places, index, cluster, None if settings.auth == "off" else verify, suspects.add)
+    chunks = HeldChunks(places, index, cluster, None if settings.auth == "off" else verify, suspects.add)
     events = CacheEvents(on_change, on_evicted, journal.record)
     node = NodeCache(index, manifests, Removal(places, manifests), chunks, space, uses, events)
 

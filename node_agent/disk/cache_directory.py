@@ -126,7 +126,7 @@ def check_fitness(folder: Path) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class Aside:
+class UnnamedBytes:
     """A count, in bytes, of small files that are being written beside whole ones. Shared by threads.
 
     Files in progress with a part in ``filling`` are not counted here: those can be seen.
@@ -148,7 +148,7 @@ class CacheDirectory:
 
     places: Places
     writes: DirectWrites
-    aside: Aside
+    aside: UnnamedBytes
     is_rebooted: bool
 
 
@@ -167,4 +167,4 @@ async def open_cache_directory(stack: AsyncExitStack, places: Places) -> CacheDi
     await in_thread(keep_format, places)
     writes = DirectWrites()
     await in_thread(writes.probe, places.filling)
-    return CacheDirectory(places, writes, Aside(), is_rebooted)
+    return CacheDirectory(places, writes, UnnamedBytes(), is_rebooted)

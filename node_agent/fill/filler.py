@@ -15,7 +15,7 @@ from bdn.core.store.layout import FileLayout, PlacedChunk, Slice
 from bdn.disk.direct import DirectWrites
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.disk.cache_directory import Aside
+from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, Position
@@ -64,7 +64,7 @@ class Filler:
     places: Places
     sync: GroupSync
     writes: DirectWrites
-    aside: Aside
+    aside: UnnamedBytes
     bandwidth: Bandwidth
     shelf: PartShelf
     on_committed: Callable[[Digest], None]

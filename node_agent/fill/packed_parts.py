@@ -17,7 +17,7 @@ from bdn.core.errors import InternalError
 from bdn.core.store.layout import FileLayout
 from bdn.disk.durable import disk_errors, open_folder, write_all
 from node_agent.background_tasks import in_thread
-from node_agent.disk.cache_directory import Aside
+from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside, name_in_files
 
@@ -31,7 +31,7 @@ class PackedParts:
     folders take turns on the whole file system.
     """
 
-    def __init__(self, places: Places, sync: GroupSync, aside: Aside, files: Sequence[FileLayout]) -> None:
+    def __init__(self, places: Places, sync: GroupSync, aside: UnnamedBytes, files: Sequence[FileLayout]) -> None:
         self.files = files
         self.is_committed = False
         self._places = places

@@ -18,7 +18,7 @@ from node_agent.cache.cache_events import OnRequest
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Evictions:
 
     cluster: str
     node: str
-    book: StageBook
+    book: StageRegistry
     lifecycle: Lifecycle
     cache: NodeCache
     tier: ClusterTier

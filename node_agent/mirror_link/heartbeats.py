@@ -14,7 +14,7 @@ from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.operation_schema import EvictCommand, EvictReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.change_signal import News
+from node_agent.change_signal import ChangeSignal
 from node_agent.fetch.members import Members
 from node_agent.journal import Journal
 from node_agent.mirror_link.holdings import Holdings
@@ -58,7 +58,7 @@ class Heartbeats:
         holdings: Holdings,
         prefetches: Prefetches,
         verifications: Verifications,
-        news: News,
+        news: ChangeSignal,
         journal: Journal,
     ) -> None:
         self._identity = identity

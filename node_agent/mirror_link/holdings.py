@@ -18,7 +18,7 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import Room
 from node_agent.disk.cache_directory import check_fitness
 from node_agent.disk.places import Places
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Holdings:
     cache: NodeCache
     tier: ClusterTier
     roles: Collection[str]
-    book: StageBook
+    book: StageRegistry
     writes: DirectWrites
 
     async def tiers(self) -> dict[str, TierUse]:

@@ -13,7 +13,7 @@ from bdn.core.errors import BdnError, InternalError, InvalidRequestError
 from bdn.wire.errors import body_of
 from bdn.wire.operation_schema import PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.scrub.findings import Findings, Subject
+from node_agent.scrub.findings import Findings, ScrubTarget
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
 
@@ -103,7 +103,7 @@ class Verifications:
         for file in await in_thread(self.staged.find, request.path):
             await self.scrubber.file(file.manifest, file.entry.digest, findings)
             if not await in_thread(_is_same, file.path, self.scrubber.places.file(file.entry.digest)):
-                subject = Subject(file.path, file.entry.digest, file.manifest, shown=file.shown)
+                subject = ScrubTarget(file.path, file.entry.digest, file.manifest, shown=file.shown)
                 await self.scrubber.copy(subject, file.entry.size, findings)
         return findings.report(request.path)
 

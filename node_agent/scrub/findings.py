@@ -16,11 +16,11 @@ from bdn.wire.errors import ErrorBody
 from bdn.wire.layout_form import Layout
 from bdn.wire.operation_schema import DamagedItem, Outcome, Tier, VerifyReport, listed
 from node_agent.cache.records import ManifestRecords
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 
 
 @dataclass(frozen=True)
-class Subject:
+class ScrubTarget:
     """A content, and where its bytes lie. ``shown`` is what people call it, where that is not its path in the manifest."""
 
     path: Path
@@ -31,7 +31,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class Damage:
     """One chunk that is not what its name says, or, without a chunk, something about the whole file.
 
     ``found`` is None when it is unreadable; ``is_of_the_disk`` when the disk did not take the right bytes, either.
@@ -131,10 +131,10 @@ class Telling:
 
     cluster: str
     node: str
-    book: StageBook
+    book: StageRegistry
     layouts: KnownLayouts
 
-    def item(self, subject: Subject, wrong: Wrong, outcome: Outcome) -> DamagedItem:
+    def item(self, subject: ScrubTarget, wrong: Damage, outcome: Outcome) -> DamagedItem:
         """One wrong chunk. Blocking."""
         manifest = str(subject.manifest)
         mounts = [mount for stage in self.book.all() for mount in stage.record.mounts if mount.manifest == manifest]

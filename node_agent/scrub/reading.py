@@ -16,7 +16,7 @@ from bdn.transfer.buffers import BufferPool
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.quarantine import Evidence, Quarantine
-from node_agent.scrub.findings import Findings, ScrubEvents, Subject, Wrong
+from node_agent.scrub.findings import Damage, Findings, ScrubEvents, ScrubTarget
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Examination:
     buffers: BufferPool
     quarantine: Quarantine
 
-    def look(self, path: Path, chunk: PlacedChunk) -> Wrong | None:
+    def look(self, path: Path, chunk: PlacedChunk) -> Damage | None:
         """What is wrong with this chunk."""
         with self.buffers.take(CHUNK_SIZE) as buffer:
             return _look(path, chunk, buffer)[0]
 
-    def look_at_end(self, path: Path, layout: FileLayout) -> Wrong | None:
+    def look_at_end(self, path: Path, layout: FileLayout) -> Damage | None:
         """Whether there is more than there should be.
 
         A file that is too short lacks chunks, and one of which the disk does not say how large it is cannot be read: that is
@@ -46,7 +46,7 @@ class Examination:
             raise
         except OSError:
             return None
-        return Wrong(f"the file is {surplus} bytes too long") if surplus > 0 else None
+        return Damage(f"the file is {surplus} bytes too long") if surplus > 0 else None
 
     def digest(self, path: Path, place: ByteRange) -> Digest | None:
         """The name of the bytes there; None when they cannot be read, or are not all there."""
@@ -54,7 +54,7 @@ class Examination:
             count, _ = _read(path, place, buffer)
             return digest_of(buffer[:count]) if count == place.size else None
 
-    def keep(self, subject: Subject, layout: FileLayout, wrong: Wrong, when: float) -> Wrong | None:
+    def keep(self, subject: ScrubTarget, layout: FileLayout, wrong: Damage, when: float) -> Damage | None:
         """Look once more and, unless it was the reading that went wrong, keep the bytes as they are now."""
         with self.buffers.take(CHUNK_SIZE) as buffer:
             if wrong.chunk is None:
@@ -66,16 +66,16 @@ class Examination:
             return still
 
 
-def _look(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Wrong | None, int]:
+def _look(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Damage | None, int]:
     """What is wrong, and how many bytes lie in the buffer now."""
     count, failure = _read(path, chunk.range, buffer)
     if failure:
-        return Wrong(f"it cannot be read: {failure}", chunk), 0
+        return Damage(f"it cannot be read: {failure}", chunk), 0
     found = digest_of(buffer[:count])
     if count < chunk.range.size:
-        return Wrong(f"the file ends {chunk.range.size - count} bytes before its chunk does", chunk, found), count
+        return Damage(f"the file ends {chunk.range.size - count} bytes before its chunk does", chunk, found), count
     if found != chunk.digest:
-        return Wrong("its bytes are not what its name says", chunk, found), count
+        return Damage("its bytes are not what its name says", chunk, found), count
     return None, count
 
 
@@ -96,7 +96,7 @@ def _read_end(path: Path, size: int, buffer: memoryview) -> int:
     return 0
 
 
-def _evidence(subject: Subject, wrong: Wrong, when: float) -> Evidence:
+def _evidence(subject: ScrubTarget, wrong: Damage, when: float) -> Evidence:
     chunk = wrong.chunk
     return Evidence(
         when=when,
@@ -116,9 +116,9 @@ class Reading:
     examination: Examination
     events: ScrubEvents
 
-    async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[Wrong]:
+    async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[Damage]:
         """Everything that is wrong about a file."""
-        wrong: list[Wrong | None] = [await in_thread(self.examination.look_at_end, path, layout)]
+        wrong: list[Damage | None] = [await in_thread(self.examination.look_at_end, path, layout)]
         for chunk in layout.placed():
             await findings.pace(chunk.range.size)
             wrong.append(await in_thread(self.examination.look, path, chunk))
@@ -136,7 +136,9 @@ class Reading:
         known = [one for one in digests if one is not None]
         return len(known) == len(digests) and file_digest(size, known) == content
 
-    async def keep(self, subject: Subject, layout: FileLayout, wrong: Sequence[Wrong], when: float) -> list[Wrong]:
+    async def keep(
+        self, subject: ScrubTarget, layout: FileLayout, wrong: Sequence[Damage], when: float
+    ) -> list[Damage]:
         """What is still wrong, with the evidence in quarantine."""
         again = [await in_thread(self.examination.keep, subject, layout, one, when) for one in wrong]
         return [one for one in again if one is not None]

@@ -21,7 +21,7 @@ from node_agent.cache.quarantine import Quarantine
 from node_agent.disk.places import Places
 from node_agent.fill.part import Bitmap
 from node_agent.scrub.staged_files import StagedFiles
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class Relinking:
             if stage.mend_at is None:
                 stage.mend_at = _ALREADY_DUE
 
-    def _showing(self, content: Digest, earlier: os.stat_result) -> Iterator[tuple[Stage, Path]]:
+    def _showing(self, content: Digest, earlier: os.stat_result) -> Iterator[tuple[NodeStage, Path]]:
         for stage, path in self.staged.named(content):
             with suppress(OSError):
                 if os.path.samestat(path.lstat(), earlier):

@@ -17,12 +17,12 @@ from bdn.transfer.buffers import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.fetch.chain import chunk_base
 from node_agent.fetch.fill_context import FillContext, RetryBudget
 from node_agent.fetch.routing import Routing
 from node_agent.fill.provision import FillRequest, Provision
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 from node_agent.trust import Trust
 
 
@@ -34,7 +34,7 @@ class Rights:
     ``is_open`` is whether the mirror asks nobody for grants; then one that has expired does as well.
     """
 
-    book: StageBook
+    book: StageRegistry
     trust: Trust
     is_open: bool
     _lent: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class RightBytes:
     """Brings single chunks, with the place in the queue that a scrub has. ``stop`` ends what is under way."""
 
     provision: Provision
-    shelf: NodeShelf
+    shelf: HeldChunks
     rights: Rights
     buffers: BufferPool
     stop: threading.Event

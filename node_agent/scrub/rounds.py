@@ -18,7 +18,7 @@ from node_agent.cache.node_cache import Clock
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 
 logger = logging.getLogger(__name__)
 BURST: Final = 16 * 1024 * 1024
@@ -30,7 +30,7 @@ Sleep = Callable[[float], Awaitable[object]]
 class StagesFirst:
     """A pace: so many bytes per second, and none while a stage brings files."""
 
-    def __init__(self, book: StageBook, rate: int, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, book: StageRegistry, rate: int, sleep: Sleep = asyncio.sleep) -> None:
         self._book = book
         self._sleep = sleep
         self._bucket = TokenBucket(rate, BURST, time.monotonic())

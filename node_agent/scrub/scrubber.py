@@ -18,15 +18,15 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.disk.places import Places
-from node_agent.scrub.findings import Findings, KnownLayouts, Subject, Telling, Wrong, event_about, plain
+from node_agent.scrub.findings import Damage, Findings, KnownLayouts, ScrubTarget, Telling, event_about, plain
 from node_agent.scrub.reading import Reading
 from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.repair import Demotion, Mending, Relinking
 from node_agent.scrub.right_bytes import Refill, RightBytes
 
 logger = logging.getLogger(__name__)
-_GONE: Final = Wrong("it is not on the disk any more")
-_NOT_ITS_NAME: Final = Wrong("its bytes are not what its name says, and nobody can say which of them")
+_GONE: Final = Damage("it is not on the disk any more")
+_NOT_ITS_NAME: Final = Damage("its bytes are not what its name says, and nobody can say which of them")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Scrubber:
         size = self.cache.index.ledger.size_of(content)
         if size is None or not self._is_whole(content):
             return
-        subject, layout = Subject(self.places.file(content), content, manifest), await self._layout(content, size)
+        subject, layout = ScrubTarget(self.places.file(content), content, manifest), await self._layout(content, size)
         try:
             wrong = await self._look(subject, layout, size, findings)
         except FileNotFoundError:
@@ -71,7 +71,10 @@ class Scrubber:
         size = self.tier.index.ledger.size_of(chunk)
         if size is None or not self.tier.holds(chunk):
             return
-        subject, layout = Subject(self.tier.files.path(manifest, chunk), chunk, manifest, "cluster"), plain(chunk, size)
+        subject, layout = (
+            ScrubTarget(self.tier.files.path(manifest, chunk), chunk, manifest, "cluster"),
+            plain(chunk, size),
+        )
         try:
             wrong = await self.reading.read(subject.path, layout, "cluster", findings)
             still = await self.reading.keep(subject, layout, wrong, self.clock())
@@ -80,11 +83,11 @@ class Scrubber:
         if still and findings.is_mending:
             await in_thread(self.tier.lose, chunk)
             reason = f"{still[0].reason}; it was dropped, and is fetched again when somebody wants it"
-            await self._tell(subject, [Wrong(reason, still[0].chunk)], "lost", findings)
+            await self._tell(subject, [Damage(reason, still[0].chunk)], "lost", findings)
         else:
             await self._tell(subject, still, "damaged", findings)
 
-    async def copy(self, subject: Subject, size: int, findings: Findings) -> None:
+    async def copy(self, subject: ScrubTarget, size: int, findings: Findings) -> None:
         """A staged file with bytes of its own. It is never taken away: a job may be reading it."""
         layout = await self._layout(subject.content, size)
         try:
@@ -97,7 +100,9 @@ class Scrubber:
             left = [_GONE]
         await self._tell(subject, left, "damaged", findings)
 
-    async def _look(self, subject: Subject, layout: FileLayout | None, size: int, findings: Findings) -> list[Wrong]:
+    async def _look(
+        self, subject: ScrubTarget, layout: FileLayout | None, size: int, findings: Findings
+    ) -> list[Damage]:
         if layout is not None:
             return await self.reading.read(subject.path, layout, subject.tier, findings)
         is_right = await self.reading.is_right(subject.path, subject.content, size, findings)
@@ -106,7 +111,7 @@ class Scrubber:
     # --- what is wrong ---
 
     async def _treat(
-        self, subject: Subject, layout: FileLayout | None, wrong: Sequence[Wrong], findings: Findings
+        self, subject: ScrubTarget, layout: FileLayout | None, wrong: Sequence[Damage], findings: Findings
     ) -> None:
         async with self._turn:
             try:
@@ -123,7 +128,7 @@ class Scrubber:
             self.record.suspects.clear(subject.content)
 
     async def _repair(
-        self, subject: Subject, layout: FileLayout | None, wrong: Sequence[Wrong], findings: Findings
+        self, subject: ScrubTarget, layout: FileLayout | None, wrong: Sequence[Damage], findings: Findings
     ) -> None:
         if layout is None:
             await self._replace(subject, wrong, findings)
@@ -137,21 +142,21 @@ class Scrubber:
             await self._lost(subject, left, findings)
 
     async def _mend(
-        self, subject: Subject, layout: FileLayout, wrong: Sequence[Wrong], findings: Findings
-    ) -> list[Wrong]:
+        self, subject: ScrubTarget, layout: FileLayout, wrong: Sequence[Damage], findings: Findings
+    ) -> list[Damage]:
         """Put the right bytes in, in place; returns what could not be mended, with the reason."""
-        left: list[Wrong] = []
+        left: list[Damage] = []
         for one in wrong:
             try:
                 await self._mend_one(subject, layout, one)
             except BdnError as error:
                 reason = f"{one.reason}; {error}"
-                left.append(Wrong(reason, one.chunk, one.found, is_of_the_disk=isinstance(error, DiskFailedError)))
+                left.append(Damage(reason, one.chunk, one.found, is_of_the_disk=isinstance(error, DiskFailedError)))
             else:
                 await self._tell(subject, [one], "repaired", findings)
         return left
 
-    async def _mend_one(self, subject: Subject, layout: FileLayout, wrong: Wrong) -> None:
+    async def _mend_one(self, subject: ScrubTarget, layout: FileLayout, wrong: Damage) -> None:
         if wrong.chunk is None:
             await in_thread(self.mending.cut, subject.path, layout.size)
         else:
@@ -159,14 +164,14 @@ class Scrubber:
             put = partial(self.mending.put_back, subject.path, wrong.chunk)
             await self.right_bytes.bring(subject.content, wrong.chunk, put)
 
-    async def _replace(self, subject: Subject, wrong: Sequence[Wrong], findings: Findings) -> None:
+    async def _replace(self, subject: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
         """Another file in its place, here and in views: this one is gone, or its disk does not keep what is written."""
         earlier = await in_thread(self.relinking.look, subject.path)
         await self.cache.put_aside(subject.content, partial(self.demotion.to_quarantine, subject.content))
         try:
             await self.refill.bring(subject.content)
         except BdnError as error:
-            reasons = [Wrong(f"{one.reason}; {error}", one.chunk) for one in wrong]
+            reasons = [Damage(f"{one.reason}; {error}", one.chunk) for one in wrong]
             await self._lost(subject, reasons, findings)
             if earlier:
                 await in_thread(self.relinking.leave, subject.content, earlier)
@@ -175,7 +180,7 @@ class Scrubber:
                 await in_thread(self.relinking.replace, subject.content, earlier)
             await self._tell(subject, wrong, "repaired", findings)
 
-    async def _lost(self, subject: Subject, wrong: Sequence[Wrong], findings: Findings) -> None:
+    async def _lost(self, subject: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
         await self._tell(subject, wrong, "lost", findings)
         self.reading.events.lost()
         jobs = self.telling.jobs_with(self.cache.index.named_by(subject.content))
@@ -201,7 +206,7 @@ class Scrubber:
                 return await self.right_bytes.layout(content)
         return known
 
-    async def _tell(self, subject: Subject, wrong: Sequence[Wrong], outcome: Outcome, findings: Findings) -> None:
+    async def _tell(self, subject: ScrubTarget, wrong: Sequence[Damage], outcome: Outcome, findings: Findings) -> None:
         for one in wrong:
             item = await in_thread(self.telling.item, subject, one, outcome)
             logger.warning("%s chunk %s of %s: %s (%s)", item.tier, item.chunk, item.path, outcome, one.reason)

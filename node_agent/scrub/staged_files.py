@@ -12,7 +12,7 @@ from bdn.core.errors import NotFoundError
 from bdn.core.manifest import FileEntry
 from node_agent.cache.records import ManifestRecords
 from node_agent.stage.record import MountRecord, StageRecord
-from node_agent.stage.stage import Stage, StageBook
+from node_agent.stage.stage import NodeStage, StageRegistry
 from node_agent.stage.view.views import Views
 
 
@@ -30,7 +30,7 @@ class StagedFile:
 class StagedFiles:
     """Looks through the READY stages. Blocking."""
 
-    book: StageBook
+    book: StageRegistry
     views: Views
     records: ManifestRecords
 
@@ -50,7 +50,7 @@ class StagedFiles:
             )
         return list(found.values())
 
-    def named(self, content: Digest) -> Iterator[tuple[Stage, Path]]:
+    def named(self, content: Digest) -> Iterator[tuple[NodeStage, Path]]:
         """Where views show this content, also of stages that are still being staged; not all of these paths need exist."""
         for stage in self.book.all():
             if stage.record.state not in ("STAGING", "READY"):

@@ -17,7 +17,7 @@ from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain, chunk_base
 from node_agent.fetch.members import Members
@@ -40,7 +40,7 @@ class Owner:
     lists: ChunkLists
     reads: ReadsInProgress[Digest]
     bandwidth: Bandwidth
-    shelf: NodeShelf
+    shelf: HeldChunks
     tier: ClusterTier
     chain: ReaderChain
     mirror_url: str
@@ -115,7 +115,7 @@ class Owner:
 class OwnersShelf:
     """Wraps the shelf of an agent that owns chunks: what is asked of an owner and is not here is obtained."""
 
-    inner: NodeShelf
+    inner: HeldChunks
     owner: Owner
 
     def authorize(self, request: ChunkRequest) -> None:

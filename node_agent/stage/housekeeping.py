@@ -17,7 +17,7 @@ from node_agent.cache.records import ManifestRecords
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecord, StageRecords
-from node_agent.stage.stage import Stage, StageBook
+from node_agent.stage.stage import NodeStage, StageRegistry
 from node_agent.stage.stage_events import resumed
 from node_agent.stage.view.views import Views
 
@@ -29,7 +29,7 @@ _TICK_SECONDS: Final = 10.0
 class Housekeeping:
     """Restart and reaping."""
 
-    book: StageBook
+    book: StageRegistry
     lifecycle: Lifecycle
     records: StageRecords
     manifests: ManifestRecords
@@ -48,7 +48,7 @@ class Housekeeping:
         staged go on by themselves, except pulls: those belong to a command, which has ended.
         """
         for record in await in_thread(lambda: list(self.records.load_all())):
-            stage = self.book.enter(Stage(record))
+            stage = self.book.enter(NodeStage(record))
             if not stage.is_terminal or record.state == "READY":
                 self.lifecycle.live_on(stage)
                 self.lifecycle.lease_again(record)
@@ -70,7 +70,7 @@ class Housekeeping:
         for path in await in_thread(self.views.drop_others, standing):
             logger.info("removed %s: no stage needs it", path)
 
-    async def _resume(self, stage: Stage) -> None:
+    async def _resume(self, stage: NodeStage) -> None:
         record = stage.record
         is_pull = record.destination is not None
         if record.state in ("PENDING", "STAGING"):
@@ -91,7 +91,7 @@ class Housekeeping:
                 await in_thread(self.views.expose, record.id, [mount.mount_location for mount in record.mounts])
             stage.task = self.lifecycle.background.start(self._look_through(stage), f"look through {record.id}")
 
-    async def _look_through(self, stage: Stage) -> None:
+    async def _look_through(self, stage: NodeStage) -> None:
         """What a READY stage lacks is brought again: its files may be in quarantine, or its view be of another kind."""
         record, index = stage.record, self.cache.index
         is_same_kind = all(mount.exposure == self.views.kind for mount in record.mounts)

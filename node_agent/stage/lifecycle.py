@@ -21,7 +21,7 @@ from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.stage import stage_events
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecord, StageRecords
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 from node_agent.stage.stage_events import Account
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.views import Views
@@ -56,14 +56,14 @@ class Lifecycle:
 
     # --- beginning and working ---
 
-    def begin(self, stage: Stage) -> None:
+    def begin(self, stage: NodeStage) -> None:
         """Let a task work on the stage until it is READY or FAILED. Its record is on disk already."""
         stage.record.state = "STAGING"
         stage.warming = None
         stage.is_ending = False
         self._set_out(stage)
 
-    def mend(self, stage: Stage) -> None:
+    def mend(self, stage: NodeStage) -> None:
         """Let a task bring what a READY stage lacks.
 
         If that fails it stays READY, with the view and the leases that it has; one whose view is gone altogether is FAILED.
@@ -71,7 +71,7 @@ class Lifecycle:
         stage.is_mending = True
         self._set_out(stage)
 
-    def is_to_mend(self, stage: Stage) -> bool:
+    def is_to_mend(self, stage: NodeStage) -> bool:
         """Whether files of it were lost or put aside, or whether it is time to try again what failed.
 
         A stage whose lock is held may be about to end, and one that was to end is mended for nobody but who asks for it again.
@@ -81,17 +81,17 @@ class Lifecycle:
         is_due = stage.mend_at is None or stage.mend_at <= self.elapsed()
         return is_free and is_due and self.is_lacking(stage)
 
-    def is_lacking(self, stage: Stage) -> bool:
+    def is_lacking(self, stage: NodeStage) -> bool:
         """Whether a READY stage is known to show something that is absent or wrong."""
         return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))
 
-    def _set_out(self, stage: Stage) -> None:
+    def _set_out(self, stage: NodeStage) -> None:
         stage.stop.clear()
         stage.progress = stage.budget = stage.mend_at = None
         stage.task = self.background.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 
-    async def stop(self, stage: Stage) -> None:
+    async def stop(self, stage: NodeStage) -> None:
         """Cancel the stage's tasks, if any, and wait for them. The record stays as it is."""
         stage.stop.set()
         if stage.task and stage.is_working:
@@ -101,7 +101,7 @@ class Lifecycle:
         if stage.warming:
             await stage.warming.stop()
 
-    async def _work(self, stage: Stage) -> None:
+    async def _work(self, stage: NodeStage) -> None:
         record, began = stage.record, time.monotonic()
         give_up = self._keep if stage.is_mending else self._fail
         try:
@@ -123,7 +123,7 @@ class Lifecycle:
             await self.release_all(self.pulls.replaced_by(record), ending="replaced")
         self.warmer.begin(stage)
 
-    async def _fail(self, stage: Stage, error: BdnError) -> None:
+    async def _fail(self, stage: NodeStage, error: BdnError) -> None:
         record = stage.record
         stage.is_ending = True
         logger.warning("stage %s of job %s failed: %s", record.id, record.job_id, error)
@@ -138,7 +138,7 @@ class Lifecycle:
             record.state = "FAILED"
             stage.notify()
 
-    async def _keep(self, stage: Stage, error: BdnError) -> None:
+    async def _keep(self, stage: NodeStage, error: BdnError) -> None:
         """What a READY stage shows is not taken down because it cannot be brought again now: a job may be reading it."""
         record = stage.record
         if not await in_thread(self._is_shown, record):
@@ -167,11 +167,11 @@ class Lifecycle:
 
     async def release(
         self,
-        stage: Stage,
+        stage: NodeStage,
         error: BdnError | None = None,
         *,
         ending: Ending = "released",
-        still: Callable[[Stage], bool] = lambda _: True,
+        still: Callable[[NodeStage], bool] = lambda _: True,
     ) -> None:
         """Take the stage down: exposure, view, lease, in this order. A released stage stays as it is.
 
@@ -185,7 +185,7 @@ class Lifecycle:
                 await self.stop(stage)
                 await to_the_end(self._release(stage, error, ending))
 
-    async def _release(self, stage: Stage, error: BdnError | None, ending: Ending) -> None:
+    async def _release(self, stage: NodeStage, error: BdnError | None, ending: Ending) -> None:
         record = stage.record
         stage.is_ending = True
         note = await in_thread(self._take_down, record)
@@ -203,11 +203,11 @@ class Lifecycle:
 
     async def release_all(
         self,
-        stages: Iterable[Stage],
+        stages: Iterable[NodeStage],
         error: BdnError | None = None,
         *,
         ending: Ending = "released",
-        still: Callable[[Stage], bool] = lambda _: True,
+        still: Callable[[NodeStage], bool] = lambda _: True,
     ) -> None:
         """Release each, for whatever reason of our own; one that cannot be taken down now is tried again later."""
         for stage in stages:
@@ -231,7 +231,7 @@ class Lifecycle:
 
     # --- recording ---
 
-    async def renew(self, stage: Stage, ttl_seconds: float | None) -> None:
+    async def renew(self, stage: NodeStage, ttl_seconds: float | None) -> None:
         """The stage ends by itself so many seconds from now; None means never.
 
         One that fails meanwhile has given its leases back, and takes them no more: nobody would end them.
@@ -244,13 +244,13 @@ class Lifecycle:
         if not stage.is_ending:
             self.lease_again(stage.record)
 
-    def live_on(self, stage: Stage) -> None:
+    def live_on(self, stage: NodeStage) -> None:
         """From now on it has its whole time to live, as when the agent starts: nobody could renew while there was none."""
         record, seconds = stage.record, stage.record.lifetime
         stage.deadline = None if seconds is None else self.elapsed() + seconds
         record.expires_at = None if seconds is None else self.clock() + seconds
 
-    def is_over(self, stage: Stage) -> bool:
+    def is_over(self, stage: NodeStage) -> bool:
         """Whether its time to live has passed. What people are told follows a clock that was set meanwhile."""
         if stage.deadline is None or stage.record.state not in ("PENDING", "STAGING", "READY"):
             return False
@@ -266,7 +266,7 @@ class Lifecycle:
         for manifest in record.manifests.keys() & set(index.manifests()):
             index.leases.take(manifest, record.holder)
 
-    async def _settle(self, stage: Stage, state: StageState, account: Account) -> None:
+    async def _settle(self, stage: NodeStage, state: StageState, account: Account) -> None:
         record = stage.record
         if stage.progress:
             for position, mount in enumerate(record.mounts):
@@ -278,7 +278,7 @@ class Lifecycle:
         stage.notify()
         self.on_change()
 
-    async def _save(self, stage: Stage, changes: dict[str, StageState | float | None], account: Account) -> None:
+    async def _save(self, stage: NodeStage, changes: dict[str, StageState | float | None], account: Account) -> None:
         """On disk first, then in memory; one at a time, so that the disk never goes back to an older state."""
         async with stage.saving:
             await in_thread(self._write, stage.record.model_copy(update=changes), account)

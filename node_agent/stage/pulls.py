@@ -8,7 +8,7 @@ from pathlib import Path
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import Stage, StageBook
+from node_agent.stage.stage import NodeStage, StageRegistry
 from node_agent.stage.view.destination import Destination, Earlier, resolved
 
 
@@ -16,7 +16,7 @@ from node_agent.stage.view.destination import Destination, Earlier, resolved
 class Pulls:
     """What the stages say about directories, compared with the directories. Methods look at the disk and block."""
 
-    book: StageBook
+    book: StageRegistry
     manifests: ManifestRecords
     places: Places
 
@@ -55,11 +55,11 @@ class Pulls:
         """Whether the holder of the lease is gone: there is no directory, or it is another one."""
         return record.inode is None or self.destination(record).inode() != record.inode
 
-    def abandoned(self) -> list[Stage]:
+    def abandoned(self) -> list[NodeStage]:
         """The pulled stages whose directories are gone."""
         return [stage for stage in self._ready() if self.is_abandoned(stage.record)]
 
-    def replaced_by(self, record: StageRecord) -> list[Stage]:
+    def replaced_by(self, record: StageRecord) -> list[NodeStage]:
         """The stages whose view stood where this one's stands now."""
         return [
             stage
@@ -67,7 +67,7 @@ class Pulls:
             if stage.record.destination == record.destination and stage.record.id != record.id
         ]
 
-    def _ready(self) -> list[Stage]:
+    def _ready(self) -> list[NodeStage]:
         return [
             stage
             for stage in self.book.all()

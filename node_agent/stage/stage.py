@@ -135,7 +135,7 @@ class Warming:
         )
 
 
-class Stage:
+class NodeStage:
     """State in memory. Transitions are asked for one at a time under ``lock``; records are written under ``saving``.
 
     A READY stage that lacks files stays READY while these are brought again (``is_mending``): whoever asks for it waits.
@@ -229,32 +229,32 @@ class Stage:
         )
 
 
-class StageBook:
+class StageRegistry:
     """Stages by id, in memory; their records are on disk."""
 
     def __init__(self) -> None:
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, NodeStage] = {}
 
-    def all(self) -> list[Stage]:
+    def all(self) -> list[NodeStage]:
         """Every stage, newest first; released ones are known for a week, the newest ten thousand of them."""
         return sorted(self._stages.values(), key=lambda stage: stage.record.created_at, reverse=True)
 
-    def get(self, stage_id: str) -> Stage | None:
+    def get(self, stage_id: str) -> NodeStage | None:
         """The stage, or None."""
         return self._stages.get(stage_id)
 
-    def find(self, stage_id: str) -> Stage:
+    def find(self, stage_id: str) -> NodeStage:
         """The stage, or ``NotFoundError``."""
         stage = self.get(stage_id)
         if stage is None:
             raise NotFoundError(f"stage {stage_id}")
         return stage
 
-    def enter(self, stage: Stage) -> Stage:
+    def enter(self, stage: NodeStage) -> NodeStage:
         """Enter a stage; the one that is there already, if any, stays and is returned."""
         return self._stages.setdefault(stage.record.id, stage)
 
-    def strike(self, stage: Stage) -> None:
+    def strike(self, stage: NodeStage) -> None:
         """Forget a stage."""
         if self._stages.get(stage.record.id) is stage:
             del self._stages[stage.record.id]

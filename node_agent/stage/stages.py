@@ -16,17 +16,17 @@ from node_agent.cache.node_cache import Clock
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import MountRecord, StageRecord, StageRecords
-from node_agent.stage.stage import Stage, StageBook
+from node_agent.stage.stage import NodeStage, StageRegistry
 from node_agent.stage.view.destination import Earlier, resolved
 from node_agent.stage.view.views import Views
 from node_agent.trust import Trust
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageService:
     """The service behind the control API and behind embedding commands. Safe to call at the same time, for one stage, too."""
 
-    book: StageBook
+    book: StageRegistry
     lifecycle: Lifecycle
     records: StageRecords
     views: Views
@@ -38,7 +38,7 @@ class Stages:
 
     # --- asking ---
 
-    def document(self, stage: Stage) -> stage_schema.StageDocument:
+    def document(self, stage: NodeStage) -> stage_schema.StageDocument:
         """The stage as the wire shows it."""
         return stage.document(lambda mount: self._path(stage.record, mount))
 
@@ -64,7 +64,9 @@ class Stages:
 
     # --- doing ---
 
-    async def start(self, job_id: str, token: str, ttl_seconds: float | None = None, *, warm: bool = False) -> Stage:
+    async def start(
+        self, job_id: str, token: str, ttl_seconds: float | None = None, *, warm: bool = False
+    ) -> NodeStage:
         """Stage a grant's files for a job; asking again is asking once. A failed or released stage begins anew.
 
         So does one that could be released half-way only. With ``warm`` the files are read into memory once the stage is READY;
@@ -79,7 +81,7 @@ class Stages:
         record.expires_at = None if ttl_seconds is None else record.created_at + ttl_seconds
         return await self._start(record, None)
 
-    async def pull(self, token: str, destination: Path) -> Stage:
+    async def pull(self, token: str, destination: Path) -> NodeStage:
         """Stage a grant's only manifest and publish it at a directory; the same again, while it is intact, is immediate.
 
         The directory is the lease's holder: once it is gone, the stage is released.
@@ -106,7 +108,7 @@ class Stages:
             await self.lifecycle.release(known)
         return await self._start(record, earlier)
 
-    async def renew(self, stage_id: str, ttl_seconds: float | None) -> Stage:
+    async def renew(self, stage_id: str, ttl_seconds: float | None) -> NodeStage:
         """A new time to live, from now on; None means until the stage is released."""
         stage = self.book.find(stage_id)
         async with stage.lock:
@@ -117,7 +119,7 @@ class Stages:
             await self.lifecycle.renew(stage, ttl_seconds)
         return stage
 
-    async def release(self, stage_id: str) -> Stage:
+    async def release(self, stage_id: str) -> NodeStage:
         """Unmount, drop the view, end the lease. Idempotent. The files stay cached; a pulled directory stays altogether."""
         stage = self.book.find(stage_id)
         await self.lifecycle.release(stage)
@@ -137,8 +139,8 @@ class Stages:
             await self.ask_for_keys()
         return self.trust.verify(token)
 
-    async def _start(self, record: StageRecord, earlier: Earlier | None) -> Stage:
-        stage = self.book.enter(Stage(record))
+    async def _start(self, record: StageRecord, earlier: Earlier | None) -> NodeStage:
+        stage = self.book.enter(NodeStage(record))
         async with stage.lock:
             if self.book.get(record.id) is not stage:  # it was forgotten while this waited
                 return await self._start(record, earlier)

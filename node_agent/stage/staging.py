@@ -14,7 +14,7 @@ from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.fill.provision import FillRequest, Provision
-from node_agent.stage.stage import Stage, StageProgress
+from node_agent.stage.stage import NodeStage, StageProgress
 from node_agent.stage.view.build import Built
 from node_agent.stage.view.destination import Destination
 from node_agent.stage.view.views import Views
@@ -28,7 +28,7 @@ class Staging:
     views: Views
     places: Places
 
-    async def run(self, stage: Stage) -> None:
+    async def run(self, stage: NodeStage) -> None:
         """Let the manifests come onto this node, and the view appear."""
         record = stage.record
 
@@ -41,7 +41,7 @@ class Staging:
             return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
         await self._show(stage, held)
 
-    def _is_whole(self, stage: Stage, mounts: Sequence[Held]) -> bool:
+    def _is_whole(self, stage: NodeStage, mounts: Sequence[Held]) -> bool:
         record = stage.record
         if record.destination is not None or any(mount.exposure != self.views.kind for mount in record.mounts):
             return False
@@ -49,7 +49,7 @@ class Staging:
         return self.views.is_intact(record.id, manifests)
 
     @staticmethod
-    def _announce(stage: Stage, mounts: list[Held], missing: frozenset[Digest], budget: RetryBudget) -> _StageWatch:
+    def _announce(stage: NodeStage, mounts: list[Held], missing: frozenset[Digest], budget: RetryBudget) -> _StageWatch:
         for record, held in zip(stage.record.mounts, mounts, strict=True):
             record.files_total = len(held.manifest.files)
             record.bytes_total = held.manifest.bytes_total
@@ -57,7 +57,7 @@ class Staging:
         stage.begin(progress, budget)
         return _StageWatch(stage, progress)
 
-    async def _show(self, stage: Stage, mounts: list[Held]) -> None:
+    async def _show(self, stage: NodeStage, mounts: list[Held]) -> None:
         record = stage.record
         if record.destination is not None:
             destination = Destination(record.destination, record.id, self.places)
@@ -71,7 +71,7 @@ class Staging:
             mount.view_reason = built[mount.mount_location].reason
             mount.exposure = "none" if record.destination is not None else self.views.kind
 
-    async def _show_mounts(self, stage: Stage, mounts: list[Held]) -> dict[str, Built]:
+    async def _show_mounts(self, stage: NodeStage, mounts: list[Held]) -> dict[str, Built]:
         manifests = {
             mount.mount_location: held.manifest for mount, held in zip(stage.record.mounts, mounts, strict=True)
         }
@@ -84,7 +84,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class _StageWatch:
-    stage: Stage
+    stage: NodeStage
     progress: StageProgress
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
@@ -98,6 +98,6 @@ class _StageWatch:
         self.progress.finish(file, size)
 
 
-def _by_mount(stage: Stage, held: Sequence[Held]) -> list[Held]:
+def _by_mount(stage: NodeStage, held: Sequence[Held]) -> list[Held]:
     by_digest = {one.manifest.digest: one for one in held}
     return [by_digest[mount.digest] for mount in stage.record.mounts]

@@ -14,7 +14,7 @@ from typing import Final
 from bdn.core.pace.token_bucket import TokenBucket
 from bdn.core.units import format_size
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.stage.stage import Stage, StageBook, Warming
+from node_agent.stage.stage import NodeStage, StageRegistry, Warming
 from node_agent.stage.view.views import Views
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Warmer:
     def __init__(
         self,
         background: BackgroundTasks,
-        book: StageBook,
+        book: StageRegistry,
         views: Views,
         rate: int,
         *,
@@ -98,7 +98,7 @@ class Warmer:
         self._bucket = TokenBucket(rate, STEP, clock())
         self._turn = asyncio.Lock()
 
-    def begin(self, stage: Stage) -> None:
+    def begin(self, stage: NodeStage) -> None:
         """Warm a READY stage that wants it; not twice at the same time. One that is warm is read again: that is cheap."""
         record = stage.record
         if not record.warm or record.state != "READY" or (stage.warming and stage.warming.is_going_on):
@@ -106,7 +106,7 @@ class Warmer:
         stage.warming = warming = Warming(sum(mount.bytes_total or 0 for mount in record.mounts))
         warming.task = self._background.start(self._warm(stage, warming), f"warm {record.id}")
 
-    async def _warm(self, stage: Stage, warming: Warming) -> None:
+    async def _warm(self, stage: NodeStage, warming: Warming) -> None:
         places = [self._views.place(stage.record.id, mount.mount_location) for mount in stage.record.mounts]
         async with self._turn:
             with closing(_read_through(places)) as steps:

@@ -16,10 +16,9 @@ from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled_size
 
 INTRODUCTION = """
-2 GiB of chunks of 8 MiB in the store of `bdn serve`, read from its data plane and, in turn, from nginx that serves the very
-same files, by the same client: `http.client` in 4 threads, each with 8 MiB of memory that it uses again. Then *cold*: the
-chunks are dropped from the page cache before each run, 8 threads of the client read them, and fio reads the same files with
-direct I/O, 8 blocks of 8 MiB at any time. Content comes as it lies there; nobody verifies.
+2 GiB of chunks of 8 MiB in the store of `bdn serve`, read from its data plane and, in turn, from nginx that serves the same files, by the same
+client: `http.client` in 4 threads that read into 8 MiB of memory each. *cold*: the chunks are dropped from the page cache before each run, 8 threads read
+them, and fio reads the same files with direct I/O, 8 blocks of 8 MiB at any time. Nobody verifies.
 """
 SIZE, THREADS, COLD_THREADS = 2 * 1024**3, 4, 8
 

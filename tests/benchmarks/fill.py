@@ -9,16 +9,12 @@ from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled_size
 
 INTRODUCTION = """
-Cold stage of 4 files of 2 GiB: `bdn-node-agent` fills its cache from the data plane of `bdn serve`, every chunk verified by
-BLAKE3, every file synced and renamed into place, the view built; the clock is the agent's own, from the request to READY.
-In turn with the same agent made to believe every byte (*unverified*: no hash is computed; it is no option of the agent), and
-with *fio*: direct sequential writes to as many fresh files of the same size, in blocks of 8 MiB, 8 at any time, with fsync.
-Both processes of ours run with their defaults (16 byte threads, each with one chunk of 8 MiB, of which as many as pay off receive
-and hash while the others write); the mirror's chunks are in the page cache. *verification* is what it adds to the time. CPU is that
-of the agent's process; memory is its `VmHWM`.
-Between runs the agents evict everything, the file system is synced, and the disk is left alone until it is quiet: the mount
-option `discard` works on freed blocks for seconds, and whoever came next would pay for the one before. The first run of each
-agent is compared with the source.
+A cold stage of 4 files of 2 GiB: `bdn-node-agent` fills its cache from the data plane of `bdn serve`. Every chunk is verified by BLAKE3,
+every file synced and renamed into place, the view built; the time is the agent's own, from the request to READY. In turn with the same agent
+without hashing (*unverified*, no option of the agent), and with *fio*: direct sequential writes of files of the same size, 8 blocks of 8 MiB at any
+time, with fsync. Both programs run with their defaults; the mirror's chunks are in the page cache. *verification* is what hashing adds to
+the time. CPU and memory (`VmHWM`) are the agent's. Between runs everything is evicted and synced, and the disk is left alone until it is
+quiet. The first run of each agent is compared with the source.
 """
 FILES, SIZE, IN_FLIGHT = 4, 2 * 1024**3, 8
 

@@ -11,10 +11,8 @@ from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled_size
 
 INTRODUCTION = """
-The cold stage of *fill*, in turn with *fio* as there, both on the same disk made slower: cgroup's block controller holds their
-direct writes to so many GB/s. Where a disk is slower than what two processors can carry through two processes and TCP, the
-disk is the limit; *fill* shows how far this machine gets when its disk is faster than that. 1.6 and 2.4 GB/s are the ends of what
-fio wrote on the machine on which the design was measured.
+The cold stage of *fill* in turn with *fio*, on the same disk made slower by cgroup's block controller. Where the disk is slower than what two
+CPUs carry through two processes and TCP, the disk is the limit; *fill* shows how far this machine gets when its disk is faster.
 """
 FILES, SIZE, IN_FLIGHT = 4, 2 * 1024**3, 8
 CAPS = (1.2, 1.6, 2.0, 2.4)  # GB/s

@@ -10,9 +10,8 @@ from tests.benchmarks.report import Figure, Row
 from tests.benchmarks.scale import RUNS, scaled_size
 
 INTRODUCTION = """
-`bdn-node-agent` is killed with SIGKILL half-way through a file of 2 GiB and started again; the stage goes on by itself. The
-figure is what the mirror's data plane has sent beyond the file's size. Allowed: 1 % of it, and the last batch that was not
-synced yet (128 MiB). The staged file is compared with the source in the end.
+An agent is killed with SIGKILL half-way through a file of 2 GiB and started again; the stage goes on by itself. The figure is what the mirror has sent
+beyond the file's size. Allowed: 1 % of it and the last batch that was not synced yet (128 MiB). The staged file is compared with the source.
 """
 SIZE, BATCH = 2 * 1024**3, 128 * 1024**2
 

@@ -17,11 +17,9 @@ from tests.support.services import services
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 
 INTRODUCTION = """
-A mirror in a process of its own (`bdn serve`, all defaults) and doubles of a hub and of S3 that page by 1000. Every object
-holds a few bytes, so these are figures of files, not of bytes: *plan* is `POST /mirror?dry_run=true` (list, select, compare),
-*mirrored* is everything up to READY, and *unchanged* is the same source again, of which nothing is read. CPU is that of the
-mirror's process, all its threads, divided by the number of files; memory is its `VmHWM`, which only grows from one row to the
-next.
+A mirror in a process of its own (`bdn serve`, all defaults) and a local hub and S3 server that page by 1000. Objects hold a few bytes, so these are figures
+of files: *plan* is `POST /mirror?dry_run=true` (list, select, compare), *mirrored* everything up to READY, *unchanged* the same source again, of which
+nothing is read. CPU is that of the mirror's process per file; memory is its `VmHWM`, which only grows from row to row.
 """
 FILES, OBJECTS = 50_000, 200_000
 MEMORY = "< 600"

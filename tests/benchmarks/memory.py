@@ -13,9 +13,8 @@ from tests.support.services import services
 from tests.support.services.processes import peak_megabytes
 
 INTRODUCTION = """
-One generated file through the hub double, a mirror and an agent in processes of their own; the figures are `VmHWM` of
-`/proc/PID/status`. Everything is verified, written and synced twice, in the store and in the cache, on one disk.
-`BDN_BENCH_GB` changes the size (10). Allowed: 600 MB each, whatever the size.
+One generated file through a local hub, with mirror and agent in processes of their own; the figures are `VmHWM`. Everything is verified, written
+and synced twice, in the store and in the cache, on one disk. `BDN_BENCH_GB` changes the size (20). Allowed: 600 MB each, whatever the size.
 """
 
 

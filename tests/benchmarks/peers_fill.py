@@ -14,13 +14,10 @@ from tests.benchmarks.report import Figure, Missing, Row, ratios
 from tests.benchmarks.scale import FEW_RUNS, RUNS, scaled_size
 
 INTRODUCTION = """
-The same cold stage of 4 files of 2 GiB as in *fill*, in turn with what others do: each program fetches the same bytes from
-nginx (ranges, keep-alive, its files in the page cache), and `sync -f` of its folder is counted in, since none of them syncs.
-None of them compares content with a digest: truss-transfer, s5cmd, aria2c, hf_transfer and rclone look at sizes (rclone at an
-MD5, where the server has one; this one has not). Their settings are their defaults, except: aria2c with 8 connections for
-each of 4 files at once and preallocation; hf_transfer as `huggingface_hub` calls it, 4 files at once; rclone with 4 transfers
-of 4 streams. The agent cannot read from nginx, nor they from the mirror: each has the server that it is made for. What the
-others brought is compared with the source in the first run, and its sizes in each; who has nothing to meet runs less often.
+The cold stage of *fill* in turn with other programs, which read the same bytes from nginx (ranges, keep-alive, page cache); `sync -f` of their folder
+is counted in, because none of them syncs. None of them compares content with a digest. Settings are their defaults, except: aria2c with 8
+connections for each of 4 files and preallocation; hf_transfer as `huggingface_hub` calls it, 4 files at once; rclone with 4 transfers of 4
+streams. What they wrote is compared with the source in the first run, and its sizes in each.
 """
 ASKED = {
     peers.TRUSS_TRANSFER: ">= 3",

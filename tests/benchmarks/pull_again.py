@@ -13,9 +13,8 @@ from tests.doubles.hub import Hub
 from tests.support.services.commands import Shell
 
 INTRODUCTION = """
-`bdn pull` of a Hugging Face repository that was pulled before, to the same directory and to a new one. *ready* is what the
-command reports: from its first look at the source to the directory being published. *process* is the whole command,
-interpreter and imports included. Allowed: 100 ms plus 1 ms per 50 files.
+`bdn pull` of a Hugging Face repository that was pulled before, to the same directory and to a new one. *ready* is what the command reports: from its first
+look at the source to the published directory. *process* is the whole command with interpreter and imports. Allowed: 100 ms plus 1 ms per 50 files.
 """
 
 

@@ -114,10 +114,9 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 HEAD = """# Benchmarks
 
-`make bench` installs what it measures against, measures everything and writes this page; each section names the command that
-measures it alone. Ratios travel, absolutes do not: the machines that these figures come from are shared and noisy. Whatever is
-compared runs in turn, on the same disk, and its ratio is that of each pair. What is *ours* is verified and synced before the
-clock stops. `BDN_BENCH_SCALE=0.1` makes everything smaller and leaves this page alone; `BDN_BENCH_RUNS` is the number of pairs
-(5; what is long and nothing new has 3). Everything lies below `TMPDIR`, which should be on the disk in question and have 30 GB
-free.
+`make bench` installs the programs that we compare with, measures everything and writes this page; each section names the command that measures it
+alone. The machines are shared and noisy: compare ratios, not absolute figures. What is compared runs in turn, on the same disk, and a ratio is that
+of one pair. Our own results are verified and synced before the clock stops. `BDN_BENCH_SCALE=0.1` makes everything smaller and does not write this page;
+`BDN_BENCH_RUNS` is the number of pairs (5; 3 for long ones). Files lie below `TMPDIR`, which needs 30 GB on the disk that is measured. `make bench` takes long
+and needs root for network namespaces; what cannot be measured on a machine is a row that says so.
 """

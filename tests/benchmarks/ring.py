@@ -17,13 +17,11 @@ from tests.support.agent import ring_of_agents as ring
 from tests.support.network import network
 
 INTRODUCTION = """
-Agents on one machine, each in a network namespace of its own (`BDN_AUTH=token`, addresses that are not loopback), all asked
-for the same 1 GiB at once: 8 at 200 Mbit/s, then 20 at 100 Mbit/s. `tc tbf` shapes both directions of every link, the
-mirror's too; at these rates the CPU is not the limit. *alone* is one agent in the same network. *bytes from the mirror* is
-what its link has carried, with headers and control, over the unique bytes; *of its data plane* is its own metric. *hurt*: one
-member gets SIGKILL at half the time that the unhurt run took, and another's link is slowed to 1/20; the figure is the last of
-the others. *far*: a round trip between agents and the mirror takes 50 ms more, by a relay of ours. In the end every file of
-every stage is compared with the source's BLAKE3.
+Agents on one machine, each in a network namespace of its own with `BDN_AUTH=token`, all asked for the same 1 GiB at once: 8 at 200 Mbit/s, then 20 at
+100 Mbit/s. `tc tbf` shapes both directions of every link, the mirror's too; the CPU is not the limit at these rates. *alone* is one agent in the same
+network. *bytes from the mirror* is what its link has carried, headers and control included, over the unique bytes; *of its data plane* is its own metric.
+*hurt*: one member gets SIGKILL at half the time of the unhurt run, and another's link is slowed to 1/20; the figure is the last of the others. *far*: 50 ms
+more for a round trip between agents and mirror. In the end every file of every stage is compared with the source's BLAKE3.
 """
 FILES, SIZE = 4, 256 * 1024**2
 SIZES = {8: 200_000_000, 20: 100_000_000}  # members, and the links' bits per second

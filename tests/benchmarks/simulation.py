@@ -16,9 +16,8 @@ from tests.support.simulation.node import Case
 from tests.support.simulation.ring import Ring
 
 INTRODUCTION = """
-Simulated, not measured: time is that of modelled links. Placement, order of requests, routes, patience, hedging and standing
-are the agent's own code. *Completion* is when the last node is through, in times that one node alone needs at the
-same link. The model, its limits and the plot: [simulation.md](simulation.md).
+Simulated, not measured: time is that of modelled links. Owners, order of requests, routes, deadlines, hedging and the health of peers are the agent's own
+code. *Completion* is when the last node is done, in times that one node alone needs. The model, its limits and the plot: [simulation.md](simulation.md).
 """
 CHUNKS = scaled(16_690)  # 140 GB
 FEW_CHUNKS = 128  # 1 GiB

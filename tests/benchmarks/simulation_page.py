@@ -12,45 +12,43 @@ from tests.benchmarks.scale import SCALE
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = """# A thousand nodes, simulated
 
-Made by `python -m tests.benchmarks simulation`. Nothing here is measured on a network: it is what the agent's own rules do on
-modelled links. What is measured stands in [benchmarks.md](benchmarks.md), section *ring*.
+Made by `python -m tests.benchmarks simulation`: the agent's own rules on modelled links. What was measured on a network is in
+[benchmarks.md](benchmarks.md#ring).
 
 ![Completion and bytes from the mirror by number of nodes](simulation.svg)
 
 ## By number of nodes
 
-16,690 chunks of 8 MiB (140 GB), all nodes asked at the same moment, nothing held anywhere; links of 10 Gbit/s for each node and
-for the mirror. *Completion* is when the last node is through, in times that one node alone needs (112 s).
+16,690 chunks of 8 MiB (140 GB); all nodes start at the same moment with empty caches; each node and the mirror have a link of 10 Gbit/s.
+*Completion* is when the last node is done, in times that one node alone needs (112 s).
 
 {scales}
 
 ## With faults
 
-128 chunks (1 GiB), links of 50 MB/s, exact shares. Completion is that of all who are neither killed nor slowed; the issue asks
-for 2.5. The slow member needs 20 times as long for its own stage, whatever anybody does. What it owns is read twice from the
-mirror: by itself, and by those who come next.
+128 chunks (1 GiB), links of 50 MB/s, exact shares. Completion is that of all members that are neither killed nor slowed; at most
+2.5 is asked for. The slow member needs 20 times as long for its own stage in any case. What it owns is read twice from the mirror: by itself, and by
+the next owners.
 
 {faults}
 
 ## The model
 
-- The rules are the real ones, imported from the agent: placement, the order of both lanes, how much is read from the mirror at
-  once, routes, deadlines, hedge budget, standing of peers (`bdn/core`), and the patience with each request
-  (`node_agent/fetch/deadlines.py`). The simulator (`tests/support/simulation`) carries out and counts.
+- The rules are the real ones, imported from the agent: owners, order of requests, how much is read from the mirror at once, routes, deadlines,
+  hedge budget and health of peers. The simulator (`tests/support/simulation`) carries out and counts.
 - Every node has an uplink and a downlink of the same rate, the mirror an uplink; the network between them is not the limit. A
   request takes 0.5 ms.
-- **By number of nodes**, a node's uplink serves chunk after chunk, first come first served; the mirror's uplink is shared
-  fairly. That costs one event for each chunk. It is right for equal links only: a slow downlink would take its full share of
-  the mirror here.
-- **With faults**, all flows share all links at every moment as fairly as it is possible (max-min), as TCP would with equal
-  round trips. Where both models can be used they agree within 15 % (`tests/unit/node_agent/test_ring_simulated.py`).
-- An owner that is asked for what it has not reads it from the mirror, in the bounds that the agent has. A killed member's
-  connections are reset; from then on a request to it fails after 2 s.
+- **By number of nodes**, a node's uplink serves chunk after chunk, first come first served; the mirror's uplink is shared fairly. That costs one
+  event per chunk and is right for equal links only.
+- **With faults**, all flows share all links max-min fairly at every moment, as TCP would with equal round trips. Where both models can be used they
+  agree within 15 %, which a test holds.
+- An owner that is asked for a chunk that it does not hold reads it from the mirror, within the bounds that the agent has. A killed member's connections
+  are reset; from then on a request to it fails after 2 s.
 
 ## What it leaves out
 
-CPU, disks and memory; loss and round trips; oversubscribed switches, so that a thousand nodes in racks will do worse; views of
-the members that differ; the heartbeat that takes a dead member out of the ring; small files and other stages.
+CPU, disks and memory; packet loss and round trips; oversubscribed switches, so a thousand nodes in racks will do worse; members that know different
+members; the heartbeat that takes a dead member out of the ring; small files and other stages.
 """
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 400, 70, 50
 

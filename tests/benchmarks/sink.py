@@ -9,10 +9,9 @@ from tests.benchmarks.report import Figure, Row, ratios
 from tests.benchmarks.scale import RUNS, scaled_size
 
 INTRODUCTION = """
-Cold stage of one file of 4 GiB by a `bdn-node-agent` that discards what it would write (everything else is as it is: every
-chunk asked for with the grant and verified by BLAKE3, the file allocated, synced and renamed, the view built), in turn with the
-plainest fast client (`http.client`, 4 threads, each reading into 8 MiB of memory that it uses again, nothing verified) that
-takes the mirror's chunk files from nginx. Both servers have them in the page cache.
+A cold stage of one file of 4 GiB by an agent that discards what it would write (all else is as it is: grants, BLAKE3, allocation, rename, view), in turn
+with the plainest fast client: `http.client`, 4 threads that read into 8 MiB of memory each and verify nothing, from nginx. Both servers have the chunks in
+the page cache.
 """
 SIZE, THREADS = 4 * 1024**3, 4
 

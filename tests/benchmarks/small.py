@@ -15,11 +15,9 @@ from tests.benchmarks.scale import RUNS, scaled
 from tests.support.services import services
 
 INTRODUCTION = """
-20,000 files of 32 KiB, which the mirror keeps in slabs. *cold stage*: a new agent has none of them; the clock is the agent's
-own, from the request to READY, and everything is verified and synced. In turn with `tar -x` of the same files from memory
-(`/dev/shm`) to the same disk, and `sync -f` of its folder. *warm stage*: the cache has all of them, so a stage is a view of
-20,000 hard links. Nothing is deleted before the end, since ext4 makes new files more slowly for minutes after it has deleted
-many. Each cold stage is compared with the source.
+20,000 files of 32 KiB, which the mirror keeps in slabs. *cold stage*: a new agent has none of them; verified and synced, by the agent's own time. In turn
+with `tar -x` of the same files from memory to the same disk, and `sync -f`. *warm stage*: the cache has all of them, so a stage is a view of 20,000 hard links.
+Nothing is deleted before the end, because ext4 makes new files more slowly for minutes after it has deleted many. Each cold stage is compared with the source.
 """
 COUNT, SIZE = 20_000, 32 * 1024
 MEMORY = "/dev/shm"

@@ -16,10 +16,9 @@ from tests.benchmarks.scale import FEW_RUNS, scaled, scaled_size
 from tests.support.services import services
 
 INTRODUCTION = """
-`POST /mirror` to READY of a fresh mirror (`bdn serve`, all defaults), in turn with `s5cmd cp` of the same objects to the same
-disk, from the same server: nginx with ranges and a fixed listing, its files in the page cache. The mirror checks every object
-against its CRC64NVME, names every chunk by its BLAKE3, syncs every chunk, and writes its database; s5cmd checks nothing, and
-`sync -f` of its folder is counted in (*s5cmd* alone, without it, is printed beside).
+`POST /mirror` to READY of a fresh mirror (`bdn serve`, all defaults), in turn with `s5cmd cp` of the same objects to the same disk, from the same server:
+nginx with ranges and a fixed listing, in the page cache. The mirror checks every object against its CRC64NVME, names every chunk by its BLAKE3, syncs
+every chunk, and writes its database; s5cmd checks nothing, and `sync -f` of its folder is counted in (*s5cmd* alone is without it).
 """
 
 

@@ -17,9 +17,8 @@ from tests.support.services import services
 from tests.support.services.commands import wait_until
 
 INTRODUCTION = """
-Stages of what the cache of a `bdn-node-agent` holds, one after the other, each by a new job: from the request to READY by
-the agent's own clock. 1,000 files of 1 KiB, and 140 GB in 30 files. The latter are sparse: their bytes were never written,
-but their names, sizes and layout are those of such files, and a stage reads none of them.
+Stages of what the agent's cache holds, one after the other, each by a new job, by the agent's own time from the request to READY: 1,000 files of 1 KiB, and
+140 GB in 30 files. The latter are sparse files with the names, sizes and layout of real ones; a stage reads none of them.
 """
 STAGES, FILES = 200, 1_000
 LARGE_FILES, LARGE_SIZE = 30, 140 * 10**9

@@ -82,7 +82,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/aws/listing.py",
+        "bdn/sources/s3/listing.py",
         "a listing that is no XML is followed",
         "except ET.ParseError:",
         "except KeyError:",
@@ -219,7 +219,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/hub/tree.py",
+        "bdn/sources/huggingface/tree.py",
         "the SDK's word is taken for an entry",
         "tuple(_file(entry) for",
         "tuple(RepoFile(**entry) for",
@@ -227,7 +227,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/hub/tree.py",
+        "bdn/sources/huggingface/tree.py",
         "a hub's page may come after itself for ever",
         "if following == address:",
         "if False:",
@@ -235,7 +235,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/google/bucket.py",
+        "bdn/sources/gcs/bucket.py",
         "a size is what int() makes of it",
         'if not re.fullmatch(r"[0-9]{1,30}", text):',
         "if False:",
@@ -243,7 +243,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/aws/listing.py",
+        "bdn/sources/s3/listing.py",
         "an object may have less than no bytes",
         "if not _SIZE.fullmatch(text):",
         "if False:",

@@ -66,7 +66,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/hub/errors.py",
+        "bdn/sources/huggingface/errors.py",
         "what a hub cannot have meant is no error of the hub's",
         "    TypeError,\n    ValueError,\n)",
         "    TypeError,\n)",

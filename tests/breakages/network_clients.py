@@ -35,7 +35,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/sources/aws/errors.py",
+        "bdn/sources/s3/errors.py",
         "a failure does not say where S3 was sought",
         'return f" at {urlsplit(address).hostname}" if isinstance(address, str) else ""',
         'return ""',
@@ -43,7 +43,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/sources/google/errors.py",
+        "bdn/sources/gcs/errors.py",
         "a failure does not say where GCS was sought",
         'where = f" at {error.host}" if isinstance(error, aiohttp.ClientConnectorError) else ""',
         'where = ""',
@@ -51,7 +51,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/sources/hub/guarded.py",
+        "bdn/sources/huggingface/session.py",
         "a name that is lost is no failure of the network",
         "except OSError as error:",
         "except ConnectionError as error:",

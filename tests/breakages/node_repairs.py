@@ -33,7 +33,7 @@ BREAKAGES: Final = [
     _breakage(
         "node_agent/scrub/reading.py",
         "what the disk cannot read is passed over",
-        'return Wrong(f"it cannot be read: {failure}", chunk), 0',
+        'return Damage(f"it cannot be read: {failure}", chunk), 0',
         "return None, 0",
         f"{_NODE}::test_what_the_disk_cannot_read_is_written_again",
     ),

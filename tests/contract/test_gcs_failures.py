@@ -20,7 +20,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.sources.credentials import Secret
-from bdn.sources.open_gcs import open_gcs
+from bdn.sources.gcs.source import open_gcs
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, rate_limited, truncate
@@ -162,7 +162,7 @@ async def test_a_page_or_a_token_that_failed_is_asked_for_again_and_not_the_whol
     asker = TwiceAsker()
     async with open_gcs(
         BucketUri("gs", "failures", ""),
-        Secret("gcs-key", json.dumps(server.account.key(server.token_url))),
+        sign_in=Secret("gcs-key", json.dumps(server.account.key(server.token_url))),
         organisation="acme",
         ambient_credentials=False,
         settings=UpstreamSettings(gcs_endpoint_url=server.url, google_token_url=server.token_url, egress=LOOPBACK),
@@ -230,7 +230,7 @@ async def test_the_egress_guard_stands_before_the_bucket_and_before_every_redire
     settings = UpstreamSettings(gcs_endpoint_url=server.url, egress=PUBLIC_INTERNET)
     uri = parse_source("gs://failures-public")
     assert isinstance(uri, BucketUri)
-    async with open_gcs(uri, None, organisation="acme", ambient_credentials=False, settings=settings) as source:
+    async with open_gcs(uri, sign_in=None, organisation="acme", ambient_credentials=False, settings=settings) as source:
         with pytest.raises(EgressRefusedError, match="loopback"):
             await listed(source)
     assert server.log.count() == 0

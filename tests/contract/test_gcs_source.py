@@ -14,7 +14,7 @@ import pytest
 
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Checksum, ChecksumKind, UpstreamFile
-from bdn.sources.google.bucket import GcsObject
+from bdn.sources.gcs.bucket import GcsObject
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed, listed_within

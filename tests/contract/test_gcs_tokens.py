@@ -24,9 +24,9 @@ from bdn.core.errors import (
 from bdn.core.ports import Source
 from bdn.core.source.uri import BucketUri
 from bdn.sources.credentials import Secret, service_account_key
-from bdn.sources.google.bucket import GcsEndpoint
-from bdn.sources.google.key_tokens import KeyTokens
-from bdn.sources.open_gcs import open_gcs
+from bdn.sources.gcs.bucket import GcsEndpoint
+from bdn.sources.gcs.key_tokens import KeyTokens
+from bdn.sources.gcs.source import open_gcs
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsRole
 from tests.contract.source_contract import listed
@@ -67,7 +67,7 @@ async def opened(server: GcsServer, clock: Clock) -> AsyncIterator[Source]:
     secret = Secret("gcs-key", json.dumps(server.account.key(server.token_url)))
     uri = BucketUri("gs", "private", "")
     async with open_gcs(
-        uri, secret, organisation="acme", ambient_credentials=False, settings=settings_of(server), clock=clock
+        uri, sign_in=secret, organisation="acme", ambient_credentials=False, settings=settings_of(server), clock=clock
     ) as source:
         yield source
 
@@ -225,7 +225,7 @@ async def test_a_role_of_aws_opens_no_bucket_of_google(server: GcsServer) -> Non
     with pytest.raises(InvalidRequestError, match="role of AWS"):
         async with open_gcs(
             BucketUri("gs", "private", ""),
-            AwsAssumedRole(role, "external"),
+            sign_in=AwsAssumedRole(role, "external"),
             organisation="acme",
             ambient_credentials=False,
             settings=settings_of(server),

@@ -29,7 +29,7 @@ from bdn.core.errors import (
 from bdn.core.ports import Source
 from bdn.core.source.uri import parse_source
 from bdn.sources.credentials import Secret
-from bdn.sources.hub.session import PATIENCE
+from bdn.sources.huggingface.session import PATIENCE
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed

@@ -12,8 +12,7 @@ from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
 from bdn.core.ports import Source
 from bdn.core.source.literal_prefixes import literal_prefixes
 from bdn.core.source.patterns import Patterns, select
-from bdn.sources.hub.folders import folders_of
-from bdn.sources.hub.listing import FOLDERS_ASKED_FOR
+from bdn.sources.huggingface.tree import FOLDERS_ASKED_FOR, folders_of
 from tests.contract.test_huggingface_source import opened
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub

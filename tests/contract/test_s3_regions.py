@@ -14,10 +14,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, InvalidSourceError, UpstreamUnavailableError
 from bdn.core.ports import Source
 from bdn.core.source.uri import BucketUri
-from bdn.sources.aws.bucket import S3Bucket, connect
-from bdn.sources.aws.client import Head, Listing, S3Endpoint
 from bdn.sources.credentials import S3Credentials, StaticS3Credentials
-from bdn.sources.s3 import S3Source
+from bdn.sources.s3.bucket import S3Bucket, connect
+from bdn.sources.s3.client import HeadAnswer, ListingAnswer, S3Endpoint
+from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer
@@ -70,13 +70,13 @@ class ClientOfOneRegion:
     def __init__(self, region: str) -> None:
         self._region = region
 
-    async def list_objects_v2(self, **_: object) -> Listing:
+    async def list_objects_v2(self, **_: object) -> ListingAnswer:
         if self._region == "eu-central-2":
             return {"UnreadListing": b"<ListBucketResult></ListBucketResult>"}
         metadata = {"HTTPStatusCode": 301, "HTTPHeaders": {"x-amz-bucket-region": "eu-central-2"}}
         raise ClientError({"Error": {"Code": "PermanentRedirect"}, "ResponseMetadata": metadata}, "ListObjectsV2")
 
-    async def head_object(self, **_: object) -> Head:
+    async def head_object(self, **_: object) -> HeadAnswer:
         raise NotImplementedError
 
     async def generate_presigned_url(self, ClientMethod: str, Params: dict[str, str]) -> str:  # noqa: N803

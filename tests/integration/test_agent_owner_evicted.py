@@ -21,7 +21,7 @@ from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from node_agent.cache.cache_events import over_budget
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Rig, noise, staged
@@ -123,15 +123,15 @@ async def test_a_peer_that_waits_for_a_chunk_gets_it_although_its_manifest_is_ev
 async def test_a_chunk_that_is_evicted_as_soon_as_it_has_come_is_obtained_again(
     rig: Rig, mirror: AgentMirror, peers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest, looks, open_for = mirror.publish(FILES), itertools.count(), NodeShelf.open_for
+    manifest, looks, open_for = mirror.publish(FILES), itertools.count(), HeldChunks.open_for
 
-    def open_after_an_eviction(self: NodeShelf, request: ChunkRequest) -> OpenChunk:
+    def open_after_an_eviction(self: HeldChunks, request: ChunkRequest) -> OpenChunk:
         if not next(looks):
             held = self._tier.index.ledger.used_bytes
             self._tier.evict(lambda index: index.plan_lru(held), "lru", over_budget("cluster", held, 0, 0))
         return open_for(self, request)
 
-    monkeypatch.setattr(NodeShelf, "open_for", open_after_an_eviction)
+    monkeypatch.setattr(HeldChunks, "open_for", open_after_an_eviction)
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
         assert await asked_by(peers, agent, PIECES[0], str(manifest.digest), mirror.grant(manifest)) == PIECES[0]

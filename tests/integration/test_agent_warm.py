@@ -12,7 +12,7 @@ import pytest
 
 from node_agent.app import Agent
 from node_agent.background_tasks import BackgroundTasks
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 from node_agent.stage.warm import STEP, Warmer
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import unmounting
@@ -35,11 +35,11 @@ def rig(mirror: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
         yield Rig(mirror.renewed(is_packed=False), tmp_path)
 
 
-def place_of(agent: Agent, stage: Stage) -> Path:
+def place_of(agent: Agent, stage: NodeStage) -> Path:
     return Path(agent.stages.document(stage).mounts[0].path)
 
 
-async def warmed(stage: Stage) -> tuple[str, int, str | None]:
+async def warmed(stage: NodeStage) -> tuple[str, int, str | None]:
     """Wait for the end of the warming: its state, its bytes, and why."""
     assert stage.warming is not None
     assert stage.warming.task is not None
@@ -48,7 +48,7 @@ async def warmed(stage: Stage) -> tuple[str, int, str | None]:
     return stage.warming.state, stage.warming.bytes_read, stage.warming.reason
 
 
-async def is_cold(agent: Agent, rig: Rig, job: str = "job") -> Stage:
+async def is_cold(agent: Agent, rig: Rig, job: str = "job") -> NodeStage:
     """A READY stage none of whose bytes is in memory."""
     manifest = rig.mirror.publish(FILES)
     document = await staged(agent, rig.mirror, manifest, job=job)

@@ -14,8 +14,8 @@ import click
 import pytest
 from pydantic import BaseModel
 
-from bdn.cli.exit_codes import exit_code_of
-from bdn.cli.services import ClientSettings
+from bdn.cli.clients import ClientSettings
+from bdn.cli.output import exit_code_of
 from bdn.core import errors
 from bdn.core.errors import BdnError
 from bdn.mirror.settings import MirrorSettings

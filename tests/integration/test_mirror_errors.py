@@ -10,7 +10,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.ports import Location
 from bdn.core.source.upstream import UpstreamFile
-from bdn.sources.s3 import S3Source
+from bdn.sources.s3.source import S3Source
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, flip_byte, ignore_range, truncate
 from tests.doubles.hub import Hub

@@ -13,9 +13,7 @@ from pydantic import ValidationError
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.upstream.issuer import IdentityIssuer, load_issuer
-from bdn.mirror.upstream.issuer_keys import IdentityKeys, new_identity_key
-from bdn.mirror.upstream.subject import Subject
+from bdn.mirror.upstream.issuer import IdentityIssuer, IdentityKeys, TokenSubject, load_issuer, new_identity_key
 from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.openid import OpenIdReader
 from tests.support.mirror.service import mirror_under_test
@@ -24,7 +22,7 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 
 ISSUER = "https://mirror.example.test/tenant"
 DOCUMENTS = ("/.well-known/openid-configuration", "/.well-known/jwks.json")
-SUBJECT = Subject("acme", "mir_1")
+SUBJECT = TokenSubject("acme", "mir_1")
 
 
 async def test_the_documents_are_public_and_cacheable_where_everything_else_needs_a_token(tmp_path: Path) -> None:

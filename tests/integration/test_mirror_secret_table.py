@@ -16,7 +16,7 @@ from bdn.core.errors import InvalidRequestError, SecretMalformedError
 from bdn.mirror.db import secrets
 from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secret_table import SecretTable
+from bdn.mirror.upstream.secrets import SecretTable
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 

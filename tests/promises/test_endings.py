@@ -18,7 +18,7 @@ from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.record import StageRecord, StageRecords
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 from tests.support.agent.mirror import AgentMirror, held_by, missing
 from tests.support.agent.rig import Rig, noise, staged
 from tests.support.content.trees import tree
@@ -36,7 +36,7 @@ def mirror(server: AgentMirror) -> AgentMirror:
 
 
 @asynccontextmanager
-async def lacking(mirror: AgentMirror, root: Path) -> AsyncIterator[tuple[Agent, Stage, Manifest]]:
+async def lacking(mirror: AgentMirror, root: Path) -> AsyncIterator[tuple[Agent, NodeStage, Manifest]]:
     """An agent with a READY stage whose largest file was lost."""
     manifest = mirror.publish(FILES)
     async with Rig(mirror, root).agent() as agent:
@@ -51,7 +51,7 @@ def is_shown(view: str) -> bool:
     return Path(view).exists()
 
 
-def is_gone(agent: Agent, stage: Stage) -> bool:
+def is_gone(agent: Agent, stage: NodeStage) -> bool:
     """Released, with nothing shown and nothing leased."""
     view = agent.stages.document(stage).mounts[0].path
     return stage.record.state == "RELEASED" and not is_shown(view) and agent.cache.index.leases.leased() == ()
@@ -62,7 +62,7 @@ async def test_a_stage_that_is_just_being_released_is_not_mended(
 ) -> None:
     has_stopped, may_go_on, stop = asyncio.Event(), asyncio.Event(), Lifecycle.stop
 
-    async def stop_slowly(lifecycle: Lifecycle, stage: Stage) -> None:
+    async def stop_slowly(lifecycle: Lifecycle, stage: NodeStage) -> None:
         await stop(lifecycle, stage)
         has_stopped.set()
         await may_go_on.wait()

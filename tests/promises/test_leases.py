@@ -9,7 +9,7 @@ import pytest
 
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Clock, Rig, noise
 from tests.support.content.trees import tree
@@ -26,7 +26,9 @@ def mirror(server: AgentMirror) -> AgentMirror:
     return server.renewed()
 
 
-async def ready(agent: Agent, mirror: AgentMirror, number: int, ttl: float | None, *, job: str | None = None) -> Stage:
+async def ready(
+    agent: Agent, mirror: AgentMirror, number: int, ttl: float | None, *, job: str | None = None
+) -> NodeStage:
     manifest = mirror.publish(FILES[number])
     await agent.heartbeats.beat()
     stage = await agent.stages.start(job or f"job-{number}", mirror.grant(manifest, expires_in=1e9), ttl)
@@ -34,7 +36,7 @@ async def ready(agent: Agent, mirror: AgentMirror, number: int, ttl: float | Non
     return stage
 
 
-def is_whole(agent: Agent, stage: Stage, number: int) -> bool:
+def is_whole(agent: Agent, stage: NodeStage, number: int) -> bool:
     place = agent.stages.document(stage).mounts[0].path
     leased = all(map(agent.cache.index.leases.is_leased, stage.record.manifests))
     return leased and tree(Path(place)) == FILES[number]
@@ -105,7 +107,7 @@ async def live(mirror: AgentMirror, root: Path, seed: int, tally: Tally) -> None
         elapsed.now = chance.choice([0.0, elapsed.now + 5 * DAY])  # down for long, or the machine was started anew
 
 
-def stage_of(agent: Agent, number: int) -> Stage:
+def stage_of(agent: Agent, number: int) -> NodeStage:
     return next(stage for stage in agent.stages.book.all() if stage.record.job_id == f"job-{number}")
 
 

@@ -15,7 +15,7 @@ from bdn.core.events import Event
 from bdn.wire.operation_schema import VerifyCommand
 from node_agent.app import Agent
 from node_agent.journal import Journal
-from node_agent.stage.stage import Stage
+from node_agent.stage.stage import NodeStage
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import Clock, Rig, noise, staged
 from tests.support.content.trees import tree
@@ -32,7 +32,7 @@ def mirror(server: AgentMirror) -> AgentMirror:
     return server.renewed()
 
 
-async def looked_through(agent: Agent) -> Stage:
+async def looked_through(agent: Agent) -> NodeStage:
     """The only stage, when nothing works on it any more."""
     (stage,) = agent.stages.book.all()
     while stage.task and stage.is_working:

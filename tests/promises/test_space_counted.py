@@ -21,9 +21,9 @@ from node_agent.app import Agent
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.space import Room
-from node_agent.metrics import Metrics
+from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 from tests.support.agent.cache import cached, put
 from tests.support.agent.local_node import open_disk_and_tiers
 from tests.support.agent.mirror import AgentMirror
@@ -118,7 +118,7 @@ async def a_cache(root: Path) -> AsyncIterator[NodeCache]:
         data_dir=root, cache_bytes=100 * MIB, cluster_cache_bytes=0, headroom_bytes=0, keep_percent=0
     )
     async with AsyncExitStack() as stack:
-        _, _, tiers = await open_disk_and_tiers(stack, settings, Metrics(StageBook()), time.time)
+        _, _, tiers = await open_disk_and_tiers(stack, settings, AgentMetrics(StageRegistry()), time.time)
         yield tiers.node
 
 

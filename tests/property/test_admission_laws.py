@@ -18,7 +18,7 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.eviction import Departures, Found
+from node_agent.cache.eviction import Departures, ScannedManifest
 from node_agent.cache.records import Held
 from tests.support.content.names import named, stage
 
@@ -52,10 +52,12 @@ class Disk:
                 self.step()
                 self.whole.discard(content)
 
-    def survivors(self, victims: Iterable[Victim]) -> list[Found]:
+    def survivors(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
         left = [self.recorded[one.manifest] for one in victims if one.manifest in self.recorded]
         return [
-            Found(manifest.digest, manifest.contents, dict.fromkeys(self.whole & manifest.contents.keys(), True), used)
+            ScannedManifest(
+                manifest.digest, manifest.contents, dict.fromkeys(self.whole & manifest.contents.keys(), True), used
+            )
             for manifest, used in left
         ]
 

@@ -11,8 +11,7 @@ from bdn.core.caller import Role
 from bdn.core.errors import NotFoundError
 from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.api.parameters import Controller, Operator, Organisation
-from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer
-from bdn.mirror.upstream.issuer_keys import Jwk
+from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.secrets import Secrets
 from bdn.net.api_server.service import new_router, provided
 from bdn.wire.access_schema import (

@@ -22,7 +22,7 @@ from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.views import MirrorViews
 from bdn.mirror.ingest.worker import NEW_WORK
 from bdn.mirror.single_flight import SharedReads
-from bdn.mirror.upstream.subject import DRY_RUN
+from bdn.mirror.upstream.issuer import DRY_RUN
 from bdn.mirror.watch import Watch
 from bdn.wire.mirror_schema import TERMINAL, Mirror, Plan, PlannedSource
 from bdn.wire.weights_schema import body_from

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.weights import Auth, AuthMethod
-from bdn.mirror.upstream.issuer import IdentityIssuer
+from bdn.mirror.upstream.issuer import DRY_RUN, IdentityIssuer, TokenSubject
 from bdn.mirror.upstream.secrets import Secrets
-from bdn.mirror.upstream.subject import DRY_RUN, Subject
 from bdn.sources.sign_in import Assertion, AwsAssumedRole, AwsRole, AwsWebIdentity, GoogleServiceAccount, SignIn
 
 
@@ -22,7 +21,7 @@ class SignIns:
     def check(self, auth: Auth | None, organisation: str) -> None:
         """Refuse what could never be resolved, when it is asked for and not when somebody works on it."""
         if auth is not None and auth.method is not AuthMethod.CUSTOM_SECRET:
-            self._cloud(auth, Subject(organisation, DRY_RUN))
+            self._cloud(auth, TokenSubject(organisation, DRY_RUN))
 
     async def resolve(self, auth: Auth | None, organisation: str, job: str) -> SignIn | None:
         """How to sign in now, for this job; None where the request names no way.
@@ -35,9 +34,9 @@ class SignIns:
             return None
         if auth.method is AuthMethod.CUSTOM_SECRET:
             return await self.secrets.resolve(auth.fields["auth_secret_name"], organisation)
-        return self._cloud(auth, Subject(organisation, job))
+        return self._cloud(auth, TokenSubject(organisation, job))
 
-    def _cloud(self, auth: Auth, subject: Subject) -> SignIn:
+    def _cloud(self, auth: Auth, subject: TokenSubject) -> SignIn:
         fields = auth.fields
         match auth.method:
             case AuthMethod.AWS_OIDC:
@@ -52,7 +51,7 @@ class SignIns:
             case _:
                 raise InvalidRequestError(f"auth_method {auth.method} is not one of a cloud's")
 
-    def _assertion(self, method: AuthMethod, subject: Subject) -> Assertion:
+    def _assertion(self, method: AuthMethod, subject: TokenSubject) -> Assertion:
         issuer = self.issuer
         if issuer is None:
             raise InvalidRequestError(

@@ -27,15 +27,15 @@ from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import Part
 from node_agent.fill.provision import FillRequest
 from node_agent.journal import Journal
-from node_agent.metrics import Metrics
+from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import StageRecords
-from node_agent.stage.stage import StageBook
-from node_agent.stage.stages import Stages
+from node_agent.stage.stage import StageRegistry
+from node_agent.stage.stages import StageService
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.exposure import choose, exposures
 from node_agent.stage.view.views import Views
@@ -127,7 +127,7 @@ class LocalNode:
     disk: CacheDirectory
     tiers: CacheTiers
     provision: LocalProvision
-    stages: Stages
+    stages: StageService
     evictions: Evictions
     housekeeping: Housekeeping
 
@@ -142,7 +142,7 @@ class LocalNode:
 
 
 async def open_disk_and_tiers(
-    stack: AsyncExitStack, settings: AgentSettings, metrics: Metrics, clock: Callable[[], float]
+    stack: AsyncExitStack, settings: AgentSettings, metrics: AgentMetrics, clock: Callable[[], float]
 ) -> tuple[CacheDirectory, Journal, CacheTiers]:
     """As ``open_agent`` opens them."""
     disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
@@ -164,11 +164,11 @@ async def open_disk_and_tiers(
 
 @asynccontextmanager
 async def local_node(
-    settings: AgentSettings, world: World, metrics: Metrics, wall: Clock, elapsed: Clock
+    settings: AgentSettings, world: World, metrics: AgentMetrics, wall: Clock, elapsed: Clock
 ) -> AsyncIterator[LocalNode]:
     """Opened and resumed, in the order of ``open_agent``."""
     async with AsyncExitStack() as stack:
-        registry = StageBook()
+        registry = StageRegistry()
         disk, journal, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
         places = disk.places
         provision = LocalProvision(world, disk, tiers, stack.enter_context(GroupSync(places.root)))
@@ -202,7 +202,7 @@ async def local_node(
             disk.is_rebooted,
         )
         trust = cast("Any", OpenTrust())
-        stages = Stages(registry, lifecycle, records, views, pulls, trust, _no_keys, wall, is_node=True)
+        stages = StageService(registry, lifecycle, records, views, pulls, trust, _no_keys, wall, is_node=True)
         evictions = Evictions("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
         await housekeeping.resume()
         yield LocalNode(disk, tiers, provision, stages, evictions, housekeeping)

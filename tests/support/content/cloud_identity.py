@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bdn.mirror.upstream.issuer_keys import new_identity_key
+from bdn.mirror.upstream.issuer import new_identity_key
 from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.gcs import GcsServer
 from tests.doubles.google_sts import GoogleTokenServer, Provider, ServiceAccount

@@ -23,10 +23,10 @@ from typing import Any, cast
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.wire.operation_schema import EvictCommand
-from node_agent.metrics import Metrics
+from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 from tests.support.agent.cache_oracle_of_files import Wound, broken_views, differences, ready_on_disk, wrong_files
 from tests.support.agent.cache_world import World, shrink
 from tests.support.agent.local_node import LocalNode, content_files, local_node
@@ -85,7 +85,7 @@ class Machine:
     async def _live(self) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # tasks of a dead process are nobody's
         settings = self.chance.choice(self.settings)
-        async with local_node(settings, self.world, Metrics(StageBook()), self.wall, self.elapsed) as node:
+        async with local_node(settings, self.world, AgentMetrics(StageRegistry()), self.wall, self.elapsed) as node:
             self.ending, self.most = 0, node.cache.index.ledger.used_bytes
             await self._settled(node)
             self._recognise(node)

@@ -19,9 +19,9 @@ from typing import Any, Final, cast
 
 from bdn.core.digest import Digest
 from bdn.wire.operation_schema import EvictCommand
-from node_agent.metrics import Metrics
+from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.stage import StageBook
+from node_agent.stage.stage import StageRegistry
 from tests.support.agent.cache_oracle_of_files import broken_views, differences, ready_on_disk, wrong_files
 from tests.support.agent.cache_world import World, shrink
 from tests.support.agent.local_node import LocalNode, local_node
@@ -79,7 +79,7 @@ class Ground:
                 self.wall.now += 1
 
     def _node(self) -> Any:
-        return local_node(self.settings, self.world, Metrics(StageBook()), self.wall, self.elapsed)
+        return local_node(self.settings, self.world, AgentMetrics(StageRegistry()), self.wall, self.elapsed)
 
     def _killed_at(self, kind: str, step: int) -> bool:
         """Whether there was such a step."""

@@ -23,7 +23,7 @@ from typing import Final
 # Each imports what its program takes; the programs' own files are run, not imported.
 PRELOADED: Final = (
     "bdn.cli.main",
-    "bdn.cli.mirror_services",
+    "bdn.cli.serve",
     "node_agent.server",
     "tests.support.crash.killing_steps",
 )

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.upstream.issuer_keys import IdentityKeys, load_identity_keys, new_identity_key
+from bdn.mirror.upstream.issuer import IdentityKeys, load_identity_keys, new_identity_key
 
 
 @cache

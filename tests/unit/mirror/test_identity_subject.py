@@ -7,13 +7,13 @@ import re
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.upstream.subject import Subject
+from bdn.mirror.upstream.issuer import TokenSubject
 
 JOB = "mir_0123456789abcdef01234567"
 
 
 def test_the_names_of_a_subject() -> None:
-    subject = Subject("acme", JOB)
+    subject = TokenSubject("acme", JOB)
     assert subject.claim == f"v=1:org=acme:job={JOB}:type=mirror"
     assert subject.pattern == "v=1:org=acme:job=*:type=mirror"
     assert subject.session_name == f"acme@{JOB}"
@@ -22,7 +22,7 @@ def test_the_names_of_a_subject() -> None:
 
 @pytest.mark.parametrize("organisation", ["a", "A.b-c_9", "o" * 63])
 def test_names_stay_inside_the_limits_of_the_clouds(organisation: str) -> None:
-    subject = Subject(organisation, JOB)
+    subject = TokenSubject(organisation, JOB)
     assert len(subject.claim) <= 127  # Google's for google.subject
     assert re.fullmatch(r"[\w+=,.@-]{2,64}", subject.session_name, re.ASCII)  # STS: RoleSessionName
     assert re.fullmatch(r"[\w+=,.@:/-]{2,1224}", subject.external_id, re.ASCII)  # STS: ExternalId
@@ -34,10 +34,10 @@ def test_names_stay_inside_the_limits_of_the_clouds(organisation: str) -> None:
 )
 def test_a_name_that_could_be_read_otherwise_is_refused(organisation: str) -> None:
     with pytest.raises(InvalidRequestError):
-        Subject(organisation, JOB)
+        TokenSubject(organisation, JOB)
 
 
 @pytest.mark.parametrize("job", ["", "*", "mir:x", "mir_x\n", "MIR", "m" * 33])
 def test_a_job_that_could_be_read_otherwise_is_refused(job: str) -> None:
     with pytest.raises(InvalidRequestError):
-        Subject("acme", job)
+        TokenSubject("acme", job)

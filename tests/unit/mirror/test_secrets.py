@@ -9,8 +9,7 @@ import pytest
 
 from bdn.core.errors import SecretMalformedError, SecretNotFoundError
 from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secret_table import SecretTable
-from bdn.mirror.upstream.secrets import Secrets
+from bdn.mirror.upstream.secrets import Secrets, SecretTable
 from tests.support.mirror.service import database_under_test
 
 

@@ -10,7 +10,7 @@ import pytest
 from bdn.core.digest import EMPTY
 from bdn.core.errors import DiskFailedError, InternalError
 from bdn.core.store.layout import FileLayout, Slice
-from node_agent.disk.cache_directory import Aside
+from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside
 from node_agent.fill import packed_parts
@@ -35,7 +35,7 @@ def sync(places: Places) -> Iterator[GroupSync]:
 
 
 def parts_of(places: Places, sync: GroupSync, files: Sequence[FileLayout] = LAYOUTS) -> PackedParts:
-    return PackedParts(places, sync, Aside(), files)
+    return PackedParts(places, sync, UnnamedBytes(), files)
 
 
 def visible(places: Places) -> set[str]:
@@ -95,7 +95,7 @@ async def test_no_file_is_visible_before_its_bytes_and_folders_were_synced(
 
 
 async def test_bytes_are_counted_until_their_files_are_whole_or_gone(places: Places, sync: GroupSync) -> None:
-    aside = Aside()
+    aside = UnnamedBytes()
     for is_committed in (True, False):
         parts = PackedParts(places, sync, aside, LAYOUTS)
         parts.write(memoryview(SLAB))

@@ -6,8 +6,8 @@ import pytest
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import digest_of
-from node_agent.cache.eviction import Found
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.eviction import ScannedManifest
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
 from node_agent.disk.places import Places, name_aside
@@ -15,8 +15,8 @@ from tests.support.agent.cache import cached, put
 from tests.support.agent.tiers import a_tier
 
 
-def scan(places: Places) -> list[Found]:
-    return Scanner(places, ManifestRecords(places), NodeShelf(places, CacheIndex(), a_tier(places), None)).run()
+def scan(places: Places) -> list[ScannedManifest]:
+    return Scanner(places, ManifestRecords(places), HeldChunks(places, CacheIndex(), a_tier(places), None)).run()
 
 
 def names(folder: Path) -> list[str]:

@@ -24,7 +24,7 @@ from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.repair import Mending
 from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import Stage, StageBook
+from node_agent.stage.stage import NodeStage, StageRegistry
 from tests.support.agent.rig import noise
 from tests.support.content.names import named
 
@@ -123,9 +123,9 @@ def test_the_report_of_a_disk_that_has_lost_everything_fits_into_a_heartbeat() -
 
 
 async def test_nothing_is_read_while_a_stage_brings_files(tmp_path: Path) -> None:
-    book = StageBook()
+    book = StageRegistry()
     stage = book.enter(
-        Stage(
+        NodeStage(
             StageRecord(id="stg_1", job_id="j", organisation="o", grant="g", state="STAGING", created_at=0, mounts=[])
         )
     )

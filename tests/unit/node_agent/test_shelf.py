@@ -12,7 +12,7 @@ from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest
 from bdn.net.chunk_server.served_chunks import ChunkRequest
-from node_agent.cache.held_chunks import NodeShelf
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
 from tests.support.agent.cache import cached, put
@@ -23,9 +23,9 @@ LARGE = noise(2 * CHUNK_SIZE + 5)
 Hold = Callable[[Manifest], None]
 
 
-def shelf_of(places: Places, *manifests: Manifest, grants: dict[str, Grant] | None = None) -> NodeShelf:
+def shelf_of(places: Places, *manifests: Manifest, grants: dict[str, Grant] | None = None) -> HeldChunks:
     index = CacheIndex()
-    shelf = NodeShelf(places, index, a_tier(places), grants.__getitem__ if grants else None)
+    shelf = HeldChunks(places, index, a_tier(places), grants.__getitem__ if grants else None)
     for manifest in manifests:
         present = dict.fromkeys(manifest.contents, True)
         index.restore(manifest.digest, manifest.contents, present, last_used=0)
@@ -33,7 +33,7 @@ def shelf_of(places: Places, *manifests: Manifest, grants: dict[str, Grant] | No
     return shelf
 
 
-def read(shelf: NodeShelf, digest: Digest) -> bytes:
+def read(shelf: HeldChunks, digest: Digest) -> bytes:
     chunk = shelf.open_chunk(ChunkRequest(digest))
     with chunk.file:
         chunk.file.seek(chunk.offset)

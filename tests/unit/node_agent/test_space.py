@@ -10,7 +10,7 @@ import pytest
 from bdn.core.cache.ledger import SpaceLedger
 from bdn.core.cache.tier_budgets import TierBudgets
 from node_agent.cache.space import Allowed, Space
-from node_agent.disk.cache_directory import Aside
+from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.places import Places
 from tests.support.content.names import named
 
@@ -29,7 +29,7 @@ def space_of(places: Places, allowed: Allowed, committed: int = 0, roles: tuple[
     node = SpaceLedger()
     node.reserve(named("file"), committed)
     node.commit(named("file"))
-    return Space(places, Aside(), allowed, roles, node=node, cluster=SpaceLedger())
+    return Space(places, UnnamedBytes(), allowed, roles, node=node, cluster=SpaceLedger())
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from huggingface_hub import close_session, get_session
 
 from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
-from bdn.sources.hub import session as hub_session
-from bdn.sources.hub.guarded import GuardedTransport
-from bdn.sources.hub.session import HubUnreachableError, one_attempt
+from bdn.sources.huggingface import session as hub_session
+from bdn.sources.huggingface.session import GuardedTransport, HubUnreachableError, one_attempt
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin
 from tests.doubles.request_log import RequestLog

@@ -8,8 +8,8 @@ import pytest
 from bdn.core.errors import BdnError, UpstreamUnavailableError
 from bdn.core.source.uri import BucketUri
 from bdn.sources.credentials import Secret
-from bdn.sources.open_gcs import open_gcs
-from bdn.sources.proxies import proxy_for
+from bdn.sources.gcs.source import open_gcs
+from bdn.sources.guarded_connector import proxy_for
 from bdn.sources.settings import UpstreamSettings
 from tests.doubles.gcs_accounts import GoogleAccount
 
@@ -52,7 +52,7 @@ async def test_gcs_and_its_tokens_are_asked_by_way_of_the_proxy_with_its_own_pas
         key = GoogleAccount("proxied").key("https://token.example/token")
         async with open_gcs(
             BucketUri("gs", "bucket", ""),
-            Secret("key", json.dumps(key)) if signed_in else None,
+            sign_in=Secret("key", json.dumps(key)) if signed_in else None,
             organisation="acme",
             ambient_credentials=False,
             settings=UpstreamSettings(gcs_endpoint_url="https://storage.example"),

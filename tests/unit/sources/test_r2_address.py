@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.sources.r2_address import CLOUDFLARE_R2, check_r2_template, r2_address
+from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template, r2_address
 
 
 @pytest.mark.parametrize(

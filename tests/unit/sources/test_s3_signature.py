@@ -12,8 +12,8 @@ from botocore.config import Config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bdn.sources.aws.signature import CHECKSUM_MODE, GetSigner, plain_address
 from bdn.sources.credentials import S3Credentials
+from bdn.sources.s3.signature import CHECKSUM_MODE, GetSigner, plain_address
 from tests.doubles.http_origin import Request
 from tests.doubles.sigv4 import Account, refusal_of
 

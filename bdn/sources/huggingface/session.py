@@ -1,0 +1,183 @@
+"""The HTTP session of ``huggingface_hub``, with one attempt and an end to waiting for the calls that we make.
+
+Left alone, the SDK repeats a failed page of a listing up to five times with sleeps of its own, waits for an answer for
+ever, and closes the shared session under other threads on a failed connection. Retries are the caller's here
+(``core/pace/retry.py``), who alone knows how long an upstream asked to wait. The SDK has one session per process and one door
+to it, ``set_client_factory``; calls outside :func:`one_attempt` behave as before.
+
+Within it every request passes the egress guard, redirects included: the host as it is written in a hook that httpx2 calls
+for each of them, by way of a proxy too, and the addresses that it resolves to where the connection is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from ssl import SSLContext
+from threading import Lock
+from typing import Any, Final
+
+import httpcore2
+import httpx2
+from huggingface_hub import get_session, hf_raise_for_status, set_client_factory
+
+from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.net.http1.dialing import resolve
+
+PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK names none
+_REPEATED_BY_THE_SDK: Final = (408, 429, 500, 502, 503, 504)
+_AGENT_REGISTRY: Final = "/api/agent-harnesses"
+
+_egress: Final[ContextVar[EgressPolicy | None]] = ContextVar("_egress", default=None)  # None: the call is not ours
+_installing: Final = Lock()
+
+
+class HubUnreachableError(Exception):
+    """The connection failed, before an answer or inside one. Not an httpx2 error, because the SDK repeats those."""
+
+
+@contextmanager
+def one_attempt(egress: EgressPolicy) -> Iterator[None]:
+    """Within this, a call of the SDK makes each request once and fails at once, with a status or HubUnreachableError.
+
+    Requests that the policy refuses fail with EgressRefusedError, which the SDK lets through.
+    """
+    with _installing:
+        _install()
+    token = _egress.set(egress)
+    try:
+        yield
+    finally:
+        _egress.reset(token)
+
+
+@cache
+def warm_up() -> None:
+    """Make the session, once: loading certificates takes a tenth of a second, which the first request need not wait for."""
+    with one_attempt(PUBLIC_INTERNET):
+        get_session()
+
+
+@cache
+def _install() -> None:
+    hooks = get_session().event_hooks  # the SDK's own: offline mode, request ids
+    hooks = {**hooks, "request": [*hooks.get("request", ()), _judge]}
+    # Built as the SDK builds it, without ``transport=``: one given would switch HTTPS_PROXY off.
+    set_client_factory(lambda: _Session(event_hooks=hooks, follow_redirects=True, timeout=None))
+
+
+def _judge(request: httpx2.Request) -> None:
+    if egress := _egress.get():
+        egress.admit(request.url.raw_host.decode("ascii"))
+
+
+class _Session(httpx2.Client):
+    # The options are passed on as they come; the names of their types are private to httpx2.
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(**options)
+        if not isinstance(self._transport, DirectTransport):
+            msg = "this version of httpx2 makes its connections in another way; the egress guard does not know it"
+            raise TypeError(msg)
+
+    def _init_transport(self, *_: Any, **options: Any) -> httpx2.BaseTransport:  # noqa: ANN401
+        return DirectTransport(_egress.get, options["limits"])
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:  # noqa: ANN401
+        if _egress.get() is None:
+            return super().send(request, **options)
+        if request.url.path == _AGENT_REGISTRY:
+            # Telemetry, and sent to the SDK's idea of the endpoint, which need not be the one that we were given.
+            return httpx2.Response(404, request=request)
+        named = {name: limit for name, limit in request.extensions.get("timeout", {}).items() if limit is not None}
+        request.extensions = {**request.extensions, "timeout": {**PATIENCE, **named}}
+        try:
+            response = super().send(request, **options)
+        except httpx2.TransportError as error:
+            raise HubUnreachableError(f"{request.url.host}: {type(error).__name__}: {error}".rstrip(": ")) from error
+        if response.status_code in _REPEATED_BY_THE_SDK:
+            hf_raise_for_status(response)
+        return response
+
+
+class GuardedBackend(httpcore2.NetworkBackend):
+    """Connects to checked addresses, never to a name."""
+
+    def __init__(self, policy: EgressPolicy) -> None:
+        self._policy = policy
+        self._sockets = httpcore2.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """A connection to the first address that answers; certificates go by the name all the same.
+
+        Raises:
+            EgressRefusedError: nothing was sent.
+            httpcore2.ConnectError, httpcore2.ConnectTimeout: as of the default.
+        """
+        try:
+            found = resolve(host, port, timeout, self._policy)
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        failure: Exception = httpcore2.ConnectError("the name has no address")
+        for _, _, _, _, address in found:
+            try:
+                return self._sockets.connect_tcp(str(address[0]), port, timeout, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+
+class GuardedTransport(httpx2.HTTPTransport):
+    """httpx2's own transport on a pool of guarded connections."""
+
+    def __init__(self, policy: EgressPolicy, tls: SSLContext, limits: httpx2.Limits) -> None:
+        super().__init__(verify=tls, limits=limits)
+        # Closing the default pool also proves that it still has this name: a version without it must not go out unguarded.
+        self._pool.close()
+        self._pool = httpcore2.ConnectionPool(
+            ssl_context=tls,
+            max_connections=limits.max_connections,
+            max_keepalive_connections=limits.max_keepalive_connections,
+            keepalive_expiry=limits.keepalive_expiry,
+            network_backend=GuardedBackend(policy),
+        )
+
+
+class DirectTransport(httpx2.BaseTransport):
+    """Connections without a proxy, by the policy of the call that is being made; without a policy, as httpx2 makes them.
+
+    Idle connections are kept apart by policy, so that none is reused under one that would not have made it.
+    """
+
+    def __init__(self, policy_of_call: Callable[[], EgressPolicy | None], limits: httpx2.Limits) -> None:
+        self._policy_of_call = policy_of_call
+        self._limits = limits
+        self._tls = httpx2.create_ssl_context()
+        self._unguarded = httpx2.HTTPTransport(verify=self._tls, limits=limits)
+        self._guarded: dict[EgressPolicy, GuardedTransport] = {}
+        self._lock = Lock()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """One request; a redirect is another one."""
+        policy = self._policy_of_call()
+        if policy is None:
+            return self._unguarded.handle_request(request)
+        with self._lock:
+            if policy not in self._guarded:
+                self._guarded[policy] = GuardedTransport(policy, self._tls, self._limits)
+            transport = self._guarded[policy]
+        return transport.handle_request(request)
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        self._unguarded.close()
+        for transport in self._guarded.values():
+            transport.close()
