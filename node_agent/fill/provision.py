@@ -32,7 +32,7 @@ _UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real 
 _SHARED_UNITS_AT_ONCE: Final = 32  # of two chunks, these are enough to keep the threads busy with either lane
 
 
-class Watch(Protocol):
+class FillWatch(Protocol):
     """Who wants to know how far it is."""
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
@@ -60,7 +60,7 @@ class FillRequest:
     grant: str
     holder: Holder
     traffic: TrafficClass
-    begin: Callable[[Sequence[Held], frozenset[Digest], RetryBudget], Watch]
+    begin: Callable[[Sequence[Held], frozenset[Digest], RetryBudget], FillWatch]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Provision:
 class _Fill:
     """The fills of one request."""
 
-    def __init__(self, provision: Provision, request: FillRequest, budget: RetryBudget, watch: Watch) -> None:
+    def __init__(self, provision: Provision, request: FillRequest, budget: RetryBudget, watch: FillWatch) -> None:
         self._provision = provision
         self._request = request
         self._budget = budget

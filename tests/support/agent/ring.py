@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ class Ring:
     mirror: AgentMirror
     root: Path
     waits: Waits | None = None
+    elapsed: Callable[[], float] = time.monotonic
     agents: dict[str, Agent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -32,7 +34,9 @@ class Ring:
     @asynccontextmanager
     async def agent(self, node: str, **changes: Any) -> AsyncIterator[Agent]:
         """One that runs and is known to all that run."""
-        async with Rig(self.mirror, self.root / node, {"node": node}).agent(waits=self.waits, **changes) as agent:
+        async with Rig(self.mirror, self.root / node, {"node": node}).agent(
+            elapsed=self.elapsed, waits=self.waits, **changes
+        ) as agent:
             self.agents[node] = agent
             await self.know()
             try:
