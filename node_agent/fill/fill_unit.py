@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from bdn.core.digest import Digest
 from bdn.core.store.layout import FileLayout
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 
 Report = Callable[[Tier, int], None]  # bytes that are here now, and the tier that they came from
 FileReport = Callable[[Digest, Tier, int], None]  # and of which file they are
