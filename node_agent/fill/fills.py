@@ -11,7 +11,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks, to_the_end
 
 Report = Callable[[Tier, int], None]  # bytes that are here now, and the tier that they came from

@@ -12,7 +12,7 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
