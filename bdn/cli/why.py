@@ -9,9 +9,8 @@ from typing import Final
 import click
 from pydantic import BaseModel
 
+from bdn.cli.clients import agent_client, reachable_mirror
 from bdn.cli.output import Output, command_line
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.services import agent_client
 from bdn.core.errors import NotFoundError
 from bdn.core.events import Event, explanation
 from bdn.core.units import format_size, format_time
@@ -25,7 +24,7 @@ _READ: Final = 1000  # of the newest events, from which the places are explained
 _MIRROR: Final = "the mirror"
 
 
-class Place(BaseModel):
+class PlaceExplanation(BaseModel):
     """One place, what it does with a manifest, and why."""
 
     manifest: str
@@ -38,7 +37,7 @@ class Explanation(BaseModel):
     """What ``--json`` prints for a digest or a source. ``events`` are newest first."""
 
     named: Named | None
-    places: list[Place]
+    places: list[PlaceExplanation]
     events: list[ShownEvent]
 
 
@@ -104,7 +103,9 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
         return None
 
 
-def _places(manifest: str, held: HeldManifest | None, events: Sequence[ShownEvent], node: str | None) -> list[Place]:
+def _places(
+    manifest: str, held: HeldManifest | None, events: Sequence[ShownEvent], node: str | None
+) -> list[PlaceExplanation]:
     """The mirror, every node that holds the manifest, and every node that has decided something about it."""
     stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
     holding = held.nodes if held else {}
@@ -120,7 +121,7 @@ def _places(manifest: str, held: HeldManifest | None, events: Sequence[ShownEven
     there = {f"node {name}" for name, one in holding.items() if one.bytes}
     there |= {_MIRROR} if held and held.mirror else set()
     return [
-        Place(
+        PlaceExplanation(
             manifest=manifest,
             place=place,
             cached=place in there,

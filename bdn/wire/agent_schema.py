@@ -9,11 +9,16 @@ from pydantic import BaseModel, Field
 
 from bdn.wire.errors import ErrorBody
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
-from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
+from bdn.wire.operation_schema import (
+    EvictCommand,
+    EvictReport,
+    PrefetchCommand,
+    PrefetchReport,
+    VerifyCommand,
+    VerifyReport,
+)
 from bdn.wire.stage_schema import TierUse
-from bdn.wire.verification_schema import VerifyCommand, VerifyReport
 
 
 class Command(BaseModel):
@@ -59,7 +64,7 @@ class Heartbeat(BaseModel):
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
 
-class Member(BaseModel):
+class MemberDocument(BaseModel):
     """One agent of the cluster, as its peers see it."""
 
     node: str
@@ -73,14 +78,14 @@ class HeartbeatReply(BaseModel):
     ``members`` is null when they are those of the epoch that the agent knows.
     """
 
-    members: list[Member] | None
+    members: list[MemberDocument] | None
     epoch: int
     commands: list[Command]
     public_keys: list[dict[str, Any]]
     interval_seconds: float
 
 
-class Agent(BaseModel):
+class AgentDocument(BaseModel):
     """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name."""
 
     node: str
@@ -95,12 +100,6 @@ class Agent(BaseModel):
     manifests: int
 
 
-class Agents(BaseModel):
-    """All agents that were ever heard of and not forgotten."""
-
-    items: list[Agent]
-
-
 class Cluster(BaseModel):
     """The agents of one cluster together."""
 
@@ -109,9 +108,3 @@ class Cluster(BaseModel):
     agents: int
     agents_alive: int
     tiers: dict[str, TierUse]
-
-
-class Clusters(BaseModel):
-    """All clusters."""
-
-    items: list[Cluster]

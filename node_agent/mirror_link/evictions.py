@@ -13,7 +13,7 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.wire.agent_schema import Report
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport, Tier
+from bdn.wire.operation_schema import EvictCommand, EvictedItem, EvictReport, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import OnRequest
 from node_agent.cache.cluster_tier import ClusterTier

@@ -9,7 +9,7 @@ from pathlib import Path
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.agent_schema import Report
-from bdn.wire.verification_schema import PathVerification, PathVerificationRequest, VerifyCommand
+from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, VerifyCommand
 from node_agent.background_tasks import in_thread
 from node_agent.scrub.findings import Findings, ScrubTarget
 from node_agent.scrub.scrubber import Scrubber
@@ -27,7 +27,7 @@ class Verifications:
         """Read all that is named; what was read until an error is told, too."""
         findings = Findings(command.repair)
         try:
-            with self.scrubber.right_bytes.rights.lent_by(command.grants):
+            with self.scrubber.source.grants.using(command.grants):
                 await self._verify(command, findings)
         finally:
             verified, error = findings.report()
@@ -64,9 +64,9 @@ class Verifications:
         findings = Findings(request.repair)
         for file in await in_thread(self.staged.find, request.path):
             await self.scrubber.file(file.manifest, file.entry.digest, findings)
-            if not await in_thread(_is_same, file.path, self.scrubber.places.file(file.entry.digest)):
-                subject = ScrubTarget(file.path, file.entry.digest, file.manifest, shown=file.shown)
-                await self.scrubber.copy(subject, file.entry.size, findings)
+            if not await in_thread(_is_same, file.path, self.scrubber.repair.places.file(file.entry.digest)):
+                target = ScrubTarget(file.path, file.entry.digest, file.manifest, shown=file.shown)
+                await self.scrubber.copy(target, file.entry.size, findings)
         verified, error = findings.report()
         return PathVerification(id=request.path, error=error, **verified.model_dump())
 

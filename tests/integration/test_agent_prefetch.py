@@ -11,8 +11,7 @@ import pytest
 
 from bdn.core.digest import Digest
 from bdn.wire.agent_schema import Report
-from bdn.wire.eviction_schema import EvictCommand
-from bdn.wire.prefetch_schema import PrefetchCommand
+from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged

@@ -19,8 +19,8 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.operations.operations import COLLECTION, Operations
 from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.watch import Watch
-from bdn.wire.collection_schema import CollectedKind, Collection, CollectionRequest
 from bdn.wire.errors import body_of
+from bdn.wire.operation_schema import CollectedKind, Collection, CollectionRequest
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.operations.operations import EVICTION, Operation, Operations, asks_mirror
 from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.wire.errors import body_of
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest
+from bdn.wire.operation_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.single_flight import SharedRead
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.errors import ErrorBody
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.quantities import moment
+from bdn.wire.operation_schema import Tier
+from bdn.wire.shapes import moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 

@@ -16,7 +16,7 @@ from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.operations.operations import PREFETCH, Operation, Operations
 from bdn.wire.grants import GrantSigner
-from bdn.wire.prefetch_schema import Prefetch, PrefetchCommand, PrefetchNode, PrefetchRequest
+from bdn.wire.operation_schema import Prefetch, PrefetchCommand, PrefetchNode, PrefetchRequest
 
 _ANYWHERE: Final = "/prefetched"  # a grant names mounts, and these are never shown
 _Mount = dict[str, Any]

@@ -13,8 +13,13 @@ from bdn.mirror.db.tables import OperationRow
 from bdn.mirror.operations.operations import VERIFICATION, Operation, Operations, asks_mirror
 from bdn.mirror.scrub.repair_grants import Lending
 from bdn.mirror.watch import Watch
-from bdn.wire.quantities import added
-from bdn.wire.verification_schema import DamagedItem, Verification, VerificationRequest, VerifyCommand
+from bdn.wire.operation_schema import (
+    DamagedItem,
+    Verification,
+    VerificationRequest,
+    VerifyCommand,
+)
+from bdn.wire.shapes import added
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
-"""``bdn serve``, ``bdn worker`` and ``bdn migrate``: the mirror's programs."""
+"""``bdn serve``, ``bdn worker``, ``bdn migrate`` and ``bdn up``: services in the foreground."""
 
 from __future__ import annotations
 
 import click
 
-from bdn.cli.collector import spare_collector
-from bdn.cli.logs import log_to_stderr
-from bdn.cli.output import Output, command_line
-from bdn.cli.running import running_mirror, stop_signal
+from bdn.cli.output import Output, command_line, log_to_stderr
+from bdn.cli.running import running_mirror, running_services, spare_collector, stop_signal
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
 from bdn.mirror.db.database import HEAD, Database
@@ -80,3 +78,23 @@ async def migrate(output: Output) -> None:
     finally:
         await database.close()
     output.result({"before": before, "now": HEAD}, [f"database at migration {HEAD} (was {before or 'empty'})"])
+
+
+@click.command()
+@command_line
+async def up(output: Output) -> None:
+    """Run a mirror and an agent on this machine until they are interrupted, and print their addresses.
+
+    \b
+    Example: bdn up &
+    """
+    log_to_stderr()
+    spare_collector()
+    with stop_signal() as stop:
+        async with running_services(MirrorSettings(), program="bdn up", serve=True) as services:
+            mirror, agent = services.mirror, services.agent
+            output.result(
+                {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
+                [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],
+            )
+            await stop.wait()
