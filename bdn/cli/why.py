@@ -24,7 +24,7 @@ _READ: Final = 1000  # of the newest events, from which the places are explained
 _MIRROR: Final = "the mirror"
 
 
-class Place(BaseModel):
+class PlaceExplanation(BaseModel):
     """One place, what it does with a manifest, and why."""
 
     manifest: str
@@ -37,7 +37,7 @@ class Explanation(BaseModel):
     """What ``--json`` prints for a digest or a source. ``events`` are newest first."""
 
     named: Named | None
-    places: list[Place]
+    places: list[PlaceExplanation]
     events: list[ShownEvent]
 
 
@@ -103,7 +103,9 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
         return None
 
 
-def _places(manifest: str, held: HeldManifest | None, events: Sequence[ShownEvent], node: str | None) -> list[Place]:
+def _places(
+    manifest: str, held: HeldManifest | None, events: Sequence[ShownEvent], node: str | None
+) -> list[PlaceExplanation]:
     """The mirror, every node that holds the manifest, and every node that has decided something about it."""
     stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
     holding = held.nodes if held else {}
@@ -119,7 +121,7 @@ def _places(manifest: str, held: HeldManifest | None, events: Sequence[ShownEven
     there = {f"node {name}" for name, one in holding.items() if one.bytes}
     there |= {_MIRROR} if held and held.mirror else set()
     return [
-        Place(
+        PlaceExplanation(
             manifest=manifest,
             place=place,
             cached=place in there,

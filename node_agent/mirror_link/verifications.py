@@ -11,7 +11,7 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError
 from bdn.wire.errors import body_of
-from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
+from bdn.wire.operation_schema import PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.scrub.findings import Findings, ScrubTarget
 from node_agent.scrub.scrubber import Scrubber
@@ -60,7 +60,7 @@ class Verifications:
         """The report; errors are in it, because somebody waits for it elsewhere."""
         findings = Findings(command.repair)
         try:
-            with self.scrubber.right_bytes.rights.lent_by(command.grants):
+            with self.scrubber.source.grants.using(command.grants):
                 await self._verify(command, findings)
         except BdnError as error:
             return findings.report(command.id, body_of(error))
@@ -102,9 +102,9 @@ class Verifications:
         findings = Findings(request.repair)
         for file in await in_thread(self.staged.find, request.path):
             await self.scrubber.file(file.manifest, file.entry.digest, findings)
-            if not await in_thread(_is_same, file.path, self.scrubber.places.file(file.entry.digest)):
-                subject = ScrubTarget(file.path, file.entry.digest, file.manifest, shown=file.shown)
-                await self.scrubber.copy(subject, file.entry.size, findings)
+            if not await in_thread(_is_same, file.path, self.scrubber.repair.places.file(file.entry.digest)):
+                target = ScrubTarget(file.path, file.entry.digest, file.manifest, shown=file.shown)
+                await self.scrubber.copy(target, file.entry.size, findings)
         return findings.report(request.path)
 
 

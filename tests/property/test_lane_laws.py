@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.ring.lanes import lanes
 from bdn.core.ring.placement import Placement
+from bdn.core.ring.routes import lanes
 from tests.support.content.names import named
 
 placements = st.builds(

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.ring.peer_standing import Fault, PeerStanding
+from bdn.core.ring.peer_health import Fault, PeerHealth
 
 PEERS = ["a", "b", "c"]
 peers = st.sampled_from(PEERS)
@@ -15,7 +15,7 @@ peers = st.sampled_from(PEERS)
 class StandingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.standing = PeerStanding()
+        self.standing = PeerHealth()
         self.now = 0.0
         self.blamed: dict[str, list[tuple[float, Fault]]] = {peer: [] for peer in PEERS}
         self.tried: dict[str, float] = {}  # trials that nobody reported, by when they began

@@ -8,7 +8,7 @@ import pytest
 
 from bdn.cli.stage import stage_code
 from bdn.wire.errors import ErrorBody
-from bdn.wire.stage_schema import Stage, StageState
+from bdn.wire.stage_schema import StageDocument, StageState
 
 ERROR = ErrorBody(code="NOT_FOUND", message="chunk b3:… does not exist", retryable=True, details={})
 
@@ -21,6 +21,8 @@ def test_a_ready_stage_that_lacks_something_is_no_success(
     state: StageState, error: ErrorBody | None, code: int
 ) -> None:
     moment = datetime(2026, 11, 22, tzinfo=UTC)
-    stage = Stage.model_construct(id="stg_1", job_id="job", state=state, created_at=moment, mounts=[], error=error)
+    stage = StageDocument.model_construct(
+        id="stg_1", job_id="job", state=state, created_at=moment, mounts=[], error=error
+    )
 
     assert stage_code(stage) == code

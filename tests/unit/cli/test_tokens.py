@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from bdn.cli import admin
 from bdn.cli import tokens as commands
-from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
+from bdn.wire.access_schema import NewToken, Token, TokenRequest
+from bdn.wire.shapes import Items
 
 MADE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -27,8 +28,8 @@ class Client:
         self.asked.append(request)
         return NewToken(**self._token(request).model_dump(), token="bdn_sesame")
 
-    async def tokens(self) -> Tokens:
-        return Tokens(items=[self._token(request) for request in self.asked])
+    async def tokens(self) -> Items[Token]:
+        return Items[Token](items=[self._token(request) for request in self.asked])
 
     @staticmethod
     def _token(request: TokenRequest) -> Token:

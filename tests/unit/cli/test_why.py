@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from bdn.cli.admin import main
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.client.service_client import Params
-from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventPage, Named, ShownEvent
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Named, ShownEvent
 from bdn.wire.mirror_schema import HeldManifests
+from bdn.wire.shapes import Page
 from tests.support.content.names import named
 
 MANIFESTS = [str(named(f"revision {number}")) for number in range(2 * MANIFESTS_AT_ONCE + 1)]
@@ -35,10 +36,10 @@ def test_a_source_with_hundreds_of_revisions_is_asked_about_piece_by_piece(
     async def of_source(_: MirrorClient, of: str) -> Named:
         return Named(of=of, kind="source", manifests={one: [of] for one in MANIFESTS})
 
-    async def events(_: MirrorClient, params: Params) -> EventPage:
+    async def events(_: MirrorClient, params: Params) -> Page[ShownEvent]:
         asked: Any = params["manifest"]
         assert len(asked) <= MANIFESTS_AT_ONCE  # the mirror refuses more
-        return EventPage(items=[event(one) for one in reversed(asked)])
+        return Page[ShownEvent](items=[event(one) for one in reversed(asked)])
 
     async def held(_: MirrorClient) -> HeldManifests:
         return HeldManifests(items=[])

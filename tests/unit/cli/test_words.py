@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from bdn.cli import admin, ls
 from bdn.cli.main import main as bdn
 from bdn.cli.output import USAGE
-from bdn.wire.agent_schema import Agent, Agents
+from bdn.wire.agent_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
+from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import TierUse
 
 MANIFEST = f"b3:{'0' * 64}"
@@ -75,13 +76,13 @@ def test_what_an_agent_holds_for_its_cluster_is_listed_beside_its_files(monkeypa
 
 def test_an_agent_that_takes_nothing_new_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Client:
-        async def agents(self) -> Agents:
+        async def agents(self) -> Items[AgentDocument]:
             use = TierUse(budget=10, committed=10, reserved=0, leased=0, problem="Input/output error")
-            one = Agent(
+            one = AgentDocument(
                 node="n", cluster="c", roles=["node"], version="1", advertise=None, tiers={"node": use},
                 last_heartbeat=datetime(2026, 1, 2, tzinfo=UTC), alive=True, manifests=1,
             )  # fmt: skip
-            return Agents(items=[one])
+            return Items[AgentDocument](items=[one])
 
     @asynccontextmanager
     async def reachable_mirror(_: object) -> AsyncIterator[Client]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.ring.lanes import lanes, own_in_flight
 from bdn.core.ring.placement import Placement
+from bdn.core.ring.routes import lanes, own_in_flight
 from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(40)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.ring.peer_standing import Fault, PeerStanding
+from bdn.core.ring.peer_health import Fault, PeerHealth
 
 
 def times_avoided(fault: Fault, times: int) -> list[float]:
     """Seconds of avoidance of a peer that fails each of its trials at once."""
-    standing, now, seconds = PeerStanding(), 0.0, []
+    standing, now, seconds = PeerHealth(), 0.0, []
     for _ in range(times):
         standing.blame("p", fault, now)
         began = now
@@ -26,7 +26,7 @@ def test_a_peer_that_failed_is_avoided_twice_as_long_with_each_trial_that_fails(
 
 
 def test_requests_that_fail_together_are_one_incident() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     for _ in range(8):
         standing.blame("p", Fault.FAILED, 10.0)
     assert standing.is_avoided("p", 11.9)
@@ -34,7 +34,7 @@ def test_requests_that_fail_together_are_one_incident() -> None:
 
 
 def test_a_lie_among_them_counts_as_one() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("p", Fault.FAILED, 10.0)
     standing.blame("p", Fault.WRONG, 10.5)
     standing.blame("p", Fault.FAILED, 11.0)
@@ -43,7 +43,7 @@ def test_a_lie_among_them_counts_as_one() -> None:
 
 
 def test_a_lesser_fault_does_not_shorten_what_a_lie_has_earned() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     for now in (0.0, 30.0, 90.0):
         standing.blame("p", Fault.WRONG, now)
     standing.blame("p", Fault.FAILED, 210.0)
@@ -52,7 +52,7 @@ def test_a_lesser_fault_does_not_shorten_what_a_lie_has_earned() -> None:
 
 
 def test_one_request_at_a_time_is_the_trial() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("p", Fault.FAILED, 0.0)
     assert not standing.claim("p", 1.9)
     assert standing.claim("p", 2.0)
@@ -64,7 +64,7 @@ def test_one_request_at_a_time_is_the_trial() -> None:
 
 
 def test_a_trial_that_nobody_reports_is_forgotten_after_half_a_minute() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("p", Fault.FAILED, 0.0)
     assert standing.claim("p", 2.0)
     assert not standing.claim("p", 31.9)
@@ -73,7 +73,7 @@ def test_a_trial_that_nobody_reports_is_forgotten_after_half_a_minute() -> None:
 
 
 def test_a_trial_that_fails_ends_with_its_failure() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("p", Fault.FAILED, 0.0)
     assert standing.claim("p", 2.0)
     standing.blame("p", Fault.FAILED, 2.5)
@@ -82,7 +82,7 @@ def test_a_trial_that_fails_ends_with_its_failure() -> None:
 
 
 def test_an_older_request_that_succeeds_late_is_no_trial() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("p", Fault.FAILED, 0.0)
     standing.succeeded("p", 1.0)
     assert standing.is_avoided("p", 1.0)
@@ -92,7 +92,7 @@ def test_an_older_request_that_succeeds_late_is_no_trial() -> None:
 
 @pytest.mark.parametrize(("successes", "seconds"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 2), (50, 2)])
 def test_each_success_halves_the_next_avoidance_until_nothing_is_remembered(successes: int, seconds: float) -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     for now in (0.0, 2.0, 6.0):  # avoided for 2, 4 and 8 seconds
         standing.blame("p", Fault.FAILED, now)
     for _ in range(successes):
@@ -103,7 +103,7 @@ def test_each_success_halves_the_next_avoidance_until_nothing_is_remembered(succ
 
 
 def test_who_is_avoided_is_told_by_name() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("b", Fault.WRONG, 0.0)
     standing.blame("a", Fault.WRONG, 0.0)
     standing.blame("c", Fault.FAILED, 0.0)
@@ -111,7 +111,7 @@ def test_who_is_avoided_is_told_by_name() -> None:
 
 
 def test_who_left_the_cluster_is_forgotten() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("a", Fault.WRONG, 0.0)
     standing.blame("b", Fault.WRONG, 0.0)
     standing.keep(["b", "c"])
@@ -119,7 +119,7 @@ def test_who_left_the_cluster_is_forgotten() -> None:
 
 
 def test_who_is_on_trial_is_not_at_fault_any_more() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     assert not standing.is_at_fault("p", 0.0)
     standing.blame("p", Fault.FAILED, 0.0)
     assert standing.is_at_fault("p", 1.9)
@@ -129,7 +129,7 @@ def test_who_is_on_trial_is_not_at_fault_any_more() -> None:
 
 
 def test_a_request_on_trial_is_not_told_that_the_peer_is_at_fault() -> None:
-    standing = PeerStanding()
+    standing = PeerHealth()
     standing.blame("a", Fault.SLOW, 0.0)
     later = Fault.SLOW.first_seconds
     assert standing.is_at_fault("a", later - 0.1)

@@ -9,7 +9,7 @@ import pytest
 from bdn.core.events import Event
 from bdn.core.units import format_time
 from bdn.wire.event_schema import ShownEvent
-from bdn.wire.quantities import moment
+from bdn.wire.shapes import moment
 
 
 @pytest.mark.parametrize(

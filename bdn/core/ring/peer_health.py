@@ -38,7 +38,7 @@ class _Record:
     trial_until: float = 0.0  # when nobody waits for that request any more
 
 
-class PeerStanding:
+class PeerHealth:
     """The peers of one agent, by name. Those of whom nothing is known are in good standing.
 
     A peer that is at fault is avoided, and twice as long with each fault after a trial. When the time is over, one request
