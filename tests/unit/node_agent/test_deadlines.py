@@ -31,6 +31,16 @@ def of_mirror(clock: StepClock) -> SourceDeadline:
     return SourceDeadline.of_mirror(8 * MIB, threading.Event(), clock)
 
 
+def answering(is_allowed: bool, asked: list[int]) -> Callable[[int], bool]:
+    """Whether the source may be left; notes the bytes that would be asked for again."""
+
+    def may_leave(missing: int) -> bool:
+        asked.append(missing)
+        return is_allowed
+
+    return may_leave
+
+
 def left(wait: Callable[[], None]) -> LateError:
     with pytest.raises(LateError) as caught:
         wait()
@@ -77,9 +87,7 @@ def test_what_others_achieve_meanwhile_counts() -> None:
 
 def test_towards_the_end_of_a_stage_an_answer_that_does_not_begin_is_left_early_and_nobody_is_to_blame() -> None:
     limits, asked, is_ending = Limits(20.0, 4.0, ending_head_seconds=6.0), list[int](), list[bool]()
-    deadline = of_peer(
-        clock := StepClock(), lambda size: not asked.append(size), lambda: limits, lambda: bool(is_ending)
-    )
+    deadline = of_peer(clock := StepClock(), answering(True, asked), lambda: limits, lambda: bool(is_ending))
     clock.now += 6.0
     deadline.waiting()
     is_ending.append(True)
@@ -110,7 +118,8 @@ def test_the_body_has_its_time_from_the_head_on() -> None:
     deadline.receiving(0)
     clock.now += 3.9
     deadline.receiving(MIB)
-    assert (deadline.taken.head_seconds, deadline.taken.body_seconds) == (3.0, pytest.approx(3.9))
+    assert deadline.taken.head_seconds == 3.0
+    assert deadline.taken.body_seconds == pytest.approx(3.9)
     clock.now += 0.3
     left(lambda: deadline.receiving(MIB))
 
@@ -130,7 +139,7 @@ def test_a_body_that_comes_much_slower_than_is_usual_is_left_before_its_limit() 
 
 def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the_end() -> None:
     asked = list[int]()
-    deadline = of_peer(clock := StepClock(), lambda missing: bool(asked.append(missing)))
+    deadline = of_peer(clock := StepClock(), answering(False, asked))
     deadline.receiving(0)
     for _ in range(2):
         clock.now += 4.0
