@@ -15,7 +15,7 @@ from bdn.net.client.service_client import OUTAGE_RETRY, OutageRetry, Params, Ser
 from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
 from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.errors import WrongDocumentError
-from bdn.wire.event_schema import Named, NodeEvents, ShownEvent
+from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, Plan
@@ -149,9 +149,9 @@ class MirrorClient(ServiceClient):
         """``GET /names``."""
         return await self._call(Named, "GET", "/names", params={"of": of})
 
-    async def events(self, params: Params) -> Page[ShownEvent]:
+    async def events(self, params: Params) -> Page[EventDocument]:
         """``GET /events``."""
-        return await self._call(Page[ShownEvent], "GET", "/events", params=params)
+        return await self._call(Page[EventDocument], "GET", "/events", params=params)
 
     async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
         """``PUT /secrets/{name}``."""
