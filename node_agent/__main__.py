@@ -7,8 +7,7 @@ import sys
 import click
 
 from bdn import __version__
-from bdn.cli.exit_codes import USAGE, exit_code_of
-from bdn.cli.logs import log_to_stderr
+from bdn.cli.output import USAGE, exit_code_of, log_to_stderr
 from bdn.core.errors import BdnError
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError

@@ -43,16 +43,17 @@ from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
+from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats, Identity
 from node_agent.mirror_link.holdings import Holdings
 from node_agent.mirror_link.prefetches import Prefetches
 from node_agent.mirror_link.verifications import Verifications
-from node_agent.scrub.findings import KnownLayouts, Telling
-from node_agent.scrub.reading import Examination, Reading
+from node_agent.scrub.findings import DamageReports
+from node_agent.scrub.reading import ScrubReader
 from node_agent.scrub.record import ScrubRecord
-from node_agent.scrub.repair import Demotion, Mending, Relinking
-from node_agent.scrub.right_bytes import Refill, RightBytes, Rights
+from node_agent.scrub.repair import FileRepair
+from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
@@ -117,7 +118,7 @@ async def open_agent(
     Args:
         settings: from the environment.
         clock: the time of day.
-        elapsed: counts the seconds that leases have left.
+        elapsed: counts the seconds that leases have left, and those that peers and the mirror take to answer.
         policy: how often a failed request is repeated.
         waits: how long peers and the mirror may take to answer.
 
@@ -156,7 +157,7 @@ async def open_agent(
         # Fetch: chunks from peers and the mirror.
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
-        to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members)
+        to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
         reads, bandwidth = ReadsInProgress[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
         chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatched)
 
@@ -246,47 +247,39 @@ async def open_agent(
 
         # Scrub: the disk is read again, and repaired.
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
-        quarantine, layouts = Quarantine(places.quarantine), KnownLayouts(tiers.manifests)
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
         await in_thread(scrub_record.load)
-        staged = StagedFiles(registry, views, tiers.manifests)
-        rights = Rights(registry, trust, is_open=settings.auth == "off")
+        staged, quarantine = StagedFiles(registry, views, tiers.manifests), Quarantine(places.quarantine)
+        grants = RepairGrants(registry, trust, is_open=settings.auth == "off")
         scrubber = Scrubber(
-            places,
             tiers.node,
             tiers.cluster,
-            layouts,
-            Reading(Examination(buffers, quarantine), metrics),
-            RightBytes(provision, tiers.chunks, rights, buffers, stop_scrub),
-            Mending(buffers),
-            Demotion(places, quarantine),
-            Refill(provision, rights),
-            Relinking(places, staged),
+            ScrubReader(buffers, quarantine, metrics, clock),
+            FileRepair(places, quarantine, staged),
+            RepairSource(provision, grants, KnownLayouts(tiers.manifests), buffers, stop_scrub),
             scrub_record,
-            Telling(settings.cluster, settings.node, registry, layouts),
-            clock,
+            DamageReports(settings.cluster, settings.node, registry, tiers.manifests),
         )
         rounds = Rounds(
             scrubber, scrub_record, StagesFirst(registry, settings.scrub_rate), settings.scrub_seconds, clock
         )
 
         # Mirror link: what the mirror hears of this node, and what it asks of it.
-        verifications = Verifications(stage_tasks, scrubber, staged, news.wake)
+        verifications = Verifications(scrubber, staged)
         holdings = Holdings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
-        prefetches = Prefetches(stage_tasks, provision, tiers.node, trust, news.wake)
+        prefetches = Prefetches(provision, tiers.node, trust, news.wake)
+        evictions = Evictions(
+            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
+        )
         heartbeats = Heartbeats(
             _identity(settings, server.port),
             client,
             trust=trust,
             members=members,
             holdings=holdings,
-            prefetches=prefetches,
-            verifications=verifications,
+            inbox=CommandInbox(stage_tasks, evictions, prefetches, verifications, news.wake),
             news=news,
             journal=journal,
-        )
-        evictions = Evictions(
-            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
         )
         stages = StageService(
             registry,
@@ -328,7 +321,7 @@ async def open_agent(
         stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(BackgroundTasks())
         stack.callback(stop_scrub.set)
-        heartbeats.start(background, evictions.carry_out)
+        heartbeats.start(background)
         background.start(housekeeping.run(), "housekeeping")
         background.start(rounds.run(), "scrub")
         yield Agent(

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 
-from bdn.cli.exit_codes import DONE, INTERRUPTED
+from bdn.cli.output import DONE, INTERRUPTED
 from bdn.net.api_server.http_server import bind_tcp, serving
 from node_agent.api import build_app
 from node_agent.app import open_agent

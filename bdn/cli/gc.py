@@ -7,14 +7,12 @@ from typing import Final
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, command_line
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import reachable_mirror
+from bdn.cli.output import DONE, FAILED, Output, command_line, waiting_for
 from bdn.core.store.collection import Kind
 from bdn.core.units import format_size, parse_duration
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
-from bdn.wire.collection_schema import Collection, CollectionRequest, RestorationRequest
+from bdn.wire.operation_schema import Collection, CollectionRequest, RestorationRequest
 
 _WORDS: Final[dict[Kind, str]] = {
     "manifests": "evicted manifests",
@@ -31,7 +29,7 @@ _WORDS: Final[dict[Kind, str]] = {
 @click.option(
     "--grace",
     metavar="DURATION",
-    help="How old has to be what nobody evicted and nothing names (90m, 24h, 7d); the mirror's own setting otherwise.",
+    help="Least age of what no eviction released and nothing names (90m, 24h, 7d); the mirror's setting otherwise.",
 )
 @command_line
 async def gc(output: Output, *, dry_run: bool, grace: str | None) -> int:

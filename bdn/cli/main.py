@@ -1,11 +1,42 @@
-"""The command ``bdn``."""
+"""The command ``bdn``. Commands are imported when they run: ``--help`` must not wait for a database driver."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 import click
 
 import bdn
-from bdn.cli.lazy import LazyGroup
+
+
+class LazyGroup(click.Group):
+    """A group whose commands stand as ``module:attribute`` with their line of help, in the order in which help lists them."""
+
+    def __init__(self, *args: Any, commands_at: dict[str, tuple[str, str]], **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **kwargs)
+        self._commands_at = commands_at
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The names, in order."""
+        return list(self._commands_at)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command, imported now."""
+        if cmd_name not in self._commands_at:
+            return None
+        module, _, attribute = self._commands_at[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        return command if isinstance(command, click.Command) else None
+
+    def help_of(self, name: str) -> str:
+        """The line that the list of commands shows."""
+        return self._commands_at[name][1]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._commands_at.items()])
 
 
 @click.group(
@@ -13,12 +44,12 @@ from bdn.cli.lazy import LazyGroup
     commands_at={
         "pull": ("bdn.cli.pull:pull", "Put the files of a source at DEST, through mirror and cache on this machine."),
         "demo": ("bdn.cli.demo:demo", "Show the main job on real bytes, without a network."),
-        "up": ("bdn.cli.up:up", "Run a mirror and an agent on this machine."),
-        "serve": ("bdn.cli.mirror_services:serve", "Run the mirror: its API, a worker and the data plane."),
-        "worker": ("bdn.cli.mirror_services:worker", "Run one more worker beside a mirror on PostgreSQL."),
-        "migrate": ("bdn.cli.mirror_services:migrate", "Bring the database to the schema of this version."),
+        "up": ("bdn.cli.serve:up", "Run a mirror and an agent on this machine."),
+        "serve": ("bdn.cli.serve:serve", "Run the mirror: its API, a worker and the data plane."),
+        "worker": ("bdn.cli.serve:worker", "Run one more worker beside a mirror on PostgreSQL."),
+        "migrate": ("bdn.cli.serve:migrate", "Bring the database to the schema of this version."),
         "mirror": ("bdn.cli.mirror:mirror", "Mirror sources, and print the mirror's id for 'bdn stage'."),
-        "stage": ("bdn.cli.stage:stage", "Make the files of a READY mirror stand on this node."),
+        "stage": ("bdn.cli.stage:stage", "Stage the files of a READY mirror on this node, and print where they are."),
         "unstage": ("bdn.cli.stage:unstage", "Take a job's files away; the cache keeps them."),
     },
 )

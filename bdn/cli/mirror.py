@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, command_line
-from bdn.cli.progress import progress_bar
-from bdn.cli.services import mirror_client, request_body
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import mirror_client, request_body
+from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar, waiting_for
 from bdn.core.units import format_size
 from bdn.wire.mirror_schema import Mirror, Plan
 

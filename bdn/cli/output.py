@@ -1,4 +1,4 @@
-"""What a command prints: results on standard output, everything else on standard error.
+"""What programs print: results on standard output; remarks, progress and logs on standard error; and how they end.
 
 ``--json`` prints one document, errors included; ``--quiet`` prints results alone.
 """
@@ -6,22 +6,55 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import click
 from pydantic import BaseModel, ValidationError
 
-from bdn.cli.exit_codes import INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.units import format_size
+from bdn.net.client.service_client import OUTAGE_SECONDS, OutageRetry
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
 from bdn.wire.errors import document_of
 
 Document = BaseModel | dict[str, Any]
+_LINE_SECONDS: Final = 2.0  # between two lines of progress
+
+# --- how a command ends, as docs/contract.md says ---
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+IN_USE: Final = 3
+NOT_FOUND: Final = 4
+INTERRUPTED: Final = 130
+
+_BY_CODE: Final = {
+    "IN_USE": IN_USE,
+    "NOT_FOUND": NOT_FOUND,
+    "SOURCE_NOT_FOUND": NOT_FOUND,
+    "REVISION_NOT_FOUND": NOT_FOUND,
+    "SECRET_NOT_FOUND": NOT_FOUND,
+    "INVALID_REQUEST": USAGE,
+    "INVALID_SOURCE": USAGE,
+    "INVALID_MOUNT": USAGE,
+}
+
+
+def exit_code_of(error: BdnError) -> int:
+    """By the error's code, so that errors reported by a service count like our own."""
+    return _BY_CODE.get(error.code, FAILED)
+
+
+# --- results and errors ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +145,107 @@ def _describe(error: ValidationError) -> str:
     if error.title.endswith("Settings"):
         names = (f"BDN_{name.upper()}" for name in names)
     return "; ".join(f"{name}: {problem['msg']}" for name, problem in zip(names, error.errors(), strict=True))
+
+
+# --- while a command waits ---
+
+
+def waiting_for(output: Output, what: str) -> OutageRetry:
+    """Goes on asking about ``what``, such as a mirror's id, and says so once."""
+
+    def told(error: BdnError | None) -> None:
+        if error is None:
+            output.say(f"{what}: there is an answer again")
+        else:
+            output.warn(f"{error}. {what} may go on meanwhile; this asks again for {OUTAGE_SECONDS / 60:.0f} minutes")
+
+    return OutageRetry(told=told)
+
+
+class Bar(Protocol):
+    """One thing that grows towards a total that may not be known yet."""
+
+    def update(self, done: int, total: int | None) -> None:
+        """Show how far it is, in bytes."""
+        ...
+
+
+@contextmanager
+def progress_bar(output: Output, title: str) -> Iterator[Bar]:
+    """A bar until the block ends."""
+    if not output.wants_bars:
+        yield _Lines(output, title)
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where somebody looks
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None)
+
+        class _RichBar:
+            def update(self, done: int, total: int | None) -> None:
+                progress.update(task, completed=done, total=total)
+
+        yield _RichBar()
+
+
+class _Lines:
+    """A line every two seconds, and one when it is done."""
+
+    def __init__(self, output: Output, title: str) -> None:
+        self._output = output
+        self._title = title
+        self._started = self._last = time.monotonic()
+        self._ended = False
+
+    def update(self, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        at_end = total is not None and done >= total
+        if self._ended or (not at_end and now - self._last < _LINE_SECONDS):
+            return
+        self._last, self._ended = now, at_end
+        of = f" of {format_size(total)}" if total is not None else ""
+        rate = format_size(int(done / max(0.001, now - self._started)))
+        self._output.say(f"{self._title}: {format_size(done)}{of}, {rate}/s")
+
+
+# --- logs of services: one event per line, a fixed phrase and fields ---
+
+_OURS: Final = ("bdn", "node_agent")
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+class FieldsFormatter(logging.Formatter):
+    """``2026-11-20T18:00:00 INFO bdn.mirror.ingest.worker mirroring mirror=mir_… sources=1``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, with the record's extra fields behind the phrase."""
+        line = super().format(record)
+        fields = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
+        head, newline, trace = line.partition("\n")
+        return f"{head} {fields}{newline}{trace}" if fields else line
+
+
+def _is_ours_or_a_warning(record: logging.LogRecord) -> bool:
+    """Below WARNING, libraries say what they send and receive: keys, tokens, signed addresses (botocore, urllib3, httpx2).
+
+    Held at the handler, where no level that somebody sets on a library's logger leads around it.
+    """
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] in _OURS
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """For services in the foreground. Libraries speak up from WARNING on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_is_ours_or_a_warning)
+    handler.setFormatter(FieldsFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level)

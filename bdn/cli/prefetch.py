@@ -7,14 +7,11 @@ from typing import Final
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, check_usage, command_line
-from bdn.cli.progress import progress_bar
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import reachable_mirror
+from bdn.cli.output import DONE, FAILED, Output, check_usage, command_line, progress_bar, waiting_for
 from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
-from bdn.wire.prefetch_schema import Prefetch, PrefetchNode, PrefetchRequest
+from bdn.wire.operation_schema import Prefetch, PrefetchNode, PrefetchRequest
 
 _LOOK_AGAIN_SECONDS: Final = 2.0  # as often as agents tell how far they are
 
@@ -26,7 +23,7 @@ _LOOK_AGAIN_SECONDS: Final = 2.0  # as often as agents tell how far they are
 @click.option("--wait", is_flag=True, help="Until every node has it, or has failed.")
 @command_line
 async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tuple[str, ...], wait: bool) -> int:
-    """Bring what is READY on the mirror into the caches of nodes. It may be evicted there like anything else.
+    """Fill the caches of nodes with what is READY on the mirror. It may be evicted there like anything else.
 
     A source means what it was last mirrored as; one without a revision its default, or else the newest of any. The exit
     code is 1 when a node failed or is not reachable, and 4 when the mirror does not know what, or where to.

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from pydantic import BaseModel
 
-from bdn.cli.collector import spare_collector
-from bdn.cli.embedding import Services, embedded_services
-from bdn.cli.output import Output, command_line
-from bdn.cli.progress import progress_bar
-from bdn.cli.services import request_body
+from bdn.cli.clients import request_body
+from bdn.cli.output import Output, command_line, progress_bar
 from bdn.cli.stage import grant_of, stage_bytes
 from bdn.core.caller import DEFAULT_ORGANISATION
 from bdn.core.errors import CanceledError
 from bdn.core.units import format_size
-from bdn.sources.opener import prepare
 from bdn.wire.errors import ReportedError
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.stage_schema import BytesFrom, Stage
+from bdn.wire.stage_schema import BytesFrom, StageDocument
 from bdn.wire.weights_schema import MirrorRequestBody
+
+if TYPE_CHECKING:
+    from bdn.cli.running import Services
 
 
 class Pulled(BaseModel):
@@ -60,6 +60,10 @@ async def pull(
     Example: bdn pull hf://org/model@main ./model --allow '**/*.safetensors' --allow '*.json'
     Example: bdn pull s3://bucket/data ./data --secret my_keys
     """
+    # A whole mirror, which 'bdn pull --help' must not wait for.
+    from bdn.cli.running import embedded_services, spare_collector  # noqa: PLC0415
+    from bdn.sources.opener import prepare  # noqa: PLC0415
+
     body = request_body((source,), (), allow, ignore, secret)
     async with embedded_services(output, "bdn pull") as services:
         for wanted in body.sources():
@@ -87,8 +91,8 @@ async def _mirror(output: Output, services: Services, body: MirrorRequestBody) -
     return mirror
 
 
-async def _stage(output: Output, services: Services, mirror: Mirror, dest: Path) -> Stage:
-    stage: Stage | None = None
+async def _stage(output: Output, services: Services, mirror: Mirror, dest: Path) -> StageDocument:
+    stage: StageDocument | None = None
     with progress_bar(output, "staging") as bar:
         async for stage in services.agent.pull(grant_of(mirror), dest):
             bar.update(sum(mount.bytes_done for mount in stage.mounts), stage_bytes(stage))
@@ -97,7 +101,7 @@ async def _stage(output: Output, services: Services, mirror: Mirror, dest: Path)
     return stage
 
 
-def _pulled(mirror: Mirror, stage: Stage, seconds: float) -> Pulled:
+def _pulled(mirror: Mirror, stage: StageDocument, seconds: float) -> Pulled:
     source, mount = mirror.sources[0], stage.mounts[0]
     return Pulled(
         source=source.source,

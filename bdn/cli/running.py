@@ -1,16 +1,61 @@
-"""Services in this process: until somebody asks them to stop."""
+"""Services in this process: a mirror, and an agent beside it, until somebody asks them to stop.
+
+``bdn`` never imports ``node_agent``: the agent is found through the entry point ``bdn.embedded``, and is what the Protocol
+below says.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final, Protocol, cast
 
+from bdn.cli.output import Output
+from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.wire.stage_schema import StageDocument
+
+_LOOK_AGAIN_SECONDS: Final = 0.2
+_SHORT_LIVED: Final = ("bdn pull", "bdn-admin")
+_NEW_OBJECTS: Final = 100_000  # between two runs of the garbage collector; Python's default is 700
+
+
+def spare_collector() -> None:
+    """Run Python's garbage collector less often. Call once everything is imported.
+
+    A listing of a million files is millions of objects, none of them in a cycle. By default the collector looks at them
+    again and again as they are made: a quarter of the CPU time of mirroring 20,000 small files (docs/benchmarks.md).
+    What was imported stays for ever and is never looked at.
+    """
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, 50, 100)
+
+
+@contextmanager
+def stop_signal() -> Iterator[asyncio.Event]:
+    """Set by the first SIGTERM or SIGINT; a second SIGINT interrupts as usual."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 @dataclass(frozen=True)
@@ -34,20 +79,68 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
                 service.watch.stop()  # open requests are answered now, not when their time is over
 
 
-@contextmanager
-def stop_signal() -> Iterator[asyncio.Event]:
-    """Set by the first SIGTERM or SIGINT; a second SIGINT interrupts as usual."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+class EmbeddedAgent(Protocol):
+    """An agent in this process. ``address`` is its control API where it serves one, otherwise empty."""
 
-    def on_signal() -> None:
-        stop.set()
-        loop.remove_signal_handler(signal.SIGINT)
+    address: str
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield stop
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+    async def check_destination(self, destination: Path) -> None:
+        """Refuse a directory where no view could be published, before anything is moved."""
+        ...
+
+    def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
+        """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
+        ...
+
+
+class OpenAgent(Protocol):
+    """What the entry point names."""
+
+    def __call__(
+        self, *, mirror_url: str, token: str | None, data_dir: Path, serve: bool
+    ) -> AbstractAsyncContextManager[EmbeddedAgent]:
+        """An agent that is known to the mirror; ``serve`` opens its control API and its usual ports."""
+        ...
+
+
+@dataclass(frozen=True)
+class Services:
+    """Both programs, running here."""
+
+    mirror: RunningMirror
+    agent: EmbeddedAgent
+
+
+@asynccontextmanager
+async def running_services(settings: MirrorSettings, *, program: str, serve: bool) -> AsyncIterator[Services]:
+    """Mirror and agent on one data directory until the block ends."""
+    async with AsyncExitStack() as stack:
+        mirror = await stack.enter_async_context(running_mirror(settings, program))
+        opened = _open_agent()(mirror_url=mirror.url, token=settings.token, data_dir=settings.data_dir, serve=serve)
+        yield Services(mirror, await stack.enter_async_context(opened))
+
+
+@asynccontextmanager
+async def embedded_services(output: Output, program: str) -> AsyncIterator[Services]:
+    """Both on free ports. Waits for other commands that embed them on the same data directory; not for services."""
+    settings = MirrorSettings(host="127.0.0.1", port=0, data_port=0, auth="off", token=None, jobs=1)
+    async with AsyncExitStack() as stack:
+        services, told = None, False
+        while services is None:
+            try:
+                services = await stack.enter_async_context(running_services(settings, program=program, serve=False))
+            except InUseError as error:
+                if not any(holder.startswith(_SHORT_LIVED) for holder in error.holders):
+                    raise
+                if not told:
+                    output.say(f"waiting for {', '.join(error.holders)}")
+                told = True
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        yield services
+
+
+def _open_agent() -> OpenAgent:
+    found = list(entry_points(group="bdn.embedded"))
+    if not found:
+        raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
+    return cast("OpenAgent", found[0].load())

@@ -7,12 +7,11 @@ from typing import BinaryIO, Final
 
 import click
 
-from bdn.cli.exit_codes import INTERRUPTED
-from bdn.cli.output import Output, command_line
-from bdn.cli.reaching import reachable_mirror
+from bdn.cli.clients import reachable_mirror
+from bdn.cli.output import INTERRUPTED, Output, command_line
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.mirror.upstream.sealing import new_key as made_key
-from bdn.wire.secret_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
+from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
 
 _LONGEST: Final = LIMIT_VALUE_BYTES + 2  # with its line end, and one more than fits
 
@@ -125,7 +124,7 @@ async def rotate(output: Output) -> None:
 @secrets.command("new-key")
 @command_line
 async def new_key(output: Output) -> None:
-    """Print a new key for BDN_SECRETS_KEY. It is kept nowhere: whoever loses it sets all secrets again.
+    """Print a new key for BDN_SECRETS_KEY. It is kept nowhere: without it, all secrets have to be set again.
 
     \b
     Example: export BDN_SECRETS_KEY=$(bdn-admin secrets new-key)

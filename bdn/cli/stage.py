@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, command_line
-from bdn.cli.progress import progress_bar
-from bdn.cli.services import agent_client, mirror_client
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import agent_client, mirror_client
+from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar, waiting_for
 from bdn.core.errors import InvalidRequestError
 from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest
 
 
 @click.command()
@@ -28,7 +25,7 @@ from bdn.wire.stage_schema import Stage, StageRequest
 async def stage(
     output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, warm: bool, no_wait: bool
 ) -> int:
-    """Make the files of a READY mirror stand on this node, and print where.
+    """Stage the files of a READY mirror on this node, and print where they are.
 
     \b
     Example: bdn stage mir_0123456789abcdef01234567 --job train-42
@@ -70,19 +67,19 @@ def grant_of(mirror: Mirror) -> str:
     raise InvalidRequestError(f"mirror {mirror.id} is {mirror.status}: {problem}")
 
 
-def stage_bytes(stage: Stage) -> int | None:
+def stage_bytes(stage: StageDocument) -> int | None:
     """The size of all mounts, once it is known."""
     sizes = [mount.bytes_total for mount in stage.mounts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def stage_code(stage: Stage) -> int:
+def stage_code(stage: StageDocument) -> int:
     """A READY stage with an error shows what it showed, and is known to lack something: no job shall begin with that."""
     is_lacking = stage.state == "READY" and stage.error is not None
     return FAILED if is_lacking or stage.state == "FAILED" else DONE
 
 
-def stage_lines(stage: Stage) -> list[str]:
+def stage_lines(stage: StageDocument) -> list[str]:
     """A stage in words; each mount's path is the last word of its line."""
     lines = [f"{stage.id} {stage.state}"]
     if stage.error is not None:

@@ -8,19 +8,16 @@ from pathlib import Path
 
 import click
 
-from bdn.cli.exit_codes import DONE, FAILED
-from bdn.cli.output import Output, check_usage, command_line
-from bdn.cli.reaching import reachable_mirror
-from bdn.cli.services import agent_client
-from bdn.cli.waiting import waiting_for
+from bdn.cli.clients import agent_client, reachable_mirror
+from bdn.cli.output import DONE, FAILED, Output, check_usage, command_line, waiting_for
 from bdn.core.units import format_size
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.verification_schema import (
+from bdn.wire.operation_schema import (
     DamagedItem,
+    PathVerification,
     PathVerificationRequest,
+    Tier,
     Verification,
     VerificationRequest,
-    VerifyReport,
 )
 
 
@@ -44,7 +41,7 @@ async def verify(
     node: str | None,
     no_repair: bool,
 ) -> int:
-    """Read what is held again, find wrong bytes, and repair them from whoever has the right ones.
+    """Read again what is held, find wrong bytes, and repair them from agents, the mirror or the upstream.
 
     A path is that of a file or a folder of a stage on this machine, and is verified by this machine's agent. A manifest
     (b3:...), a source, or --all are verified on the mirror and on all agents. The exit code is 0 when nothing is wrong any
@@ -100,7 +97,7 @@ def _absolute(what: str) -> str:
     return str(Path(what).absolute())
 
 
-def _lines(found: Verification | VerifyReport, remarks: Sequence[str]) -> list[str]:
+def _lines(found: Verification | PathVerification, remarks: Sequence[str]) -> list[str]:
     lines = [*map(_item_line, found.items), *remarks]
     if found.error is not None:
         lines.append(f"{found.error.message} [{found.error.code}]")

@@ -1,14 +1,48 @@
-"""Whole-file checksums that an upstream offers, over bytes that come in order."""
+"""Whole-file checksums that an upstream offers, over bytes in order, over chunks nearly in order, and over chunks in any order.
+
+The last is for cyclic ones (CRC), whose value for a whole follows from those of its parts. Measured on 8 MiB, one thread:
+CRC32 by zlib 7.1 GB/s (awscrt 3.5), CRC32C by awscrt 66 GB/s (google-crc32c 31, and it takes no memoryview), CRC64NVME by awscrt
+67 GB/s. zlib and awscrt release the GIL.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Protocol
 
+from awscrt import checksums
+
+from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import Buffer
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.transfer.cyclic_checksums import CYCLIC, Cyclic
+
+
+@dataclass(frozen=True, slots=True)
+class Cyclic:
+    """One kind. The value of no bytes is 0."""
+
+    bits: int
+    go_on: Callable[[Buffer, int], int]  # content, value of what is before it
+    combine: Callable[[int, int, int], int]  # value of a part, value of the next one, its size
+
+    def format(self, value: int) -> str:
+        """As upstreams write it: big-endian, all digits."""
+        return f"{value:0{self.bits // 4}x}"
+
+
+CYCLIC: Final[Mapping[ChecksumKind, Cyclic]] = MappingProxyType(
+    {
+        ChecksumKind.CRC32: Cyclic(32, zlib.crc32, checksums.combine_crc32),
+        ChecksumKind.CRC32C: Cyclic(32, checksums.crc32c, checksums.combine_crc32c),
+        ChecksumKind.CRC64NVME: Cyclic(64, checksums.crc64nvme, checksums.combine_crc64nvme),
+    }
+)
 
 
 class _Hasher(Protocol):
@@ -64,3 +98,110 @@ def _new_hasher(kind: ChecksumKind, size: int) -> _Hasher:
             return hashlib.md5(usedforsecurity=False)
         case ChecksumKind.CRC32 | ChecksumKind.CRC32C | ChecksumKind.CRC64NVME:
             return _RunningCyclic(CYCLIC[kind])
+
+
+class OrderedChecksum:
+    """A checksum that needs the bytes in order, over chunks that arrive out of order. The chunks are numbered from 0.
+
+    A chunk that arrives when it is its turn is hashed while it is in memory. One that comes early may wait a little for its
+    turn, in its byte thread and with its buffer; when that takes too long, it is left out, and so is everything behind it: the
+    caller reads the rest back from the store in the end. So the common case reads nothing twice, and no case holds a thread
+    for long. Shared by the byte threads that bring one file's chunks.
+    """
+
+    def __init__(self, expected: Checksum, size: int) -> None:
+        self._running = RunningChecksum(expected, size)
+        self._next = 0
+        self._is_busy = False  # somebody hashes chunk ``_next``, without holding the lock
+        self._is_over = False
+        self._turn = threading.Condition()
+
+    @property
+    def next_index(self) -> int:
+        """The first chunk that was not taken."""
+        with self._turn:
+            return self._next
+
+    def offer(self, index: int, content: Buffer, wait_seconds: float) -> bool:
+        """Take chunk ``index`` if its turn is now or comes in ``wait_seconds``; returns whether it is taken.
+
+        A chunk that was taken before, and had to be fetched once more because it could not be stored, is not taken twice.
+        The GIL is released while it is hashed; others may offer, wait and leave meanwhile.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._is_over or index <= self._next, wait_seconds)
+            # Two threads may hold the same chunk, when a fetch was given up as lost and was not: the second one waits.
+            while self._is_busy and index == self._next:
+                self._turn.wait()
+            if index < self._next:
+                return True
+            if self._is_over or index != self._next:
+                return False
+            self._is_busy = True
+        taken = 0
+        try:
+            self._running.update(content)
+            taken = 1
+        finally:
+            with self._turn:
+                self._is_busy = False
+                self._next += taken
+                self._turn.notify_all()
+        return True
+
+    def hand_over(self) -> tuple[int, RunningChecksum]:
+        """No chunk is taken from now on, and nobody waits. Go on with the bytes of the returned chunk and those after it.
+
+        When that is the number of chunks, there is nothing left but to check.
+        """
+        with self._turn:
+            self._is_over = True
+            self._turn.notify_all()
+            while self._is_busy:
+                self._turn.wait()
+            return self._next, self._running
+
+
+def part_checksum(kind: ChecksumKind, content: Buffer) -> int:
+    """The checksum of one chunk, for ``PartChecksums``. Releases the GIL: for byte threads, while the chunk is hot."""
+    return CYCLIC[kind].go_on(content, 0)
+
+
+class PartChecksums:
+    """Takes the checksums of a file's chunks in any order and from any thread, and combines them when all are there."""
+
+    def __init__(self, expected: Checksum, size: int) -> None:
+        if not expected.kind.is_combinable:
+            msg = f"{expected.kind} of a whole does not follow from those of its parts"
+            raise ValueError(msg)
+        self._expected = expected
+        self._size = size
+        self._parts: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def kind(self) -> ChecksumKind:
+        """What to compute for each chunk."""
+        return self._expected.kind
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The chunks that were not offered: those that an earlier attempt stored have to be read again."""
+        with self._lock:
+            return tuple(index for index in range(chunk_count(self._size)) if index not in self._parts)
+
+    def offer(self, index: int, part: int) -> None:
+        """The checksum of chunk ``index``; the last word counts where a chunk was fetched twice."""
+        chunk_range(self._size, index)  # ValueError: the file has no such chunk
+        with self._lock:
+            self._parts[index] = part
+
+    def check(self, subject: str) -> None:
+        """All chunks were offered: raise ``ChecksumMismatchError`` when they do not make up the file."""
+        if missing := self.missing:
+            msg = f"{len(missing)} chunks of {subject} were not offered"
+            raise ValueError(msg)
+        cyclic, whole = CYCLIC[self._expected.kind], 0
+        for index in range(chunk_count(self._size)):
+            whole = cyclic.combine(whole, self._parts[index], chunk_range(self._size, index).size)
+        check_equal(self._expected, cyclic.format(whole), subject)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from bdn.core.pace.token_bucket import TokenBucket
+from bdn.core.pace.rate_limit import TokenBucket
 
 _BURST_SECONDS: Final = 0.25
 _LEAST_BURST: Final = 1024 * 1024

@@ -24,7 +24,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.fetch.deadlines import SourceDeadline, Waits
 from node_agent.fetch.fill_context import FillContext
 from node_agent.fetch.peers import MIRROR, Peers
@@ -34,7 +34,7 @@ from node_agent.fetch.reads_in_progress import ReadsInProgress
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
 
 
-class HeldChunks(Protocol):
+class LocalChunks(Protocol):
     """What this node holds."""
 
     def holds(self, digest: Digest) -> bool:
@@ -55,7 +55,7 @@ class ReaderChain:
 
     to_mirror: ConnectionPool
     to_peers: ConnectionPool
-    held: HeldChunks
+    held: LocalChunks
     reads: ReadsInProgress[Digest]
     peers: Peers
     policy: RetryPolicy
@@ -89,7 +89,7 @@ class LocalReader:
     """What this node holds is read here, and everything else from the inner reader."""
 
     inner: ChunkReader
-    held: HeldChunks
+    held: LocalChunks
 
     def read_into(self, chunk: PartialChunk) -> None:
         """Bring the chunk, from one or the other."""
@@ -102,7 +102,7 @@ class SingleFlightReader:
     """One thread of this node reads a chunk with the inner reader; the others wait, and find it here then."""
 
     inner: ChunkReader
-    held: HeldChunks
+    held: LocalChunks
     reads: ReadsInProgress[Digest]
     stop: threading.Event
 
@@ -135,7 +135,7 @@ class MirrorReader:
     def read_into(self, chunk: PartialChunk) -> None:
         """Bring what is missing, not verified."""
         missing = chunk.missing
-        deadline = SourceDeadline.of_mirror(missing, self.stop, self.waits)
+        deadline = SourceDeadline.of_mirror(missing, self.stop, self.peers.clock, self.waits)
         chunk.begin_source("mirror", MIRROR)
         try:
             replace(self.http, deadline=deadline).read_into(chunk)
@@ -146,7 +146,7 @@ class MirrorReader:
         self.peers.read(missing, deadline.taken)
 
 
-def _found_here(held: HeldChunks, chunk: PartialChunk) -> bool:
+def _found_here(held: LocalChunks, chunk: PartialChunk) -> bool:
     """Whether the chunk was read from this node. What came of it from elsewhere is kept, unless it seems to be here."""
     if chunk.done:
         if not held.holds(chunk.digest):

@@ -121,9 +121,9 @@ class SourceDeadline:
         return cls(size, stop, waits.peer_seconds, alternative, waits.stall, clock)
 
     @classmethod
-    def of_mirror(cls, size: int, stop: threading.Event, waits: Waits = _USUAL) -> Self:
+    def of_mirror(cls, size: int, stop: threading.Event, clock: Clock = time.monotonic, waits: Waits = _USUAL) -> Self:
         """Of a request to the mirror, behind which there is nobody."""
-        return cls(size, stop, waits.mirror_seconds, stall=waits.stall)
+        return cls(size, stop, waits.mirror_seconds, stall=waits.stall, clock=clock)
 
     @property
     def has_begun(self) -> bool:

@@ -14,7 +14,7 @@ from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.layout_form import Layout
-from node_agent.fetch.members import Member, Members
+from node_agent.fetch.members import Members, RingMember
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class PeerDocuments:
     async def manifest(self, digest: Digest, bearer: str) -> Manifest | None:
         """The manifest, which is what its name says; None when no peer has it for this bearer."""
 
-        async def ask(peer: Member) -> Manifest | None:
+        async def ask(peer: RingMember) -> Manifest | None:
             most = self.most_manifest_bytes
             return await _ask(peer, lambda client: client.manifest(digest, bearer), _MANIFEST_SECONDS, most)
 
@@ -61,20 +61,20 @@ class PeerDocuments:
                 return layout
         return None
 
-    def _peers(self) -> list[Member]:
+    def _peers(self) -> list[RingMember]:
         members = self.members.current().members
         peers = [member for member in members if member.node != self.members.me]
         random.shuffle(peers)
         return peers
 
 
-def _several(peers: list[Member]) -> Iterator[list[Member]]:
+def _several(peers: list[RingMember]) -> Iterator[list[RingMember]]:
     for start in range(0, len(peers), _ASKED_AT_ONCE):
         yield peers[start : start + _ASKED_AT_ONCE]
 
 
 async def _ask(
-    peer: Member, question: Callable[[MirrorClient], Awaitable[_Document]], seconds: float, most_bytes: int
+    peer: RingMember, question: Callable[[MirrorClient], Awaitable[_Document]], seconds: float, most_bytes: int
 ) -> _Document | None:
     """Its answer; None whatever else it says or does, because the next peer may have the document."""
     try:

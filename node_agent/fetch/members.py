@@ -13,7 +13,7 @@ from bdn.wire import agent_schema
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RingMember:
     """An owner of chunks: an agent with the role ``cluster``, and the address at which its peers read from it."""
 
     node: str
@@ -25,7 +25,7 @@ class View:
     """The owners at one epoch, in the order of their names. The same members make the same placement at any epoch."""
 
     epoch: int
-    members: tuple[Member, ...]
+    members: tuple[RingMember, ...]
 
 
 class Members:
@@ -51,7 +51,7 @@ class Members:
         """The view of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the members."""
         try:
             content = json.loads(self._path.read_bytes())
-            self._view = View(int(content["epoch"]), tuple(Member(**member) for member in content["members"]))
+            self._view = View(int(content["epoch"]), tuple(RingMember(**member) for member in content["members"]))
         except (OSError, ValueError, KeyError, TypeError):
             self._view = View(0, ())
 
@@ -59,7 +59,7 @@ class Members:
         """To be called before the mirror is asked; ``take`` wants the result with the answer."""
         return self._taken
 
-    def take(self, epoch: int, members: Iterable[agent_schema.Member], asked: int) -> bool:
+    def take(self, epoch: int, members: Iterable[agent_schema.MemberDocument], asked: int) -> bool:
         """Believe an answer, unless a newer one came while it was on its way. Blocking when the members are others.
 
         Returns:
@@ -69,7 +69,7 @@ class Members:
             DiskFailedError: the view is believed, but could not be kept for the next start.
         """
         owners = sorted(
-            (Member(member.node, member.advertise) for member in members if _owns(member) and member.advertise),
+            (RingMember(member.node, member.advertise) for member in members if _owns(member) and member.advertise),
             key=lambda member: member.node,
         )
         view = View(epoch, tuple(owners))
@@ -82,5 +82,5 @@ class Members:
         return True
 
 
-def _owns(member: agent_schema.Member) -> bool:
+def _owns(member: agent_schema.MemberDocument) -> bool:
     return "cluster" in member.roles

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bdn.core.ring.hedging import Deadlines
-from bdn.core.ring.peer_standing import Fault, PeerStanding
+from bdn.core.ring.peer_health import Fault, PeerHealth
 from node_agent.fetch.deadlines import Clock, Limits
 from node_agent.fetch.members import Members
 
@@ -25,8 +25,8 @@ class Peers:
     def __init__(self, members: Members, clock: Clock = time.monotonic) -> None:
         self.clock = clock
         self._members = members
-        self._standing = PeerStanding()
-        self._mirror = PeerStanding()
+        self._standing = PeerHealth()
+        self._mirror = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
         self._bodies = Deadlines()
         self._lock = threading.Lock()

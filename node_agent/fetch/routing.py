@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
-from bdn.core.ring.lanes import lanes
 from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import OWNERS_LOOKED_AT, ahead, route
+from bdn.core.ring.routes import OWNERS_LOOKED_AT, ahead, lanes, route
 from bdn.wire.layout_form import Layout
-from node_agent.fetch.members import Member, Members
+from node_agent.fetch.members import Members, RingMember
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LanePlace:
     """The lane of a chunk, and its place in that lane's order."""
 
     is_own: bool
@@ -76,10 +75,10 @@ class Routing:
         """Work out what ``turn`` says. Blocking."""
         self._now()
 
-    def turn(self, chunk: Digest) -> Turn:
+    def turn(self, chunk: Digest) -> LanePlace:
         """Its turn, by the members of the last ``prepare`` or ``peers``. Does not block."""
         made, index = self._made, self._index.get(chunk)
-        return made.turns[index] if made is not None and index is not None else Turn(is_own=True, position=0)
+        return made.turns[index] if made is not None and index is not None else LanePlace(is_own=True, position=0)
 
     def _now(self) -> _Made | None:
         """The placement among the members as they are; None when this node is alone."""
@@ -93,23 +92,23 @@ class Routing:
                 self._make(members)
             return self._made
 
-    def _make(self, members: tuple[Member, ...]) -> None:
+    def _make(self, members: tuple[RingMember, ...]) -> None:
         chunks = chunks_in_order(self._layout)
         self._index = self._index or {chunk: index for index, chunk in enumerate(chunks)}
         placement = Placement(chunks, [member.node for member in members])
         order = lanes(placement, self._members.me)
-        turns = [Turn(is_own=True, position=0)] * len(chunks)
+        turns = [LanePlace(is_own=True, position=0)] * len(chunks)
         for is_own, lane in ((True, order.own), (False, order.peers)):
             for position, index in enumerate(lane):
-                turns[index] = Turn(is_own, position)
+                turns[index] = LanePlace(is_own, position)
         self._made = _Made(members, placement, turns)
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    members: tuple[Member, ...]
+    members: tuple[RingMember, ...]
     placement: Placement
-    turns: list[Turn]
+    turns: list[LanePlace]
 
 
 def chunks_in_order(layout: Layout) -> list[Digest]:

@@ -19,10 +19,10 @@ from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, Position
-from node_agent.fill.fill_unit import FileReport
+from node_agent.fill.fills import FileReport
 from node_agent.fill.lanes import Lane, Place, PlaceOf
 from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.part import Part
+from node_agent.fill.part import PartialFile
 
 _Result = TypeVar("_Result")
 _Placed = tuple[Position, PlacedChunk]
@@ -83,7 +83,7 @@ class Filler:
             await self._fill_from_slab(lies, order)
             return
         (layout,) = order.files
-        part = Part(self.places, layout, self.writes)
+        part = PartialFile(self.places, layout, self.writes)
         try:
             if len(layout.chunks) <= 1:
                 await self._fill_at_once(part, order)
@@ -119,7 +119,7 @@ class Filler:
             else:
                 await in_thread(parts.close)
 
-    async def _fill_at_once(self, part: Part, order: FillOrder) -> None:
+    async def _fill_at_once(self, part: PartialFile, order: FillOrder) -> None:
         """One chunk, one thread, no bitmap."""
         digest = part.layout.digest
         lane, position = order.place(digest)
@@ -144,7 +144,7 @@ class Filler:
 
         self._tell(digest, await self._run((lane, position), part.layout.size, work, order), order)
 
-    async def _fill_in_pieces(self, part: Part, order: FillOrder) -> None:
+    async def _fill_in_pieces(self, part: PartialFile, order: FillOrder) -> None:
         lanes: dict[Lane, list[_Placed]] = {}
         for chunk in part.layout.placed():
             lane, position = order.place(chunk.digest)
@@ -162,7 +162,7 @@ class Filler:
             self.shelf.departed(part.layout.digest)
             await in_thread(part.close)
 
-    async def _take_chunks(self, lane: Lane, queue: Iterator[_Placed], part: Part, order: FillOrder) -> None:
+    async def _take_chunks(self, lane: Lane, queue: Iterator[_Placed], part: PartialFile, order: FillOrder) -> None:
         """One of several that draw from the same queue, so that there is always a chunk waiting for a free thread."""
         try:
             for position, chunk in queue:
@@ -175,7 +175,9 @@ class Filler:
             order.stop.set()  # before the group cancels the others: they shall not go on trying
             raise
 
-    def _obtain(self, lane: Lane, part: Part, chunk: PlacedChunk, buffer: memoryview, order: FillOrder) -> BytesByTier:
+    def _obtain(
+        self, lane: Lane, part: PartialFile, chunk: PlacedChunk, buffer: memoryview, order: FillOrder
+    ) -> BytesByTier:
         """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
         file = part.layout.digest
         if part.holds(chunk, buffer):

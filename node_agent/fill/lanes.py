@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
-from bdn.core.ring.lanes import own_in_flight
+from bdn.core.ring.routes import own_in_flight
 from bdn.transfer.byte_threads import ByteThreads
 from node_agent.fetch.bandwidth import OrderedLimit, Position
 

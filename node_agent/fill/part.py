@@ -66,7 +66,7 @@ class Bitmap:
         return _MAGIC + self.count.to_bytes(8, "big")
 
 
-class Part:
+class PartialFile:
     """``filling/<hex>.part`` and its bitmap. Methods block; ``write`` and ``holds`` may run in several threads at once.
 
     Every method raises ``DiskFailedError``. A file of one chunk has no bitmap: there is nothing to go on from.

@@ -12,7 +12,7 @@ from typing import Final
 from bdn.core.cache.scrub_round import Position, ScrubRound
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
-from bdn.core.pace.token_bucket import TokenBucket
+from bdn.core.pace.rate_limit import TokenBucket
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock
 from node_agent.scrub.findings import Findings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.ring.lanes import own_in_flight
+from bdn.core.ring.routes import own_in_flight
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk

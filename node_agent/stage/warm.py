@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from bdn.core.pace.token_bucket import TokenBucket
+from bdn.core.pace.rate_limit import TokenBucket
 from bdn.core.units import format_size
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.stage.stage import NodeStage, StageRegistry, Warming

@@ -33,7 +33,7 @@ BREAKAGES: Final = [
         _WIRE,
     ),
     _breakage(
-        "bdn/transfer/part_checksums.py",
+        "bdn/transfer/checksums.py",
         "checksums of parts are never compared with the whole's",
         "check_equal(self._expected, cyclic.format(whole), subject)",
         "check_equal(self._expected, self._expected.hex, subject)",

@@ -27,4 +27,4 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture
 def shell(tmp_path: Path, hub: Hub, s3: S3Server) -> Shell:
     """A user whose upstreams are the doubles."""
-    return Shell(tmp_path, {"HF_ENDPOINT": hub.url, "AWS_ENDPOINT_URL_S3": s3.url})
+    return Shell(tmp_path, {"HF_ENDPOINT": hub.url, "AWS_ENDPOINT_URL_S3": s3.url}, is_forked=True)

@@ -38,7 +38,7 @@ def model() -> dict[str, bytes]:
 def test_a_pulled_repository_is_what_snapshot_download_gives(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     sha = hub.repo("org/model").commit(model())
 
-    pulled = shell.run("bdn", "pull", "hf://org/model", "out")
+    pulled = shell.executed().run("bdn", "pull", "hf://org/model", "out")
     snapshot_download("org/model", revision=sha, endpoint=hub.url, token=False, local_dir=tmp_path / "theirs")
 
     assert pulled.code == 0, pulled.err
@@ -174,8 +174,8 @@ def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shel
 def test_bad_input_is_named_and_leaves_nothing_behind(
     arguments: tuple[str, ...], code: str, exit_code: int, shell: Shell, hub: Hub, s3: S3Server, tmp_path: Path
 ) -> None:
-    hub.repo("org/model").commit(model())
-    hub.repo("org/private", private=True).commit(model())
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    hub.repo("org/private", private=True).commit({"config.json": b"{}"})
     hub.repo("org/empty").commit({})
     s3.bucket("weights")
     (tmp_path / "occupied").mkdir()

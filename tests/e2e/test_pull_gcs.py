@@ -41,7 +41,7 @@ def bucket(gcs: GcsServer) -> GcsBucket:
 def shell(tmp_path: Path, gcs: GcsServer) -> Shell:
     secret = json.dumps(gcs.account.key(gcs.token_url))
     own = {"STORAGE_EMULATOR_HOST": gcs.url, "BDN_GOOGLE_TOKEN_URL": gcs.token_url, "BDN_SECRET_GCS": secret}
-    return Shell(tmp_path, own)
+    return Shell(tmp_path, own, is_forked=True)
 
 
 def pull(shell: Shell, uri: str, into: str) -> Finished:

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from tests.doubles.hub import Hub
 from tests.support.content.trees import tree
 from tests.support.services.cluster import Cluster
-from tests.support.services.commands import SCRIPTS, Shell
+from tests.support.services.commands import SCRIPTS, Finished, Shell
 
 VALUE = "hf_sesame_0123456789"
 CTRL_C = b"\x03"
@@ -25,13 +26,12 @@ def keyed(shell: Shell) -> Shell:
     """A user with a key of the user's own."""
     key = shell.run("bdn-admin", "secrets", "new-key")
     assert (key.code, key.err, len(key.out)) == (0, "", 45)
-    return Shell(shell.root, {**shell.extra, "BDN_SECRETS_KEY": key.out.strip()})
+    return replace(shell, extra={**shell.extra, "BDN_SECRETS_KEY": key.out.strip()})
 
 
-def given(shell: Shell, value: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+def given(shell: Shell, value: bytes, *arguments: str) -> Finished:
     """``secrets set`` with a value on standard input."""
-    command = [str(SCRIPTS / "bdn-admin"), "secrets", "set", *arguments]
-    return subprocess.run(command, env=shell.environment, input=value, capture_output=True, check=False, timeout=60)
+    return shell.run("bdn-admin", "secrets", "set", *arguments, given=value)
 
 
 def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Shell, hub: Hub) -> None:
@@ -61,16 +61,16 @@ def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Sh
 
 
 def test_a_value_comes_from_standard_input_and_wrong_ones_are_refused_at_once(keyed: Shell) -> None:
-    assert given(keyed, b"", "empty").returncode == 2
-    assert b"is empty" in given(keyed, b"\n", "empty").stderr
-    assert b"is not text" in given(keyed, b"\xff\xfe", "binary").stderr
-    assert b"over the limit of 65536" in given(keyed, b"x" * 70_000, "long").stderr
-    assert b"begins like a JSON object" in given(keyed, f"{{{VALUE}".encode(), "json").stderr
+    assert given(keyed, b"", "empty").code == 2
+    assert "is empty" in given(keyed, b"\n", "empty").err
+    assert "is not text" in given(keyed, b"\xff\xfe", "binary").err
+    assert "over the limit of 65536" in given(keyed, b"x" * 70_000, "long").err
+    assert "begins like a JSON object" in given(keyed, f"{{{VALUE}".encode(), "json").err
     misnamed = given(keyed, b"x", "a/b")
-    assert (misnamed.returncode, b"cannot name a secret" in misnamed.stderr) == (2, True)
+    assert (misnamed.code, "cannot name a secret" in misnamed.err) == (2, True)
     assert not keyed.data.exists()  # nothing was started for them
-    assert given(keyed, f"{VALUE}\r\n".encode(), "good").returncode == 0
-    assert given(keyed, b"x" * 65536 + b"\n", "longest", "--from-file", "-").returncode == 0
+    assert given(keyed, f"{VALUE}\r\n".encode(), "good").code == 0
+    assert given(keyed, b"x" * 65536 + b"\n", "longest", "--from-file", "-").code == 0
     assert [item["name"] for item in keyed.run("bdn-admin", "secrets", "ls", "--json").document["items"]] == [
         "good",
         "longest",
@@ -121,9 +121,9 @@ def test_a_prompt_is_left_with_one_ctrl_c(keyed: Shell) -> None:
 
 def test_without_a_key_the_command_says_how_to_make_one(shell: Shell) -> None:
     refused = given(shell, VALUE.encode(), "name")
-    assert refused.returncode == 2
-    assert b"bdn-admin secrets new-key" in refused.stderr
-    assert VALUE.encode() not in refused.stderr + refused.stdout
+    assert refused.code == 2
+    assert "bdn-admin secrets new-key" in refused.err
+    assert VALUE not in refused.err + refused.out
 
 
 def test_the_secrets_of_a_service_are_set_from_elsewhere_with_its_token(tmp_path: Path, hub: Hub, keyed: Shell) -> None:
@@ -132,17 +132,17 @@ def test_the_secrets_of_a_service_are_set_from_elsewhere_with_its_token(tmp_path
     cluster = Cluster(root, {"HF_ENDPOINT": hub.url, **token})
     root.mkdir()
     with cluster.mirror(BDN_AUTH="token", **key):
-        address = f"http://127.0.0.1:{cluster.port}"
-        stranger, user = Shell(tmp_path, {"BDN_URL": address}), Shell(tmp_path, {"BDN_URL": address, **token})
-        assert b"UNAUTHENTICATED" in given(stranger, VALUE.encode(), "team").stderr
+        stranger = Shell(tmp_path, {"BDN_URL": cluster.url}, is_forked=True)
+        user = replace(stranger, extra={**stranger.extra, **token})
+        assert "UNAUTHENTICATED" in given(stranger, VALUE.encode(), "team").err
         done = given(user, VALUE.encode(), "team")
-        assert (done.returncode, done.stdout.decode()) == (0, f"secret 'team' is set, at {address}\n")
+        assert (done.code, done.out) == (0, f"secret 'team' is set, at {cluster.url}\n")
         rotated = user.run("bdn-admin", "secrets", "rotate").out
         assert rotated.startswith("team  set 20")
         assert rotated.endswith(
             "the secrets of all organisations are encrypted with the first key: the older keys can go\n"
         )
-        of_one = Shell(tmp_path, {**user.extra, "BDN_ORGANISATION": "acme"}).run("bdn-admin", "secrets", "rotate").out
+        of_one = user.run("bdn-admin", "secrets", "rotate", BDN_ORGANISATION="acme").out
         assert of_one == "these are the secrets of one organisation; others' may still need the older keys\n"
     assert not user.data.exists()
     assert VALUE not in "".join(path.read_text() for path in root.rglob("*.log"))

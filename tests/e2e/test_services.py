@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -30,17 +28,37 @@ SIZE = sum(len(content) for content in MODEL.values())
 REPEATED = CHUNK_SIZE  # of the large file: its first two chunks are equal, so the second one is found on the node
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, hub: Hub) -> Cluster:
-    return Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Hub]:
+    with Hub() as double:
+        double.repo("org/model").commit(MODEL)
+        yield double
 
 
-@pytest.fixture
-def node(cluster: Cluster, hub: Hub) -> Iterator[Shell]:
-    """A node whose mirror is ready."""
-    hub.repo("org/model").commit(MODEL)
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, upstream: Hub) -> Iterator[tuple[Cluster, Shell]]:
+    cluster = Cluster(tmp_path_factory.mktemp("services"), {"HF_ENDPOINT": upstream.url})
     with cluster.mirror(), cluster.agent() as shell:
-        yield shell
+        yield cluster, shell
+
+
+@pytest.fixture
+def node(services: tuple[Cluster, Shell], upstream: Hub) -> Iterator[Shell]:
+    """A node of a mirror, both of them empty."""
+    upstream.log.clear()
+    cluster, shell = services
+    yield shell
+    with cluster.http() as mirror, agent_of(shell) as agent:
+        for stage in agent.get("/stages").json()["items"]:
+            agent.delete(f"/stages/{stage['id']}").raise_for_status()
+        for where in ({"node": "node-1"}, {"tier": "mirror"}):
+            evicted = mirror.post("/evictions", params={"wait": 60}, json={"all": True, "force": True, **where})
+            assert evicted.json()["status"] == "DONE", evicted.text
+
+
+def agent_of(shell: Shell) -> httpx2.Client:
+    transport = httpx2.HTTPTransport(uds=shell.extra["BDN_AGENT_SOCKET"])
+    return httpx2.Client(transport=transport, base_url="http://agent", timeout=60)
 
 
 def mirrored(shell: Shell, source: str = "hf://org/model") -> str:
@@ -49,7 +67,7 @@ def mirrored(shell: Shell, source: str = "hf://org/model") -> str:
     return str(done.document["id"])
 
 
-def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, hub: Hub) -> None:
+def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstream: Hub) -> None:
     mirror_id = mirrored(node)
     stage = node.run("bdn", "stage", mirror_id, "--job", "train", "--json").document
 
@@ -85,10 +103,10 @@ def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, hub: 
 
     again = node.run("bdn", "stage", mirror_id, "--job", "train-2", "--json").document
     assert again["mounts"][0]["bytes_from"]["mirror"] == SIZE - REPEATED
-    assert hub.log.bytes_served(origin="cdn") == len(MODEL["deep/model.safetensors"])  # the upstream was read once
+    assert upstream.log.bytes_served(origin="cdn") == len(MODEL["deep/model.safetensors"])  # the upstream was read once
 
 
-def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell) -> None:
+def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell, services: tuple[Cluster, Shell]) -> None:
     mirror_id = mirrored(node)
     stage = node.run("bdn", "stage", mirror_id, "--job", "train", "--json").document
 
@@ -99,17 +117,12 @@ def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell) -> 
     assert by_tier.keys() == {"node", "mirror"}
     assert "job train" in by_tier["node"]["holders"][0]
     assert not Path(stage["mounts"][0]["path"]).exists()
-    recorded = get(node, f"/evictions/{forced.document['id']}")
+    with services[0].http() as mirror:
+        recorded = mirror.get(f"/evictions/{forced.document['id']}").json()
     assert recorded["request"]["force"] is True
     assert recorded["bytes_freed"] == 2 * SIZE
     assert node.run("bdn-admin", "ls", "--json").document["items"] == []
     assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 2  # it says that the mirror was evicted
-
-
-def get(shell: Shell, path: str) -> dict[str, Any]:
-    done = subprocess.run(["curl", "-s", shell.extra["BDN_URL"] + path], capture_output=True, check=True)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 def test_a_second_stage_on_a_node_moves_nothing_and_shares_the_files(node: Shell) -> None:
@@ -126,72 +139,39 @@ def test_a_second_stage_on_a_node_moves_nothing_and_shares_the_files(node: Shell
     assert (warm["id"], warm["warm"]["bytes_total"]) == (again["id"], SIZE)
 
 
-def test_the_upstream_may_be_gone_once_the_mirror_is_ready(tmp_path: Path) -> None:
+def test_the_upstream_may_be_gone_once_a_mirror_is_ready_and_the_mirror_for_what_a_node_holds(tmp_path: Path) -> None:
+    """With programs that are executed: what is installed starts."""
     with contextlib.ExitStack() as stack:
         with Hub() as hub:
             hub.repo("org/model").commit(MODEL)
-            cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
-            stack.enter_context(cluster.mirror())
-            mirror_id = mirrored(stack.enter_context(cluster.agent("first")))
+            cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url}, is_forked=False)
+            process = stack.enter_context(cluster.mirror())
+            mirror_id = mirrored(cluster.shell("operator"))
 
-        fresh = stack.enter_context(cluster.agent("fresh"))
-        stage = fresh.run("bdn", "stage", mirror_id, "--job", "late", "--json")
-
+        node = stack.enter_context(cluster.agent())
+        stage = node.run("bdn", "stage", mirror_id, "--job", "one", "--json")
         assert stage.code == 0, stage.out + stage.err
         assert tree(Path(stage.document["mounts"][0]["path"])) == MODEL
-        fresh.run("bdn", "unstage", stage.document["id"])
 
-
-def test_the_mirror_may_be_gone_for_what_a_node_holds(cluster: Cluster, hub: Hub) -> None:
-    hub.repo("org/model").commit(MODEL)
-    with cluster.mirror() as process, cluster.agent() as node:
-        mirror_id = mirrored(node)
-        node.run("bdn", "stage", mirror_id, "--job", "one")
-        grant = get(node, f"/mirror/{mirror_id}")["grant"]
+        with cluster.http() as http:
+            grant = http.get(f"/mirror/{mirror_id}").json()["grant"]
         process.kill()
         process.wait()
-
-        body = json.dumps({"job_id": "two", "grant": grant, "wait": True})
-        done = subprocess.run(
-            [
-                "curl",
-                "-s",
-                "--unix-socket",
-                node.extra["BDN_AGENT_SOCKET"],
-                "http://agent/stages",
-                "-H",
-                "Content-Type: application/json",
-                "-d",
-                body,
-            ],
-            capture_output=True,
-            check=True,
-        )
-
-        stage = json.loads(done.stdout)
-        assert stage["state"] == "READY", stage
-        assert stage["mounts"][0]["bytes_from"]["node"] == SIZE
-        for known in ("one", "two"):
-            for found in json.loads(agent_get(node, "/stages"))["items"]:
-                if found["job_id"] == known:
-                    node.run("bdn", "unstage", found["id"])
+        with agent_of(node) as agent:
+            again = agent.post("/stages", json={"job_id": "two", "grant": grant, "wait": True}).json()
+            assert again["state"] == "READY", again
+            assert again["mounts"][0]["bytes_from"]["node"] == SIZE
+        assert [node.run("bdn", "unstage", one).code for one in (stage.document["id"], again["id"])] == [0, 0]
 
 
-def agent_get(shell: Shell, path: str) -> bytes:
-    return subprocess.run(
-        ["curl", "-s", "--unix-socket", shell.extra["BDN_AGENT_SOCKET"], f"http://agent{path}"],
-        capture_output=True,
-        check=True,
-    ).stdout
-
-
-def test_a_dry_run_says_what_would_move(node: Shell, hub: Hub) -> None:
-    planned = node.run("bdn", "mirror", "hf://org/model", "--dry-run", "--json")
+def test_a_dry_run_says_what_would_move(node: Shell, upstream: Hub) -> None:
+    upstream.repo("org/planned").commit({"one": b"1" * 1000, "two": b"2" * 2000})
+    planned = node.run("bdn", "mirror", "hf://org/planned", "--dry-run", "--json")
 
     assert planned.code == 0
-    assert (planned.document["files"], planned.document["bytes_to_transfer"]) == (len(MODEL), SIZE)
+    assert (planned.document["files"], planned.document["bytes_to_transfer"]) == (2, 3000)
     assert node.run("bdn-admin", "ls").out == "nothing is held\n"
-    assert hub.log.bytes_served(origin="cdn") == 0
+    assert upstream.log.bytes_served(origin="cdn") == 0
 
 
 @pytest.mark.promise("corruption")
@@ -220,22 +200,24 @@ def test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node(node: Shell, tal
     tally.add(scenarios=3, faults=1, repaired=1, refused=4)
 
 
-def test_programs_that_get_in_each_others_way_are_told_so(cluster: Cluster, hub: Hub, tmp_path: Path) -> None:
-    with cluster.mirror(), cluster.agent() as node:
-        same_data = Shell(cluster.root / "mirror", {**cluster.extra, "BDN_PORT": "0", "BDN_DATA_PORT": "0"})
-        second_mirror = same_data.run("bdn", "serve")
-        assert (second_mirror.code, "IN_USE" in second_mirror.err) == (3, True), second_mirror.err
+def test_programs_that_get_in_each_others_way_are_told_so(
+    node: Shell, services: tuple[Cluster, Shell], tmp_path: Path
+) -> None:
+    cluster, _ = services
+    same_data = Shell(cluster.root / "mirror", {**cluster.extra, "BDN_PORT": "0", "BDN_DATA_PORT": "0"}, is_forked=True)
+    second_mirror = same_data.run("bdn", "serve")
+    assert (second_mirror.code, "IN_USE" in second_mirror.err) == (3, True), second_mirror.err
 
-        second_agent = node.run("bdn-node-agent", BDN_AGENT_SOCKET=str(tmp_path / "other.sock"))
-        assert second_agent.code == 3, second_agent.err
-        assert "in use" in second_agent.err
+    second_agent = node.run("bdn-node-agent", BDN_AGENT_SOCKET=str(tmp_path / "other.sock"))
+    assert second_agent.code == 3, second_agent.err
+    assert "in use" in second_agent.err
 
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = str(taken.getsockname()[1])
-            elsewhere = Shell(tmp_path / "elsewhere", {"BDN_PORT": port, "BDN_DATA_PORT": "0"})
-            elsewhere.root.mkdir()
-            refused = elsewhere.run("bdn", "serve")
-            assert (refused.code, port in refused.err) == (3, True), refused.err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        elsewhere = Shell(tmp_path / "elsewhere", {"BDN_PORT": port, "BDN_DATA_PORT": "0"}, is_forked=True)
+        elsewhere.root.mkdir()
+        refused = elsewhere.run("bdn", "serve")
+        assert (refused.code, port in refused.err) == (3, True), refused.err
 
 
 def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
@@ -244,3 +226,39 @@ def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
     assert node.run("bdn", "unstage", f"stg_{nothing}").code == 4
     assert node.run("bdn-admin", "evict", "--source", "hf://org/never").code == 4
     assert node.run("bdn-admin", "evict", "--all", "--node", "nobody").code == 4
+
+
+def test_what_was_prefetched_is_staged_without_moving_a_byte(node: Shell) -> None:
+    mirrored = node.run("bdn", "mirror", "hf://org/model", "--mount", "/app/model", "--wait", "--json").document
+
+    for what in ("hf://org/model", mirrored["id"], mirrored["sources"][0]["manifest"]):
+        done = node.run("bdn-admin", "prefetch", what, "--cluster", "default", "--wait", "--json")
+        assert (done.code, done.document["status"]) == (0, "READY"), done.out + done.err
+        (part,) = done.document["nodes"]
+        assert (part["node"], part["state"], part["bytes_total"]) == ("node-1", "READY", SIZE)
+        came = {"node": REPEATED, "cluster": 0, "mirror": SIZE - REPEATED} if what == "hf://org/model" else None
+        assert part["bytes_from"] == (came or {"node": SIZE, "cluster": 0, "mirror": 0})
+
+    held = node.run("bdn-admin", "ls", "--json").document["items"][0]["nodes"]["default/node-1"]
+    assert (held["bytes"], held["held_by"]) == (SIZE, [])
+    (mount,) = node.run("bdn", "stage", mirrored["id"], "--job", "train", "--json").document["mounts"]
+    assert mount["bytes_from"] == {"node": SIZE, "cluster": 0, "mirror": 0}
+    assert tree(Path(mount["path"])) == MODEL
+
+
+def test_the_exit_code_of_a_prefetch_tells_a_node_without_room_from_what_nobody_knows(
+    node: Shell, services: tuple[Cluster, Shell]
+) -> None:
+    mirrored(node)
+    with services[0].agent("small", BDN_AGENT_CACHE_BYTES="1MB"):
+        done = node.run("bdn-admin", "prefetch", "hf://org/model", "--node", "small", "--wait", "--json")
+    assert (done.code, done.document["status"]) == (1, "FAILED"), done.out + done.err
+    assert done.document["nodes"][0]["error"]["code"] == "CACHE_TOO_SMALL"
+    unknown = (
+        ("hf://org/other", "--node", "node-1"),
+        (f"b3:{'0' * 64}", "--node", "node-1"),
+        ("hf://org/model", "--node", "nobody"),
+        ("hf://org/model", "--cluster", "nowhere"),
+    )
+    assert [node.run("bdn-admin", "prefetch", *arguments).code for arguments in unknown] == [4] * 4
+    assert node.run("bdn-admin", "prefetch", "hf://org/model").code == 2  # where to?

@@ -10,8 +10,8 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.wire.eviction_schema import EvictCommand
-from node_agent.fill.part import Part
+from bdn.wire.operation_schema import EvictCommand
+from node_agent.fill.part import PartialFile
 from tests.support.agent.mirror import FORMS, AgentMirror, refused
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
@@ -47,16 +47,16 @@ async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing
     mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"large": FILES["large"]}
-    manifest, real = mirror.publish(files), Part.open
+    manifest, real = mirror.publish(files), PartialFile.open
     with mounted_tmpfs(tmp_path / "disk", "32m") as disk:
         rig = Rig(mirror, disk, {"cache_bytes": 30 * MIB})
 
-        def late(part: Part) -> None:
+        def late(part: PartialFile) -> None:
             (disk / "foreign").write_bytes(bytes(20 * MIB))  # the budget was enough a moment ago
             real(part)
 
         async with rig.agent(byte_threads=1) as agent:
-            monkeypatch.setattr(Part, "open", late)
+            monkeypatch.setattr(PartialFile, "open", late)
             with pytest.raises(BdnError) as caught:
                 await staged(agent, mirror, manifest)
 
@@ -67,7 +67,7 @@ async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing
             ledger = agent.cache.index.ledger
             assert ledger.used_bytes == disk_bytes(rig.cache)
             assert ledger.reserved_bytes == 0
-            monkeypatch.setattr(Part, "open", real)
+            monkeypatch.setattr(PartialFile, "open", real)
             (disk / "foreign").unlink()
             stage = await staged(agent, mirror, manifest)
             assert tree(Path(stage.mounts[0].path)) == files
@@ -78,19 +78,19 @@ async def test_a_write_that_fails_fails_the_stage_alone(
 ) -> None:
     manifest, other = mirror.publish(FILES), mirror.publish({"other": b"other"})
     large = next(entry.digest for entry in manifest.files if entry.path == "large")
-    real = Part.write
+    real = PartialFile.write
 
-    def failing(part: Part, *arguments: object) -> None:
+    def failing(part: PartialFile, *arguments: object) -> None:
         if part.layout.digest == large:
             raise DiskFailedError("/cache/filling/x.part", "Input/output error")
         real(part, *arguments)  # type: ignore[arg-type]
 
     async with Rig(mirror, tmp_path).agent() as agent:
-        monkeypatch.setattr(Part, "write", failing)
+        monkeypatch.setattr(PartialFile, "write", failing)
         with pytest.raises(BdnError, match=r"the disk failed at /cache/filling/x\.part: Input/output error"):
             await staged(agent, mirror, manifest)
         assert (await staged(agent, mirror, other)).state == "READY"
-        monkeypatch.setattr(Part, "write", real)
+        monkeypatch.setattr(PartialFile, "write", real)
         assert (await staged(agent, mirror, manifest)).state == "READY"
 
 

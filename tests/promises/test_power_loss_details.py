@@ -13,7 +13,7 @@ from bdn.core.store.layout import FileLayout
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as filling
-from node_agent.fill.part import Part
+from node_agent.fill.part import PartialFile
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree
@@ -39,13 +39,13 @@ def test_after_a_power_loss_a_fill_goes_on_from_the_last_batch(
     layout = FileLayout.of(4 * CHUNK_SIZE, tuple(map(digest_of, pieces)))
     places = Places(disk.place / "cache")
     places.make()
-    part = Part(places, layout, DirectWrites())
+    part = PartialFile(places, layout, DirectWrites())
     part.open()
     for chunk, piece in list(zip(layout.placed(), pieces, strict=True))[:3]:
         part.write(chunk, memoryview(bytearray(piece)))
     disk.lose_power("forgotten")
     part.close()
-    part = Part(places, layout, DirectWrites())
+    part = PartialFile(places, layout, DirectWrites())
     part.open()
     held = [part.holds(chunk, memoryview(bytearray(CHUNK_SIZE))) for chunk in layout.placed()]
     part.close()

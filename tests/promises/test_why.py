@@ -22,15 +22,14 @@ from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
 from bdn.core.manifest import Manifest
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from bdn.wire.stage_schema import StageRequest
-from bdn.wire.verification_schema import VerifyCommand
 from node_agent.app import Agent
 from node_agent.cache.eviction import Removal
 from node_agent.cache.space import Room, Space
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
-from tests.support.agent.rig import Rig, noise, staged
+from tests.support.agent.rig import Rig, noise, staged, verified
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
@@ -232,7 +231,7 @@ async def test_what_the_scrub_repairs_or_loses_is_on_record(rig: Rig, mirror: Ag
         for repair in (False, True):
             path.chmod(0o644)
             path.write_bytes(bytes(SIZE))
-            await agent.verifications.carry_out(VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
+            await verified(agent, VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
 
         damaged, repaired = (one.sentence for one in story(agent, manifest)[-2:])
         assert damaged.startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")

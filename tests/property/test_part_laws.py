@@ -17,7 +17,7 @@ from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
-from node_agent.fill.part import Part
+from node_agent.fill.part import PartialFile
 from tests.support.agent.rig import noise
 from tests.support.crash.scripted_writes import aligned
 
@@ -31,12 +31,12 @@ def layout_of(content: bytes) -> FileLayout:
     return FileLayout.of(len(content), tuple(digest_of(piece) for piece in pieces))
 
 
-def begin(root: Path, layout: FileLayout, *, is_direct: bool) -> tuple[Places, Part]:
+def begin(root: Path, layout: FileLayout, *, is_direct: bool) -> tuple[Places, PartialFile]:
     places, writes = Places(root), DirectWrites()
     if not is_direct:
         writes.reason = "so that the page cache is used"
     places.make()
-    part = Part(places, layout, writes)
+    part = PartialFile(places, layout, writes)
     part.open()
     return places, part
 
@@ -69,7 +69,7 @@ def test_a_fill_that_is_killed_anywhere_loses_less_than_a_batch_and_its_file_is_
     Random(seed).shuffle(order)
     written, buffer = order[:kill], memoryview(bytearray(CHUNK_SIZE))
 
-    def write(part: Part, chunk: PlacedChunk) -> None:
+    def write(part: PartialFile, chunk: PlacedChunk) -> None:
         part.write(chunk, aligned(content[chunk.range.start : chunk.range.stop]))
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:

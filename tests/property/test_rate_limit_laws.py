@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.pace.rate_limit import SHARE, RateLimit, TrafficClass, Turn
-from bdn.core.pace.token_bucket import TokenBucket
+from bdn.core.pace.rate_limit import SHARE, BandwidthTurn, RateLimit, TokenBucket, TrafficClass
 
 BURST = 100
 rates = st.integers(1, 1000)
@@ -75,9 +74,9 @@ def test_a_turn_that_the_bucket_can_never_hold_is_refused() -> None:
 asked = st.lists(st.tuples(classes, sizes), max_size=40)
 
 
-def run_dry(limit: RateLimit, now: float = 0.0) -> list[tuple[float, Turn]]:
+def run_dry(limit: RateLimit, now: float = 0.0) -> list[tuple[float, BandwidthTurn]]:
     """Grant until nobody waits, each time as late as the limit itself says."""
-    granted: list[tuple[float, Turn]] = []
+    granted: list[tuple[float, BandwidthTurn]] = []
     for _ in range(1000):
         granted += [(now, turn) for turn in limit.grant(now)]
         seconds = limit.seconds_until_next(now)

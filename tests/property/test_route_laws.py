@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.ring.lanes import lanes
 from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import ahead, route
+from bdn.core.ring.routes import ahead, lanes, route
 from tests.support.content.names import named
 
 names = st.sampled_from(["a", "b", "c", "d", "me"])

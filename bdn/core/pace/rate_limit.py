@@ -1,4 +1,4 @@
-"""Bytes per second, shared by classes of work: stages first, then prefetches, then scrubs.
+"""Bytes per second, with a burst, shared by classes of work: stages first, then prefetches, then scrubs.
 
 A class waits while a higher one has something to send, but for a small share, so that a busy node still comes to an end
 with its background work.
@@ -11,7 +11,46 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from bdn.core.pace.token_bucket import TokenBucket
+
+class TokenBucket:
+    """Tokens are bytes that may flow now. Not thread-safe; the caller says what time it is."""
+
+    def __init__(self, rate_bytes_per_second: float, burst: int, now: float) -> None:
+        if rate_bytes_per_second <= 0 or burst <= 0:
+            msg = f"a limit of {rate_bytes_per_second} bytes per second with a burst of {burst} lets nothing through"
+            raise ValueError(msg)
+        self.rate = rate_bytes_per_second
+        self.burst = burst
+        self._tokens = float(burst)
+        self._at = now
+
+    def reserve(self, size: int, now: float) -> float:
+        """Take the tokens, also those that are still to come; returns the seconds after which the bytes may flow.
+
+        Who reserves later waits longer, so nobody is overtaken. What is reserved cannot be given back.
+        """
+        self._fill(now)
+        self._tokens -= size
+        return max(0.0, -self._tokens / self.rate)
+
+    def take(self, size: int, now: float) -> bool:
+        """Take the tokens if they are all here."""
+        self._fill(now)
+        if self._tokens < size:
+            return False
+        self._tokens -= size
+        return True
+
+    def seconds_until(self, size: int, now: float) -> float:
+        """When ``size`` tokens, at most a burst, will be here if nobody takes any."""
+        self._fill(now)
+        return max(0.0, (size - self._tokens) / self.rate)
+
+    def _fill(self, now: float) -> None:
+        if now > self._at:  # threads read the clock before they take the lock, and may come in another order
+            self._tokens = min(float(self.burst), self._tokens + (now - self._at) * self.rate)
+            self._at = now
+
 
 SHARE: Final = 0.05  # of the bytes of higher classes, for each lower class that waits meanwhile
 
@@ -25,7 +64,7 @@ class TrafficClass(IntEnum):
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class BandwidthTurn:
     """Somebody waits to move ``size`` bytes; once ``is_granted`` they may."""
 
     traffic: TrafficClass
@@ -41,27 +80,27 @@ class RateLimit:
 
     def __init__(self, rate_bytes_per_second: float, burst: int, now: float) -> None:
         self._bucket = TokenBucket(rate_bytes_per_second, burst, now)
-        self._waiting: dict[TrafficClass, deque[Turn]] = {traffic: deque() for traffic in TrafficClass}
+        self._waiting: dict[TrafficClass, deque[BandwidthTurn]] = {traffic: deque() for traffic in TrafficClass}
         self._owed = dict.fromkeys(TrafficClass, 0.0)  # what higher classes had while this one waited, by its share
 
-    def ask(self, traffic: TrafficClass, size: int) -> Turn:
+    def ask(self, traffic: TrafficClass, size: int) -> BandwidthTurn:
         """Queue up. ``grant`` says whose turn it is."""
         if size > self._bucket.burst:
             msg = f"{size} bytes at once are more than the burst of {self._bucket.burst}"
             raise ValueError(msg)
-        turn = Turn(traffic, size)
+        turn = BandwidthTurn(traffic, size)
         self._waiting[traffic].append(turn)
         return turn
 
-    def withdraw(self, turn: Turn) -> None:
+    def withdraw(self, turn: BandwidthTurn) -> None:
         """Who waits no longer leaves the queue; a turn that was granted is used up."""
         if not turn.is_granted:
             self._waiting[turn.traffic].remove(turn)
             self._settle(turn.traffic)
 
-    def grant(self, now: float) -> list[Turn]:
+    def grant(self, now: float) -> list[BandwidthTurn]:
         """Every turn that has come by now."""
-        granted: list[Turn] = []
+        granted: list[BandwidthTurn] = []
         while (turn := self._first()) is not None and self._bucket.take(turn.size, now):
             turn.is_granted = True
             self._waiting[turn.traffic].popleft()
@@ -74,13 +113,13 @@ class RateLimit:
         turn = self._first()
         return None if turn is None else self._bucket.seconds_until(turn.size, now)
 
-    def _first(self) -> Turn | None:
+    def _first(self) -> BandwidthTurn | None:
         """The one whose share is due, otherwise the first of the highest class that waits."""
         waiting = [queue[0] for queue in self._waiting.values() if queue]
         due = (turn for turn in waiting if self._owed[turn.traffic] >= turn.size)
         return next(due, waiting[0] if waiting else None)
 
-    def _account(self, turn: Turn) -> None:
+    def _account(self, turn: BandwidthTurn) -> None:
         if self._owed[turn.traffic] >= turn.size:
             self._owed[turn.traffic] -= turn.size
         for lower in TrafficClass:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 
@@ -70,3 +71,17 @@ class Allowance:
         self.left -= 1
         self.used += 1
         return True
+
+
+_Answer = TypeVar("_Answer")
+
+
+class AskOnce:
+    """An ``Asker`` that knows no limits and never asks again."""
+
+    async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:  # noqa: ARG002
+        """The answer or the failure."""
+        return await request()
+
+
+ASK_ONCE: Final = AskOnce()

@@ -31,7 +31,7 @@ class Placement:
     Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); the bound after Mirrokni, Thorup
     and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016), but over the whole manifest: a bound that follows the
     average so far moves chunks from one owner to another whenever a member comes or goes, and evens out nothing that the
-    order of the lanes (``bdn.core.ring.lanes``) leaves uneven.
+    order of the lanes (``bdn.core.ring.routes``) leaves uneven.
     """
 
     def __init__(self, chunks: Sequence[Digest], members: Sequence[str], *, load_bound: float = _LOAD_BOUND) -> None:

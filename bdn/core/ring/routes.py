@@ -1,9 +1,62 @@
-"""Where one chunk is asked for: its owner, who may have it from the owner, the next owner, the mirror."""
+"""In which order a node asks for the chunks of a manifest, and whom it asks for each.
+
+Its owner, who may have it from the owner, the next owner, the mirror.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from math import ceil
 from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from bdn.core.ring.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    """Indices of chunks. The lanes are worked through at the same time, each from its beginning.
+
+    own: what this node reads from the mirror, in the order of the manifest. Everything, in a cluster without members.
+    peers: what its peers own, in rounds.
+    """
+
+    own: tuple[int, ...]
+    peers: tuple[int, ...]
+
+
+def lanes(placement: Placement, me: str) -> LaneOrder:
+    """The order for the node ``me``, which owns nothing when it is no member.
+
+    A round has the next chunk of every owner. Owners read theirs from the mirror in that order, so that a round is there at
+    the same time. In a round each node begins with the owner that comes after itself in the circle of members, so that no
+    two members ask the same owner at the same time. If all asked in the order of the manifest, as many owners would be busy
+    as a node has requests in flight, and a thousand nodes would have the bandwidth of sixteen.
+
+    That a peer is avoided changes the route of its chunks (``route``) and not their place in the order.
+    """
+    members = placement.members
+    if not members:
+        return LaneOrder(tuple(range(len(placement))), ())
+    rank = members.index(me) if me in members else None
+    start = xxh3_64_intdigest(me.encode()) % len(members) if rank is None else rank
+    circle = [*range(start, len(members)), *range(start)]
+    rounds = zip_longest(*(placement.owned[owner] for owner in circle if owner != rank))
+    peers = tuple(index for index in chain.from_iterable(rounds) if index is not None)
+    return LaneOrder(() if rank is None else placement.owned[rank], peers)
+
+
+def own_in_flight(members: int, most: int) -> int:
+    """How many chunks of its own a node reads at once from the mirror, so that all members together read about ``most``.
+
+    The mirror's link is shared by everything that is in flight. Many chunks at a time all come late, and nobody can pass on
+    what has not come: the fewer there are, the sooner the first is in the cluster.
+    """
+    return max(1, ceil(most / max(1, members)))
+
 
 OWNERS_LOOKED_AT: Final = (
     4  # ask ``Placement.owners`` for so many: with a third avoided, 99 of 100 chunks have a peer left
@@ -21,7 +74,7 @@ def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> 
     Args:
         owners: the owner and those who would be next, from ``Placement.owners``.
         me: this node's name, whether it is a member or not.
-        is_avoided: whether a peer is out of favour just now (``bdn.core.ring.peer_standing``).
+        is_avoided: whether a peer is out of favour just now (``bdn.core.ring.peer_health``).
     """
     peers: list[str] = []
     for owner in owners:
@@ -33,7 +86,7 @@ def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> 
 
 
 def ahead(members: Sequence[str], owner: str, me: str) -> tuple[str, ...]:
-    """The members that ask ``owner`` for a chunk before the node ``me`` does, by the order of ``bdn.core.ring.lanes``.
+    """The members that ask ``owner`` for a chunk before the node ``me`` does, by the order of ``lanes``.
 
     They are the first to hold what it owns. None where one of the two is no member, or both are one.
     """

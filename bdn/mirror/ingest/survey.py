@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Resolution, Source
 from bdn.core.source.upstream import Diff, UpstreamFile, diff
 from bdn.core.source.uri import HuggingFaceUri

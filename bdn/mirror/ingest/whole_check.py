@@ -14,9 +14,7 @@ from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.digest import Digest
 from bdn.core.ports import Buffer
 from bdn.core.source.upstream import Checksum
-from bdn.transfer.checksums import RunningChecksum
-from bdn.transfer.ordered_checksum import OrderedChecksum
-from bdn.transfer.part_checksums import PartChecksums, part_checksum
+from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
 
 TURN_SECONDS: Final = 1.0  # how long a byte thread with a chunk in its hands waits for the chunk before it
 

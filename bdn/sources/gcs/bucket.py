@@ -24,7 +24,7 @@ from gcsfs.core import GCSFileSystem
 
 from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import UpstreamUnavailableError
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.core.source.uri import BucketUri

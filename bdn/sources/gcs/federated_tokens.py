@@ -21,7 +21,7 @@ from google.auth import identity_pool
 from google.auth.exceptions import GoogleAuthError
 
 from bdn.core.errors import AuthRequiredError, BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.sources.gcs.tokens import AccessToken, GoogleAnswer, google_transport
 from bdn.sources.refreshing import Refreshing

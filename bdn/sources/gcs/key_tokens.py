@@ -25,7 +25,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.sources.credentials import Secret, ServiceAccountKey, service_account_key
 from bdn.sources.gcs.tokens import AccessToken, GoogleAnswer, google_transport

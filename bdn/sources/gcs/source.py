@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import BucketUri

@@ -22,7 +22,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.egress.rules import EgressPolicy
 from bdn.core.errors import InvalidSourceError, SourceChangedError, UpstreamUnavailableError
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.paths import UnsafePathError, normalise_path
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from botocore.exceptions import ClientError
 
 from bdn.core.errors import SourceChangedError
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.core.source.upstream import Checksum, UpstreamFile
 from bdn.core.source.uri import BucketUri

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.core.source.uri import BucketUri
 from bdn.sources.credentials import S3Credentials, S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials

@@ -24,7 +24,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.sources.credentials import S3Credentials
 from bdn.sources.refreshing import Refreshing

@@ -9,7 +9,7 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
-from bdn.core.pace.asking import ASK_ONCE
+from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import BucketUri

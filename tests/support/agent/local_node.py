@@ -22,9 +22,9 @@ from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import RetryBudget
-from node_agent.fill.fill_unit import FillUnit, units_of
+from node_agent.fill.fills import FillUnit, units_of
 from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.part import Part
+from node_agent.fill.part import PartialFile
 from node_agent.fill.provision import FillRequest
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
@@ -89,7 +89,7 @@ class LocalProvision:
             self.tiers.node.commit(file.digest)
 
     async def _write(self, layout: FileLayout) -> None:
-        part = Part(self.disk.places, layout, self.disk.writes)
+        part = PartialFile(self.disk.places, layout, self.disk.writes)
         try:
             part.open()
             for chunk in layout.placed():

@@ -14,11 +14,11 @@ from node_agent.app import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
 from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.part import Part
+from node_agent.fill.part import PartialFile
 from node_agent.stage.view.views import Views
 
 _IN_THREADS = {
-    Part: ("open", "write", "commit"),
+    PartialFile: ("open", "write", "commit"),
     PackedParts: ("write",),
     Views: ("publish", "expose"),
 }

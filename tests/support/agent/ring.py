@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bdn.core.manifest import Manifest
-from bdn.wire.stage_schema import Stage
+from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from node_agent.fetch.deadlines import Waits
 from tests.support.agent.mirror import AgentMirror
@@ -24,6 +25,7 @@ class Ring:
     mirror: AgentMirror
     root: Path
     waits: Waits | None = None
+    elapsed: Callable[[], float] = time.monotonic
     agents: dict[str, Agent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -32,7 +34,9 @@ class Ring:
     @asynccontextmanager
     async def agent(self, node: str, **changes: Any) -> AsyncIterator[Agent]:
         """One that runs and is known to all that run."""
-        async with Rig(self.mirror, self.root / node, {"node": node}).agent(waits=self.waits, **changes) as agent:
+        async with Rig(self.mirror, self.root / node, {"node": node}).agent(
+            elapsed=self.elapsed, waits=self.waits, **changes
+        ) as agent:
             self.agents[node] = agent
             await self.know()
             try:
@@ -51,13 +55,13 @@ class Ring:
         for agent in [*self.agents.values()] * 2:  # the last one joins after the others have asked
             await agent.heartbeats.beat()
 
-    async def staged_by_all(self, manifest: Manifest, agents: Sequence[Agent] = ()) -> list[Stage]:
+    async def staged_by_all(self, manifest: Manifest, agents: Sequence[Agent] = ()) -> list[StageDocument]:
         """All at once."""
         return await asyncio.gather(
             *(staged(agent, self.mirror, manifest) for agent in agents or list(self.agents.values()))
         )
 
 
-def came_from(stages: Sequence[Stage], tier: str) -> int:
+def came_from(stages: Sequence[StageDocument], tier: str) -> int:
     """Bytes of all mounts of all these stages together."""
     return sum(getattr(mount.bytes_from, tier) for stage in stages for mount in stage.mounts)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 
-from bdn.cli.logs import log_to_stderr
+from bdn.cli.output import log_to_stderr
 
 OURS = ("bdn", "node_agent")
 KEY_FILES = {"grant-key.pem", "identity-key.pem"}  # these hold keys, and are for that

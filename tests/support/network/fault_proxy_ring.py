@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from bdn.core.pace.streaming import StallPolicy
@@ -17,13 +19,43 @@ from tests.support.agent.ring import Ring
 from tests.support.network.fault_proxy import FaultProxy
 from tests.support.network.ports import free_port
 
-# A hundredth of the patience in production, so that silence costs a test little.
+_STEP_SECONDS: Final = 0.01
+
+# A fiftieth of the deadlines in production, so that silence costs a test little.
 HASTY: Final = Waits(
     peer_seconds=0.4,
     mirror_seconds=0.4,
     stall=StallPolicy(least_bytes=64 * 1024, window_seconds=0.4),
-    document_seconds=(0.4, 0.8),
+    document_seconds=(1.0, 2.0),
 )
+
+
+class ExperiencedTime:
+    """Seconds in which this process could work: a busy machine that lets it wait for half a second is no silent peer."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+
+    def __call__(self) -> float:
+        return self._now
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            self._thread.join()
+
+    def _count(self) -> None:
+        last = time.monotonic()
+        while not self._ended.wait(_STEP_SECONDS):
+            now = time.monotonic()
+            self._now += min(now - last, 2 * _STEP_SECONDS)
+            last = now
 
 
 @dataclass
@@ -65,9 +97,9 @@ def faulty_ring(mirror: AgentMirror, root: Path) -> Iterator[FaultyRing]:
     )
     content = FaultProxy(("127.0.0.1", mirror.data_port or 0))
     served = mirror.data_port
-    with api.running(), content.running():
+    with api.running(), content.running(), ExperiencedTime().running() as elapsed:
         mirror.data_port = content.port
         try:
-            yield FaultyRing(Ring(mirror, root, HASTY), api, content, {})
+            yield FaultyRing(Ring(mirror, root, HASTY, elapsed), api, content, {})
         finally:
             mirror.data_port = served

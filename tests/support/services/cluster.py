@@ -1,25 +1,32 @@
-"""A mirror and an agent in processes of their own, as an operator runs them."""
+"""A mirror and agents in processes of their own, as an operator runs them, and commands that find them."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx2
+
 from tests.support.network.ports import free_port
-from tests.support.services.commands import Shell, wait_until
+from tests.support.services.commands import Process, Shell, wait_until
+from tests.support.services.services import answers
 
 
 @dataclass
 class Cluster:
-    """Processes by name, on ports of their own, with upstreams in ``extra``."""
+    """Processes by name, on ports of their own, with upstreams in ``extra``; forked unless the facts are about a start."""
 
     root: Path
     extra: dict[str, str]
     port: int = field(default_factory=free_port)
     data_port: int = field(default_factory=free_port)
+    is_forked: bool = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def shell(self, node: str = "node-1", **environment: str) -> Shell:
         """A user on one node: commands find the mirror and the node's agent."""
@@ -27,25 +34,30 @@ class Cluster:
             self.root / node,
             {
                 **self.extra,
-                "BDN_URL": f"http://127.0.0.1:{self.port}",
+                "BDN_URL": self.url,
                 "BDN_AGENT_NODE": node,
                 "BDN_AGENT_DATA_PORT": "0",
                 "BDN_AGENT_EXPOSURE": "symlink",  # an agent leaves its mounts standing when it stops, and tests end with it
                 "BDN_AGENT_SOCKET": str(self.root / f"{node}.sock"),
                 **environment,
             },
+            is_forked=self.is_forked,
         )
 
+    def http(self) -> httpx2.Client:
+        """The mirror's API for an operator."""
+        bearer = {"Authorization": f"Bearer {self.extra.get('BDN_TOKEN')}"}
+        return httpx2.Client(base_url=self.url, headers=bearer, trust_env=False, timeout=60)
+
     @contextlib.contextmanager
-    def mirror(self, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    def mirror(self, **environment: str) -> Iterator[Process]:
         """``bdn serve``, ready."""
         ports = {"BDN_PORT": str(self.port), "BDN_DATA_PORT": str(self.data_port)}
-        shell = Shell(self.root / "mirror", {**self.extra, **ports, **environment})
-        shell.root.mkdir(exist_ok=True)
-        with shell.running("bdn", "serve") as process:
-            asking = self.shell("operator")
-            asking.root.mkdir(exist_ok=True)
-            wait_until(lambda: asking.run("bdn-admin", "agents").code == 0, what="the mirror's answer")
+        shell = Shell(self.root / "mirror", {**self.extra, **ports, **environment}, is_forked=self.is_forked)
+        for root in (shell.root, self.shell("operator").root):
+            root.mkdir(exist_ok=True)
+        with shell.running("bdn", "serve") as process, self.http() as http:
+            wait_until(lambda: answers(http), what="the mirror's answer")
             yield process
 
     @contextlib.contextmanager
@@ -53,6 +65,6 @@ class Cluster:
         """``bdn-node-agent`` on a node, known to the mirror; yields that node's shell."""
         shell = self.shell(node, **environment)
         shell.root.mkdir(exist_ok=True)
-        with shell.running("bdn-node-agent"):
-            wait_until(lambda: node in shell.run("bdn-admin", "agents").out, what=f"the heartbeat of {node}")
+        with shell.running("bdn-node-agent"), self.http() as http:
+            wait_until(lambda: f'"{node}"' in http.get("/agents").text, what=f"the heartbeat of {node}")
             yield shell

@@ -9,36 +9,72 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import pkgutil
 import runpy
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Final
 
+import bdn.cli
+
 # Each imports what its program takes; the programs' own files are run, not imported.
 PRELOADED: Final = (
-    "bdn.cli.main",
-    "bdn.cli.mirror_services",
+    *(f"bdn.cli.{one.name}" for one in pkgutil.iter_modules(bdn.cli.__path__)),
+    "aiosqlite",
+    "anyio._backends._asyncio",
+    "bdn.sources.huggingface",
+    "node_agent.embedded",
     "node_agent.server",
     "tests.support.crash.killing_steps",
+    "uvicorn.protocols.http.h11_impl",
 )
 
 
-class ForkedProcess:
-    """A running program, with as much of ``asyncio.subprocess.Process`` as tests need."""
+class Program:
+    """A running program, with as much of ``subprocess.Popen`` as tests need."""
 
-    def __init__(self, process: ForkServerProcess, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, process: ForkServerProcess) -> None:
         assert process.pid
         self.pid = process.pid
-        self._process = process
+        self.process = process
+
+    def poll(self) -> int | None:
+        """As ``subprocess`` has it: the negative number of the signal that ended it."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status; raises ``subprocess.TimeoutExpired``."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return self.process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing is sent to one that has ended just now: its id may be another's."""
+        if not wait([self.process.sentinel], 0):
+            with suppress(ProcessLookupError):  # it ends at this moment: we shall hear of it
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedProcess:
+    """The same, with as much of ``asyncio.subprocess.Process``."""
+
+    def __init__(self, program: Program, loop: asyncio.AbstractEventLoop) -> None:
+        self.pid = program.pid
+        self._program = program
         self._loop = loop
         self._ended: asyncio.Future[int] = loop.create_future()
-        loop.add_reader(process.sentinel, self._end)
+        loop.add_reader(program.process.sentinel, self._end)
 
     @property
     def returncode(self) -> int | None:
@@ -49,26 +85,18 @@ class ForkedProcess:
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing is sent to one that has ended just now: its id may be another's.
-
-        Raises:
-            ProcessLookupError: it is known to have ended.
-        """
+        """Raises ``ProcessLookupError`` for one that is known to have ended."""
         if self._ended.done():
             raise ProcessLookupError(self.pid)
-        if not wait([self._process.sentinel], 0):
-            with suppress(ProcessLookupError):  # it ends at this moment: we shall hear of it
-                os.kill(self.pid, number)
+        self._program.send_signal(number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
     def _end(self) -> None:
-        self._loop.remove_reader(self._process.sentinel)
-        self._process.join()
-        assert self._process.exitcode is not None
-        self._ended.set_result(self._process.exitcode)
-        self._process.close()
+        self._loop.remove_reader(self._program.process.sentinel)
+        self._ended.set_result(self._program.wait())
+        self._program.process.close()
 
 
 Process = asyncio.subprocess.Process | ForkedProcess
@@ -88,11 +116,31 @@ async def start(command: Sequence[str], environment: Mapping[str, str], out: int
         return await asyncio.create_subprocess_exec(
             *command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err
         )
-    with Connection(os.dup(out), readable=False) as sent_out, Connection(os.dup(err), readable=False) as sent_err:
-        arguments = (command, dict(environment), sent_out, sent_err)
+    program = await asyncio.to_thread(fork, command, environment, out=out, err=err)  # the first waits for the imports
+    return ForkedProcess(program, asyncio.get_running_loop())
+
+
+def fork(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    out: int,
+    err: int,
+    given: int | None = None,
+    folder: Path | None = None,
+) -> Program:
+    """``python -m MODULE …``, ``python -c CODE …`` or ``SCRIPT …``, where the script is Python.
+
+    ``given`` is the descriptor that becomes its standard input: none is empty. ``folder`` becomes its working directory.
+    """
+    with ExitStack() as stack:
+        nothing = stack.enter_context(Path(os.devnull).open("rb"))
+        inherited = (nothing.fileno() if given is None else given, out, err)
+        sent = [stack.enter_context(Connection(os.dup(one), readable=False)) for one in inherited]
+        arguments = (tuple(command), dict(environment), sent, folder)
         process = _context().Process(target=_run, args=arguments, daemon=True)
-        await asyncio.to_thread(process.start)  # the first one waits for all the imports
-    return ForkedProcess(process, asyncio.get_running_loop())
+        process.start()
+    return Program(process)
 
 
 @cache
@@ -102,12 +150,21 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], out: Connection, err: Connection) -> None:
-    with Path(os.devnull).open("rb") as nothing, out, err:
-        for number, descriptor in enumerate((nothing.fileno(), out.fileno(), err.fileno())):
-            os.dup2(descriptor, number)
+def _run(
+    command: tuple[str, ...], environment: Mapping[str, str], inherited: Sequence[Connection], folder: Path | None
+) -> None:
+    for number, one in enumerate(inherited):
+        os.dup2(one.fileno(), number)
+        one.close()
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as Python opens it at a start
     os.environ.clear()
     os.environ.update(environment)
+    if folder:
+        os.chdir(folder)
+    if command[0] != sys.executable:
+        sys.argv = list(command)
+        runpy.run_path(command[0], run_name="__main__")
+        return
     _, way, what, *arguments = command
     sys.argv = [way, *arguments]
     if way == "-m":

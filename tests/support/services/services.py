@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +17,7 @@ import httpx2
 
 from tests.support.network.network import Host
 from tests.support.network.ports import free_port
-from tests.support.services.commands import Shell, wait_until
+from tests.support.services.commands import Process, Shell, wait_until
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 
 AGENT = ("bdn-node-agent",)
@@ -32,7 +31,7 @@ class Mirror:
     """``bdn serve``, and a client of its API."""
 
     http: httpx2.Client
-    process: Popen[str]
+    process: Process
     shell: Shell
     url: str
     ports: tuple[int, int]  # of the API and of the data plane
@@ -81,7 +80,7 @@ class Agent:
     """``bdn-node-agent``, and a client of its socket."""
 
     http: httpx2.Client
-    process: Popen[str]
+    process: Process
     shell: Shell
 
     def begin(self, grant: str, job: str, **options: Any) -> str:

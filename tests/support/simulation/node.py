@@ -8,7 +8,7 @@ from math import inf
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.ring.hedging import Deadlines, HedgeBudget
-from bdn.core.ring.peer_standing import PeerStanding
+from bdn.core.ring.peer_health import PeerHealth
 from node_agent.fetch.deadlines import SourceDeadline
 
 OWN, PEERS = 0, 1
@@ -67,7 +67,7 @@ class Node:
         self.parked: dict[int, list[tuple[Node, Asked]]] = {}  # by chunk, the peers that wait for it here
         self.heads = Deadlines(shortest=3.0)  # until an answer begins
         self.bodies = Deadlines()  # and from there to its end
-        self.standing = PeerStanding()
+        self.standing = PeerHealth()
         self.hedges = HedgeBudget(case.chunks * CHUNK_SIZE)
         self.retries = 0
         self.is_alive = True

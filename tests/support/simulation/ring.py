@@ -14,10 +14,9 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.core.ring.lanes import lanes, own_in_flight
-from bdn.core.ring.peer_standing import Fault
+from bdn.core.ring.peer_health import Fault
 from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, route
+from bdn.core.ring.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, lanes, own_in_flight, route
 from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline
 from tests.support.content.names import named
 from tests.support.simulation.links import MIRROR, Links, QueuedLinks

@@ -98,6 +98,13 @@ def test_what_could_not_be_installed_is_no_failure(
     assert "| it | not measured: fio is not installed | | 0 | | >= 1 |" in page.read_text()
 
 
+def test_the_page_says_of_each_benchmark_what_its_code_says() -> None:
+    written = report.PAGE.read_text()
+    assert written.startswith(report.HEAD)
+    named = {name: words for name, (words, _) in program.BENCHMARKS.items() if f"\n## {name}\n" in written}
+    assert [name for name, words in named.items() if f"\n## {name}\n{words}\n" not in written] == []
+
+
 @pytest.mark.parametrize("needs", ["no-such-program", "import no_such_module"])
 def test_a_peer_that_is_not_here_says_so(needs: str) -> None:
     peer = Peer("other", needs, lambda *_: None)

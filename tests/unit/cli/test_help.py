@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bdn.cli.admin import main as admin
-from bdn.cli.lazy import LazyGroup
+from bdn.cli.main import LazyGroup
 from bdn.cli.main import main as bdn
 from node_agent.__main__ import main as agent
 

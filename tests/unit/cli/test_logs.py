@@ -9,7 +9,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from bdn.cli.logs import log_to_stderr
+from bdn.cli.output import log_to_stderr
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from bdn.cli.services import ClientSettings
+from bdn.cli.clients import ClientSettings
 from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.settings import MirrorSettings

@@ -14,7 +14,7 @@ from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import write_all
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
-from node_agent.fill.part import SYNC_CHUNKS, Part
+from node_agent.fill.part import SYNC_CHUNKS, PartialFile
 from tests.support.agent.rig import noise
 from tests.support.crash.scripted_writes import Writes, aligned, failing, open_descriptors
 
@@ -31,13 +31,13 @@ def layout_of(content: bytes) -> FileLayout:
     return FileLayout.of(len(content), tuple(digest_of(piece) for piece in pieces))
 
 
-def write(part: Part, content: bytes, *indices: int) -> None:
+def write(part: PartialFile, content: bytes, *indices: int) -> None:
     for chunk in part.layout.placed():
         if chunk.index in indices:
             part.write(chunk, aligned(content[chunk.range.start : chunk.range.stop]))
 
 
-def held(part: Part) -> list[int]:
+def held(part: PartialFile) -> list[int]:
     buffer = memoryview(bytearray(CHUNK_SIZE))
     return [chunk.index for chunk in part.layout.placed() if part.holds(chunk, buffer[: chunk.range.size])]
 
@@ -46,7 +46,7 @@ CONTENT = noise(2 * CHUNK_SIZE + 1000)
 
 
 def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(places: Places) -> None:
-    part = Part(places, layout_of(CONTENT), DirectWrites())
+    part = PartialFile(places, layout_of(CONTENT), DirectWrites())
 
     part.open()
     write(part, CONTENT, 2, 0, 1)
@@ -60,7 +60,7 @@ def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(p
 
 
 def test_an_empty_file_is_a_file(places: Places) -> None:
-    part = Part(places, layout_of(b""), DirectWrites())
+    part = PartialFile(places, layout_of(b""), DirectWrites())
 
     part.open()
     part.commit()
@@ -70,12 +70,12 @@ def test_an_empty_file_is_a_file(places: Places) -> None:
 
 
 def test_the_next_fill_goes_on_from_the_chunks_that_were_written(places: Places) -> None:
-    first = Part(places, layout_of(CONTENT), DirectWrites())
+    first = PartialFile(places, layout_of(CONTENT), DirectWrites())
     first.open()
     write(first, CONTENT, 0, 2)
     first.close()
 
-    second = Part(places, layout_of(CONTENT), DirectWrites())
+    second = PartialFile(places, layout_of(CONTENT), DirectWrites())
     second.open()
 
     assert held(second) == [0, 2]
@@ -83,7 +83,7 @@ def test_the_next_fill_goes_on_from_the_chunks_that_were_written(places: Places)
 
 
 def test_a_chunk_that_was_damaged_on_disk_is_not_held(places: Places) -> None:
-    first = Part(places, layout_of(CONTENT), DirectWrites())
+    first = PartialFile(places, layout_of(CONTENT), DirectWrites())
     first.open()
     write(first, CONTENT, 0, 1)
     first.close()
@@ -91,7 +91,7 @@ def test_a_chunk_that_was_damaged_on_disk_is_not_held(places: Places) -> None:
         file.seek(CHUNK_SIZE + 17)
         file.write(b"damage")
 
-    second = Part(places, layout_of(CONTENT), DirectWrites())
+    second = PartialFile(places, layout_of(CONTENT), DirectWrites())
     second.open()
 
     assert held(second) == [0]
@@ -104,7 +104,7 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
         (SYNC_CHUNKS + 1) * CHUNK_SIZE, tuple(digest_of(bytes([index])) for index in range(SYNC_CHUNKS + 1))
     )
     events: list[str] = []
-    part = Part(places, layout, DirectWrites())
+    part = PartialFile(places, layout, DirectWrites())
     part.open()
     real_sync = os.fdatasync
 
@@ -130,7 +130,7 @@ def test_a_part_of_another_length_is_begun_anew(places: Places) -> None:
     layout = layout_of(CONTENT)
     places.part(layout.digest).write_bytes(b"x" * (len(CONTENT) + 1))
 
-    part = Part(places, layout, DirectWrites())
+    part = PartialFile(places, layout, DirectWrites())
     part.open()
 
     assert held(part) == []
@@ -144,7 +144,7 @@ def test_a_disk_without_room_fails_before_the_first_byte(
 ) -> None:
     layout = layout_of(CONTENT)
     if is_resumed:
-        earlier = Part(places, layout, DirectWrites())
+        earlier = PartialFile(places, layout, DirectWrites())
         earlier.open()
         write(earlier, CONTENT, 1)
         earlier.close()
@@ -153,7 +153,7 @@ def test_a_disk_without_room_fails_before_the_first_byte(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "allocate", no_room)
-    part = Part(places, layout, DirectWrites())
+    part = PartialFile(places, layout, DirectWrites())
     with pytest.raises(DiskFailedError, match="No space left on device") as caught:
         part.open()
 
@@ -168,7 +168,7 @@ def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(module, "allocate", unsupported)
-    part = Part(places, layout_of(CONTENT), DirectWrites())
+    part = PartialFile(places, layout_of(CONTENT), DirectWrites())
     part.open()
     write(part, CONTENT, 0, 1, 2)
     part.commit()
@@ -179,7 +179,7 @@ def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
 
 @pytest.mark.parametrize("content", [CONTENT, b"small"])
 def test_a_part_without_a_whole_chunk_is_not_kept(places: Places, content: bytes) -> None:
-    part = Part(places, layout_of(content), DirectWrites())
+    part = PartialFile(places, layout_of(content), DirectWrites())
     part.open()
     assert places.part(part.layout.digest).exists()
     part.close()
@@ -192,7 +192,7 @@ def test_a_chunk_that_could_not_be_written_is_not_held_and_the_others_are(
     places: Places, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     before = open_descriptors()
-    part = Part(places, layout_of(CONTENT), DirectWrites())
+    part = PartialFile(places, layout_of(CONTENT), DirectWrites())
     part.open()
     write(part, CONTENT, 0)
     Writes.noted(monkeypatch).steps.append(failing(number))
@@ -202,7 +202,7 @@ def test_a_chunk_that_could_not_be_written_is_not_held_and_the_others_are(
 
     assert caught.value.path == str(places.part(part.layout.digest))
     assert open_descriptors() == before
-    again = Part(places, part.layout, DirectWrites())
+    again = PartialFile(places, part.layout, DirectWrites())
     again.open()
     assert held(again) == [0]
     again.close()
@@ -214,7 +214,7 @@ def test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_on
     """The kernel told once that pages are lost. The next sync says that all is well, and the pages are still lost."""
     monkeypatch.setattr(module, "SYNC_CHUNKS", 2)
     content = noise(5 * CHUNK_SIZE)
-    part = Part(places, layout_of(content), DirectWrites())
+    part = PartialFile(places, layout_of(content), DirectWrites())
     part.open()
     write(part, content, 0, 1)
 
@@ -230,7 +230,7 @@ def test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_on
     write(part, content, 4)  # by another thread, which has not heard of it
     part.close()
 
-    again = Part(places, part.layout, DirectWrites())
+    again = PartialFile(places, part.layout, DirectWrites())
     again.open()
     assert held(again) == [0, 1]
     again.close()
@@ -244,5 +244,5 @@ def test_a_part_that_cannot_be_opened_leaves_no_descriptor(places: Places, monke
 
     monkeypatch.setattr(module, "allocate", broken)
     with pytest.raises(DiskFailedError):
-        Part(places, layout_of(CONTENT), DirectWrites()).open()
+        PartialFile(places, layout_of(CONTENT), DirectWrites()).open()
     assert open_descriptors() == before

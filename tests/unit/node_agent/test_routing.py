@@ -7,8 +7,8 @@ import pytest
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.wire.layout_form import Layout
 from node_agent.fetch.members import Members
-from node_agent.fetch.routing import Routing, Turn, chunks_in_order
-from tests.support.agent.ring_supply import join
+from node_agent.fetch.routing import LanePlace, Routing, chunks_in_order
+from tests.support.agent.reader_chain import join
 from tests.support.content.names import named
 
 MIB = 1024 * 1024
@@ -48,7 +48,7 @@ def test_a_node_that_is_alone_reads_everything_from_the_mirror(members: Members,
     routing.prepare()
     assert routing.count == 1
     assert not any(routing.peers(chunk, lambda _: False) or routing.is_mine(chunk) for chunk in CHUNKS)
-    assert {routing.turn(chunk) for chunk in CHUNKS} == {Turn(is_own=True, position=0)}
+    assert {routing.turn(chunk) for chunk in CHUNKS} == {LanePlace(is_own=True, position=0)}
 
 
 def test_each_chunk_is_mine_or_a_peers_and_the_turns_say_the_same(members: Members) -> None:
@@ -81,4 +81,4 @@ def test_a_chunk_of_another_manifest_is_read_from_the_mirror(members: Members) -
     join(members, everyone("a"))
     routing = Routing(LAYOUT, members)
     assert routing.peers(named("stranger"), lambda _: False) == ()
-    assert routing.turn(named("stranger")) == Turn(is_own=True, position=0)
+    assert routing.turn(named("stranger")) == LanePlace(is_own=True, position=0)

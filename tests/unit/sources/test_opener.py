@@ -38,7 +38,7 @@ async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, 
 def test_the_sdk_of_a_scheme_is_loaded_when_a_source_of_it_is_opened_and_no_other() -> None:
     script = """
 import asyncio, sys
-import bdn.cli.mirror_services
+import bdn.cli.serve
 from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.transfer.ordered_checksum import OrderedChecksum
+from bdn.transfer.checksums import OrderedChecksum
 from tests.support.network.hypothesis import BRIEFLY
 
 CHUNKS = [bytes([number]) * (number + 1) for number in range(8)]

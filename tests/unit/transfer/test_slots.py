@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
-from bdn.transfer.slots import Slots, Turn
+from bdn.transfer.byte_threads import SlotRequest, Slots
 from tests.support.network.hypothesis import BRIEFLY
 
 
@@ -21,7 +21,7 @@ def slots(count: int) -> Slots:
 
 
 def test_who_withdraws_while_waiting_gets_none_and_keeps_nobody_else_from_one() -> None:
-    made, first, second, third = slots(1), Turn(1), Turn(1), Turn(1)
+    made, first, second, third = slots(1), SlotRequest(1), SlotRequest(1), SlotRequest(1)
     assert made.take(first)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(made.take, second)
@@ -33,13 +33,13 @@ def test_who_withdraws_while_waiting_gets_none_and_keeps_nobody_else_from_one() 
 
 
 def test_who_withdraws_after_the_call_passes_the_slot_on() -> None:
-    made, first, second = slots(1), Turn(1), Turn(1)
+    made, first, second = slots(1), SlotRequest(1), SlotRequest(1)
     first.is_withdrawn = True  # in the moment between the call and the look
     assert not made.take(first)
     assert made.take(second)
 
 
-class WithdrawnMeanwhile(Turn):
+class WithdrawnMeanwhile(SlotRequest):
     """Somebody withdraws it between two looks."""
 
     looks = 0
@@ -55,7 +55,7 @@ class WithdrawnMeanwhile(Turn):
 
 
 def test_who_withdraws_after_the_look_loses_no_slot() -> None:
-    made, first, second = slots(1), WithdrawnMeanwhile(1), Turn(1)
+    made, first, second = slots(1), WithdrawnMeanwhile(1), SlotRequest(1)
     if made.take(first):
         made.give_back(first, Outcome.ARRIVED)
     with ThreadPoolExecutor(1) as pool:
@@ -67,7 +67,7 @@ def test_who_withdraws_after_the_look_loses_no_slot() -> None:
 
 
 def test_nobody_overtakes_who_was_called_and_has_not_woken_up() -> None:
-    made, first, second, third = slots(2), Turn(1), Turn(1), Turn(1)
+    made, first, second, third = slots(2), SlotRequest(1), SlotRequest(1), SlotRequest(1)
     assert made.take(first)
     assert made.take(second)
     with ThreadPoolExecutor(1) as pool:
@@ -77,13 +77,13 @@ def test_nobody_overtakes_who_was_called_and_has_not_woken_up() -> None:
 
 
 def test_a_slot_is_given_back_once() -> None:
-    made, first, second = slots(1), Turn(1), Turn(1)
+    made, first, second = slots(1), SlotRequest(1), SlotRequest(1)
     assert made.take(first)
     made.give_back(first, Outcome.ARRIVED)
     assert made.take(second)
     made.give_back(first, Outcome.ARRIVED)  # its thread ends, which has given it back long ago
     assert second.begun is not None
-    third = Turn(1)
+    third = SlotRequest(1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(made.take, third)
         with pytest.raises(TimeoutError):
@@ -99,12 +99,12 @@ class Crowd:
         self.count = count
         self.slots = slots(count)
         self.pool = pool
-        self.results: dict[Turn, Future[bool]] = {}
-        self.holding: list[Turn] = []
-        self.waiting: list[Turn] = []
+        self.results: dict[SlotRequest, Future[bool]] = {}
+        self.holding: list[SlotRequest] = []
+        self.waiting: list[SlotRequest] = []
 
     def ask(self) -> None:
-        turn = Turn(1)
+        turn = SlotRequest(1)
         asked = threading.Event()
 
         def take() -> bool:
@@ -117,7 +117,7 @@ class Crowd:
         self.waiting.append(turn)
         self.expect()
 
-    def _settle(self, turn: Turn) -> None:
+    def _settle(self, turn: SlotRequest) -> None:
         """The thread has its slot, or stands in the queue."""
         while turn.begun is None and turn not in self.slots._waiting:
             threading.Event().wait(0.0005)

@@ -1,0 +1,97 @@
+"""The mirror and the agent that commands talk to, and how a command line becomes sources."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from pydantic import Field
+
+from bdn.cli.output import Output
+from bdn.core.caller import ORGANISATION_PATTERN
+from bdn.core.source.uri import HuggingFaceUri, parse_source
+from bdn.net.client.mirror_client import AgentClient, MirrorClient
+from bdn.settings import FileSettings, default_data_dir
+from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
+
+
+class ClientSettings(FileSettings):
+    """The addresses and the token that commands use."""
+
+    url: str = "http://127.0.0.1:8460"
+    token: str | None = Field(default=None, repr=False)
+    organisation: Annotated[str | None, Field(pattern=f"^{ORGANISATION_PATTERN}$")] = None  # for an operator's commands
+    data_dir: Path = Field(default_factory=default_data_dir)
+    agent_socket: Annotated[Path | None, Field(description="BDN_AGENT_SOCKET")] = None
+
+    @property
+    def effective_agent_socket(self) -> Path:
+        """The agent's socket, the default included."""
+        return self.agent_socket or self.data_dir / "agent.sock"
+
+
+def mirror_client() -> MirrorClient:
+    """The mirror at ``BDN_URL``."""
+    settings = ClientSettings()
+    return MirrorClient(settings.url, settings.token, organisation=settings.organisation)
+
+
+def agent_client() -> AgentClient:
+    """The agent on this machine."""
+    return AgentClient(f"unix:{ClientSettings().effective_agent_socket}")
+
+
+@asynccontextmanager
+async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> AsyncIterator[MirrorClient]:
+    """The mirror of ``BDN_URL``; where that is not set and none runs, the one that ``bdn pull`` left in the data directory.
+
+    ``even_a_new_one`` makes one there, for what has to be said before the first pull.
+    """
+    settings = ClientSettings()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(mirror_client())
+        embedded = "url" not in settings.model_fields_set and (
+            even_a_new_one or (settings.data_dir / "mirror.sqlite").exists()
+        )
+        if embedded and not await client.ready():
+            # A whole mirror; most commands talk to one, and need none.
+            from bdn.cli.running import embedded_services  # noqa: PLC0415
+
+            services = await stack.enter_async_context(embedded_services(output, "bdn-admin"))
+            client = await stack.enter_async_context(
+                MirrorClient(services.mirror.url, organisation=settings.organisation)
+            )
+        yield client
+
+
+def request_body(
+    sources: tuple[str, ...],
+    mounts: tuple[str, ...] = (),
+    allow: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    secret: str | None = None,
+) -> MirrorRequestBody:
+    """A request for these sources; a source without a mount of its own stands at ``/models/<its name>``."""
+    weights = [
+        WeightsSourceBody(
+            source=source,
+            mount_location=mounts[position] if position < len(mounts) else default_mount(source),
+            auth_secret_name=secret,
+            allow_patterns=list(allow) or None,
+            ignore_patterns=list(ignore) or None,
+        )
+        for position, source in enumerate(sources)
+    ]
+    body = MirrorRequestBody(weights=weights)
+    body.sources()  # refuse before anything is sent
+    return body
+
+
+def default_mount(source: str) -> str:
+    """``/models/owner/repo`` for a repository, ``/models/<last segment>`` for a bucket's folder."""
+    uri = parse_source(source)
+    if isinstance(uri, HuggingFaceUri):
+        return f"/models/{uri.repo_id}"
+    return f"/models/{PurePosixPath(uri.prefix).name or uri.bucket}"

@@ -1,0 +1,60 @@
+"""``bdn-admin ls`` and ``bdn-admin agents``: what is held where, and who the agents are."""
+
+from __future__ import annotations
+
+import click
+
+from bdn.cli.clients import reachable_mirror
+from bdn.cli.output import Output, command_line
+from bdn.core.units import format_size
+from bdn.wire.agent_schema import AgentDocument
+from bdn.wire.mirror_schema import HeldManifest
+
+
+@click.command()
+@command_line
+async def ls(output: Output) -> None:
+    """List what is held where.
+
+    \b
+    Example: bdn-admin ls --json
+    """
+    async with reachable_mirror(output) as client:
+        held = await client.held()
+    output.result(held, [line for item in held.items for line in _held_lines(item)] or ["nothing is held"])
+
+
+def _held_lines(item: HeldManifest) -> list[str]:
+    size = "" if item.bytes_total is None else f", {item.files_total} files, {format_size(item.bytes_total)}"
+    lines = [f"{', '.join(item.sources)}  {item.manifest}{size}{', on the mirror' if item.mirror else ''}"]
+    for node, holding in item.nodes.items():
+        state = "whole" if holding.complete else "incomplete"
+        holders = f", in use by {', '.join(holding.held_by)}" if holding.held_by else ""
+        chunks = f", {format_size(holding.cluster_bytes)} for its cluster" if holding.cluster_bytes else ""
+        lines.append(f"  {node}: {state}, {format_size(holding.bytes)}{chunks}{holders}")
+    return lines
+
+
+@click.command()
+@command_line
+async def agents(output: Output) -> None:
+    """List the agents, their space and when they were heard of.
+
+    \b
+    Example: bdn-admin agents
+    """
+    async with reachable_mirror(output) as client:
+        found = await client.agents()
+    output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"])
+
+
+def _agent_lines(agent: AgentDocument) -> list[str]:
+    life = f"{'alive' if agent.alive else 'silent'} since {agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z"
+    lines = [f"{agent.cluster}/{agent.node}  {life}  {agent.manifests} manifests"]
+    for tier, use in agent.tiers.items():
+        problem = f"; takes nothing new: {use.problem}" if use.problem else ""
+        lines.append(
+            f"  {tier}: {format_size(use.committed)} held, {format_size(use.reserved)} being filled, "
+            f"{format_size(use.leased)} in use, of {format_size(use.budget)}{problem}"
+        )
+    return lines

@@ -1,0 +1,100 @@
+"""``bdn serve``, ``bdn worker``, ``bdn migrate`` and ``bdn up``: services in the foreground."""
+
+from __future__ import annotations
+
+import click
+
+from bdn.cli.output import Output, command_line, log_to_stderr
+from bdn.cli.running import running_mirror, running_services, spare_collector, stop_signal
+from bdn.core.errors import InvalidRequestError
+from bdn.mirror.app import open_mirror
+from bdn.mirror.db.database import HEAD, Database
+from bdn.mirror.settings import MirrorSettings
+
+
+@click.command()
+@click.option("--host", help="Address to listen on; BDN_HOST otherwise.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of the API; BDN_PORT otherwise. 0 takes a free one.")
+@click.option("--data-port", type=click.IntRange(0, 65535), help="Port of the data plane; BDN_DATA_PORT otherwise.")
+@command_line
+async def serve(output: Output, *, host: str | None, port: int | None, data_port: int | None) -> None:
+    """Run the mirror: its API, a worker and the data plane.
+
+    \b
+    Example: BDN_DATA_DIR=/var/lib/bdn bdn serve --port 8460
+    """
+    log_to_stderr()
+    spare_collector()
+    given = {
+        name: value for name, value in (("host", host), ("port", port), ("data_port", data_port)) if value is not None
+    }
+    with stop_signal() as stop:
+        async with running_mirror(MirrorSettings(**given)) as mirror:  # type: ignore[arg-type] # checked by the settings
+            output.result(
+                {"url": mirror.url, "data_port": mirror.service.data_port},
+                [
+                    f"mirror at {mirror.url} (documentation at {mirror.url}/docs), data plane on port {mirror.service.data_port}"
+                ],
+            )
+            await stop.wait()
+
+
+@click.command()
+@command_line
+async def worker(output: Output) -> None:
+    """Run one more worker beside a mirror on PostgreSQL; it has no ports.
+
+    \b
+    Example: BDN_DATABASE_URL=postgresql+asyncpg://bdn@db/bdn bdn worker
+    """
+    log_to_stderr()
+    settings = MirrorSettings()
+    if settings.is_embedded:
+        raise InvalidRequestError(
+            "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
+        )
+    spare_collector()
+    with stop_signal() as stop:
+        async with open_mirror(settings, serve=False):
+            output.say("working")
+            await stop.wait()
+
+
+@click.command()
+@command_line
+async def migrate(output: Output) -> None:
+    """Bring the database to the schema of this version.
+
+    \b
+    Example: BDN_DATABASE_URL=postgresql+asyncpg://bdn@db/bdn bdn migrate
+    """
+    settings = MirrorSettings()
+    if settings.is_embedded:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.effective_database_url)
+    try:
+        before = await database.version()
+        await database.migrate()
+    finally:
+        await database.close()
+    output.result({"before": before, "now": HEAD}, [f"database at migration {HEAD} (was {before or 'empty'})"])
+
+
+@click.command()
+@command_line
+async def up(output: Output) -> None:
+    """Run a mirror and an agent on this machine until they are interrupted, and print their addresses.
+
+    \b
+    Example: bdn up &
+    """
+    log_to_stderr()
+    spare_collector()
+    with stop_signal() as stop:
+        async with running_services(MirrorSettings(), program="bdn up", serve=True) as services:
+            mirror, agent = services.mirror, services.agent
+            output.result(
+                {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
+                [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],
+            )
+            await stop.wait()

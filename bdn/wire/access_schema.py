@@ -1,0 +1,122 @@
+"""Tokens of callers, and secrets of upstreams: a value goes in and never comes out."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from bdn.core.caller import ORGANISATION_PATTERN, Role
+from bdn.core.errors import InvalidRequestError, LimitExceededError
+from bdn.wire.shapes import Items, StrictBody
+
+LONGEST_SECONDS: Final = 100 * 365 * 24 * 3600
+Line = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Organisation = Annotated[StrictStr, Field(pattern=f"^{ORGANISATION_PATTERN}$")]
+
+
+class TokenRequest(StrictBody):
+    """A token to be made. ``name`` is for people; ``expires_seconds`` null means until it is revoked.
+
+    ``cluster`` is for the role ``agent``: then the token speaks for agents of this cluster alone.
+    """
+
+    name: Line
+    organisation: Organisation
+    role: Role
+    cluster: Line | None = None
+    expires_seconds: Annotated[int, Field(gt=0, le=LONGEST_SECONDS)] | None = None
+
+    def check(self) -> None:
+        """Refuse a request whose parts contradict each other."""
+        if self.cluster is not None and self.role is not Role.AGENT:
+            raise InvalidRequestError(f"cluster is for tokens of role agent, and this one is for a {self.role}")
+
+
+class Token(BaseModel):
+    """A token, without itself: it is known by its SHA-256 alone."""
+
+    id: str
+    name: str
+    organisation: str
+    role: Role
+    cluster: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewToken(Token):
+    """A token that was just made. Nobody can show ``token`` again."""
+
+    token: str = Field(repr=False)
+
+
+NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+LIMIT_VALUE_BYTES: Final = 64 * 1024
+
+
+class SecretBody(StrictBody):
+    """A secret's value, on its way in: a token, or a JSON object with keys."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    value: StrictStr = Field(repr=False)
+
+    def check(self) -> None:
+        """Refuse what no upstream could be opened with; whether one opens is seen when it is used."""
+        if (size := len(self.value.encode(errors="surrogatepass"))) > LIMIT_VALUE_BYTES:
+            raise LimitExceededError("bytes of the secret", size, LIMIT_VALUE_BYTES)
+        if not self.value.strip():
+            raise InvalidRequestError("the secret's value is empty")
+        if "\0" in self.value or not _is_text(self.value):
+            raise InvalidRequestError("the secret's value is not text")
+        if self.value.lstrip().startswith("{") and not _is_json_object(self.value):
+            raise InvalidRequestError("the secret's value begins like a JSON object and is none")
+
+
+class SecretEntry(BaseModel):
+    """A secret, without its value.
+
+    ``sealed_with`` says which of the mirror's keys opens it; ``outranked`` that the operator's environment or directory holds
+    the same name, which comes first.
+    """
+
+    name: str
+    created_at: datetime
+    updated_at: datetime
+    sealed_with: Literal["first key", "older key", "unknown key"]
+    outranked: bool
+
+
+class SecretRotation(Items[SecretEntry]):
+    """``others_left``: how many secrets of other organisations are left under keys that the mirror does not have.
+
+    Null: only the caller's organisation was looked at, and the older keys may still be needed.
+    """
+
+    others_left: int | None = None
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether it can name a variable's end, a file and a row."""
+    return re.fullmatch(NAME_PATTERN, name) is not None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_json_object(text: str) -> bool:
+    # The parser's own error carries the whole text, so it ends here.
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

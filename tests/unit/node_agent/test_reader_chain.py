@@ -1,0 +1,242 @@
+"""A chunk comes from the owner, from the next owner or from the mirror, and is right whatever they do."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bdn.core.digest import digest_of
+from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
+from bdn.core.ring.placement import Placement
+from bdn.transfer.chunk_readers import fetch
+from bdn.wire.http_fields import MANIFEST_HEADER
+from node_agent.fetch.deadlines import Limits
+from node_agent.fetch.peers import Peers
+from tests.support.agent.reader_chain import (
+    Play,
+    bench,
+    breaks_off,
+    hangs,
+    join,
+    lies,
+    refuses,
+    sends,
+    trickles,
+    works,
+)
+from tests.support.agent.rig import noise
+
+CONTENT = noise(20_000)
+SIZE = len(CONTENT)
+
+
+def know_what_is_usual(peers: Peers) -> None:
+    """Chunks of this size came quickly, so that a deadline is as short as one can be."""
+    for _ in range(8):
+        peers.read(SIZE, Limits(0.01, 0.01))
+
+
+def test_the_owner_is_asked_and_nobody_else(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (sends,)) as ring:
+        assert ring.fetch(CONTENT) == {"cluster": SIZE}
+        assert (len(ring.owner.starts), len(ring.second.starts), len(ring.mirror.starts)) == (1, 0, 0)
+        assert f"{MANIFEST_HEADER}: {digest_of(CONTENT)}".encode() in ring.owner.heads[0]
+        assert b"Authorization: Bearer grant" in ring.owner.heads[0]
+
+
+def test_what_the_node_holds_is_not_asked_for(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (sends,)) as ring:
+        ring.fetch(CONTENT)
+        assert ring.fetch(CONTENT) == {"cluster": SIZE}
+        assert len(ring.owner.starts) == 1
+
+
+@pytest.mark.parametrize(
+    "play",
+    [refuses("404 Not Found"), refuses("507 Insufficient Storage"), refuses("503 Service Unavailable"), None],
+    ids=["404", "507", "503", "dead"],
+)
+def test_an_owner_that_fails_is_left_at_once_and_avoided(tmp_path: Path, play: Play | None) -> None:
+    with bench(tmp_path, CONTENT, (play,) if play else None) as ring:
+        assert ring.fetch(CONTENT) == {"cluster": SIZE}
+        assert (ring.second.starts, ring.mirror.starts) == ([0], [])
+        assert ring.peers.avoided() == (ring.names[0],)
+        assert ring.budget.document().retries == 1
+        assert ring.budget.document().bytes_hedged == 0
+
+
+def test_an_avoided_owner_is_not_asked_and_later_is_again(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (refuses("503 Service Unavailable"), sends)) as ring:
+        for later, asked in ((0, 1), (0, 1), (1000, 2)):
+            ring.clock.now += later
+            ring.fetch(CONTENT)
+            ring.held.chunks.clear()
+            assert len(ring.owner.starts) == asked
+
+
+def test_what_came_before_a_break_is_kept_and_the_rest_is_asked_of_the_next(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (breaks_off,), (refuses("404 Not Found"),)) as ring:
+        assert ring.fetch(CONTENT) == {"cluster": SIZE * 99 // 100, "mirror": SIZE - SIZE * 99 // 100}
+        assert ring.mirror.starts == [SIZE * 99 // 100]
+
+
+@pytest.mark.promise("corruption")
+def test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (lies,), (refuses("404 Not Found"),)) as ring:
+        assert ring.fetch(CONTENT) == {"mirror": SIZE}
+        assert ring.mirror.starts == [0]
+        assert len(ring.mismatches) == 1
+        ring.clock.now += 20  # longer than a failure is held against a peer
+        assert ring.peers.avoided() == (ring.names[0],)
+
+
+@pytest.mark.promise("corruption")
+def test_of_two_who_sent_a_wrong_chunk_together_both_are_suspected(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (breaks_off,), (lies,)) as ring:
+        assert ring.fetch(CONTENT) == {"mirror": SIZE}
+        assert ring.mirror.starts == [0]
+        assert ring.peers.avoided() == tuple(sorted(ring.names))
+
+
+@pytest.mark.promise("corruption")
+def test_a_mirror_that_lies_twice_is_an_error(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, None, None, (lies,)) as ring, pytest.raises(ChecksumMismatchError):
+        ring.fetch(CONTENT)
+
+
+def test_a_mirror_is_not_needed_for_what_peers_send(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (refuses("503 Service Unavailable"),), (sends,), None) as ring:
+        assert ring.fetch(CONTENT) == {"cluster": SIZE}
+
+
+def test_an_owner_that_says_nothing_is_left(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (hangs,), (refuses("404 Not Found"),)) as ring:
+        ring.clock.step = 6.0
+        assert ring.fetch(CONTENT) == {"mirror": SIZE}
+
+
+def test_an_owner_that_works_on_it_is_waited_for_however_often_it_says_so(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (works,)) as ring:
+        ring.clock.step = 0.02
+        assert ring.fetch(CONTENT) == {"cluster": SIZE}
+        assert ring.mirror.starts == []
+
+
+def test_an_owner_that_trickles_is_left_at_its_deadline_with_what_came(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (trickles,), (refuses("404 Not Found"),)) as ring:
+        know_what_is_usual(ring.peers)
+        ring.clock.step = 0.1
+        assert ring.fetch(CONTENT) == {"cluster": 1, "mirror": SIZE - 1}
+        assert ring.budget.document().bytes_hedged == SIZE - 1
+
+
+def test_no_more_is_asked_for_twice_than_the_stage_allows(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT, (trickles,), stage_size=SIZE) as ring:
+        know_what_is_usual(ring.peers)
+        ring.clock.step = 0.1
+        assert ring.fetch(CONTENT) == {"cluster": SIZE}  # in the end it counts as a failure
+        assert ring.budget.document().bytes_hedged == 0
+        assert ring.budget.document().retries == 1
+
+
+def content_owned_by_the_last_and_next_by_me(root: Path) -> bytes:
+    """Among the members ``me``, ``n`` and ``z``: ``n`` asks ``z`` first, and the mirror is all that is left to ``me``."""
+    for number in range(1000):
+        content = noise(SIZE, number)
+        digest = digest_of(content)
+        owners = Placement([digest], ["me", "n", "z"]).owners(0, 3)
+        if owners[:2] == ("z", "me"):
+            return content
+    raise AssertionError("none of a thousand")
+
+
+@pytest.mark.parametrize(
+    ("holder", "came", "mirror"),
+    [(sends, "cluster", 0), (refuses("404 Not Found"), "mirror", 1)],
+    ids=["held", "not held"],
+)
+def test_where_the_owner_fails_who_asked_it_before_us_is_asked_for_what_it_holds(
+    tmp_path: Path, holder: Play, came: str, mirror: int
+) -> None:
+    content = content_owned_by_the_last_and_next_by_me(tmp_path)
+    with bench(tmp_path, content, (refuses("503 Service Unavailable"),), (holder,)) as ring:
+        members = {"me": ring.mirror.url, "n": ring.second.url, "z": ring.owner.url}
+        join(ring.members, members)
+        assert ring.fetch(content) == {came: SIZE}
+        assert (len(ring.owner.starts), len(ring.second.starts), len(ring.mirror.starts)) == (1, 1, mirror)
+        assert MANIFEST_HEADER.encode() not in ring.second.heads[0]
+        assert ring.peers.avoided() == ("z",)
+
+
+@pytest.mark.promise("corruption")
+@pytest.mark.parametrize("owner", [breaks_off, refuses("404 Not Found")], ids=["in part", "not at all"])
+def test_what_is_damaged_here_does_not_get_into_what_came_from_elsewhere(tmp_path: Path, owner: Play) -> None:
+    with bench(tmp_path, CONTENT, (owner,), (refuses("404 Not Found"),)) as ring:
+        ring.held.chunks[digest_of(CONTENT)] = bytes(SIZE)  # it is looked for here again before the mirror is asked
+        assert ring.fetch(CONTENT)["mirror"]
+
+
+def test_a_chunk_that_cannot_be_kept_fails_and_leaves_the_lead(tmp_path: Path) -> None:
+    def store() -> None:
+        raise DiskFailedError("/", "no space")
+
+    with bench(tmp_path, CONTENT, None, None) as ring:
+        with pytest.raises(DiskFailedError):
+            fetch(ring.reader, digest_of(CONTENT), memoryview(bytearray(SIZE)), store)
+        assert ring.fetch(CONTENT) == {"mirror": SIZE}
+
+
+def test_two_threads_of_one_node_read_the_mirror_once(tmp_path: Path) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def slow(connection: object, content: bytes, start: int) -> None:
+        entered.set()
+        assert go.wait(20)
+        sends(connection, content, start)  # type: ignore[arg-type]
+
+    with bench(tmp_path, CONTENT, None, None, (slow,)) as ring:
+        came: list[object] = []
+        threads = [threading.Thread(target=lambda: came.append(ring.fetch(CONTENT))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert entered.wait(20)
+        go.set()
+        for thread in threads:
+            thread.join(20)
+        assert len(ring.mirror.starts) == 1
+        assert sorted(came, key=str) == [{"cluster": SIZE}, {"mirror": SIZE}]
+
+
+def test_a_fill_that_is_stopped_does_not_wait_for_a_silent_peer(tmp_path: Path) -> None:
+    def stops(connection: object, content: bytes, start: int) -> None:
+        ring.stop.set()
+        hangs(connection, content, start)  # type: ignore[arg-type]
+
+    with bench(tmp_path, CONTENT, (stops,)) as ring, pytest.raises(CanceledError):
+        ring.fetch(CONTENT)
+
+
+FAULTS: list[Play] = [sends, lies, breaks_off, refuses("404 Not Found"), refuses("503 Service Unavailable")]
+scripts = st.lists(st.sampled_from(FAULTS), min_size=1, max_size=4).map(tuple)
+
+
+@given(owner=scripts, second=scripts, mirror=scripts)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_the_sources_do_the_chunk_is_right_or_there_is_an_error(
+    tmp_path: Path, owner: tuple[Play, ...], second: tuple[Play, ...], mirror: tuple[Play, ...]
+) -> None:
+    with bench(tmp_path, CONTENT, owner, second, mirror, stage_size=SIZE) as ring:
+        for _ in range(2):
+            try:
+                assert sum(ring.fetch(CONTENT).values()) == SIZE
+            except BdnError:
+                assert mirror != (sends,)
+            ring.held.chunks.clear()
+            ring.clock.now += 700
+        spent = ring.budget.document()
+        assert spent.bytes_hedged <= SIZE // 20
+        assert spent.retries + spent.retries_left == 64
