@@ -12,9 +12,9 @@ from bdn.net.api_server.event_stream import EVENTS, EventStream
 from bdn.net.api_server.service import new_router, new_service, provided
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import NodeEvents
-from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageRequest, Stages
-from bdn.wire.stage_schema import Stage as StageDocument
-from bdn.wire.verification_schema import PathVerificationRequest, VerifyReport
+from bdn.wire.operation_schema import PathVerificationRequest, VerifyReport
+from bdn.wire.shapes import Items
+from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageDocument, StageRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.story import Story
@@ -50,9 +50,9 @@ async def stage(agent: _Agent, request: StageRequest, response: Response) -> Sta
 
 
 @stages_router.get("/stages")
-async def all_stages(agent: _Agent) -> Stages:
+async def all_stages(agent: _Agent) -> Items[StageDocument]:
     """Every stage that the agent knows, newest first; released ones are known for a week."""
-    return Stages(items=[agent.stages.document(known) for known in agent.stages.registry.all()])
+    return Items[StageDocument](items=[agent.stages.document(known) for known in agent.stages.registry.all()])
 
 
 @stages_router.get("/stages/{stage_id}")

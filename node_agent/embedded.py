@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bdn.net.api_server.http_server import serving
-from bdn.wire.stage_schema import BytesFrom, Stage
+from bdn.wire.stage_schema import BytesFrom, StageDocument
 from node_agent.api import build_app
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
@@ -35,7 +35,7 @@ class LocalAgent:
         if not self.agent.stages.lifecycle.pulls.stands_at(path):
             Destination(path, "check", self.agent.places).check(None)
 
-    async def pull(self, grant: str, destination: Path) -> AsyncIterator[Stage]:
+    async def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
         stages = self.agent.stages
         asked_at = datetime.now(UTC)

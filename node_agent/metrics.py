@@ -8,9 +8,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Outcome, Tier
 from bdn.wire.stage_schema import StageState, TierUse
-from bdn.wire.verification_schema import Outcome
 from node_agent.stage.stage import StageRegistry
 
 _STATES: Final[tuple[StageState, ...]] = ("PENDING", "STAGING", "READY", "FAILED", "RELEASED")

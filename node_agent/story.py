@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.wire.event_schema import NodeEvents, ShownEvent, StagedPath
+from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.stage.record import MountRecord
@@ -34,10 +34,10 @@ class Story:
         """The events that mention a digest or a name; with nothing to look for, all."""
         return NodeEvents(items=await self._items(mention, limit))
 
-    async def _items(self, mention: str, limit: int) -> list[ShownEvent]:
+    async def _items(self, mention: str, limit: int) -> list[EventDocument]:
         settings = self.agent.settings
         found = await in_thread(lambda: list(islice(self.agent.journal.events(mention), limit)))
-        return [ShownEvent.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
+        return [EventDocument.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
 
     async def _staged(self, path: PurePosixPath) -> StagedPath:
         stage, mount, name = self._find(path)

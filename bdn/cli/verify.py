@@ -11,10 +11,10 @@ import click
 from bdn.cli.clients import agent_client, reachable_mirror
 from bdn.cli.output import DONE, FAILED, Output, check_usage, command_line, waiting_for
 from bdn.core.units import format_size
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.verification_schema import (
+from bdn.wire.operation_schema import (
     DamagedItem,
     PathVerificationRequest,
+    Tier,
     Verification,
     VerificationRequest,
     VerifyReport,

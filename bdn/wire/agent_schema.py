@@ -8,11 +8,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
-from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
+from bdn.wire.operation_schema import (
+    EvictCommand,
+    EvictReport,
+    PrefetchCommand,
+    PrefetchReport,
+    VerifyCommand,
+    VerifyReport,
+)
 from bdn.wire.stage_schema import TierUse
-from bdn.wire.verification_schema import VerifyCommand, VerifyReport
 
 
 class Heartbeat(BaseModel):
@@ -40,7 +45,7 @@ class Heartbeat(BaseModel):
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
 
-class Member(BaseModel):
+class MemberDocument(BaseModel):
     """One agent of the cluster, as its peers see it."""
 
     node: str
@@ -54,7 +59,7 @@ class HeartbeatReply(BaseModel):
     ``members`` is null when they are those of the epoch that the agent knows.
     """
 
-    members: list[Member] | None
+    members: list[MemberDocument] | None
     epoch: int
     commands: list[EvictCommand]
     prefetches: list[PrefetchCommand] = []
@@ -63,7 +68,7 @@ class HeartbeatReply(BaseModel):
     interval_seconds: float
 
 
-class Agent(BaseModel):
+class AgentDocument(BaseModel):
     """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name."""
 
     node: str
@@ -78,12 +83,6 @@ class Agent(BaseModel):
     manifests: int
 
 
-class Agents(BaseModel):
-    """All agents that were ever heard of and not forgotten."""
-
-    items: list[Agent]
-
-
 class Cluster(BaseModel):
     """The agents of one cluster together."""
 
@@ -92,9 +91,3 @@ class Cluster(BaseModel):
     agents: int
     agents_alive: int
     tiers: dict[str, TierUse]
-
-
-class Clusters(BaseModel):
-    """All clusters."""
-
-    items: list[Cluster]

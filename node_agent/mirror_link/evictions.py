@@ -12,7 +12,7 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
 from bdn.wire.errors import body_of
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem, EvictReport, Tier
+from bdn.wire.operation_schema import EvictCommand, EvictedItem, EvictReport, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import OnRequest
 from node_agent.cache.cluster_tier import ClusterTier

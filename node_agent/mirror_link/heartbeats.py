@@ -12,7 +12,7 @@ from typing import Final
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
-from bdn.wire.eviction_schema import EvictCommand, EvictReport
+from bdn.wire.operation_schema import EvictCommand, EvictReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.change_signal import ChangeSignal
 from node_agent.fetch.members import Members

@@ -14,8 +14,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.errors import ErrorBody, body_of
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport, ReportedState
+from bdn.wire.operation_schema import PrefetchCommand, PrefetchReport, ReportedState, Tier
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import about_holder

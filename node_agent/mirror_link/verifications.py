@@ -11,7 +11,7 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError
 from bdn.wire.errors import body_of
-from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
+from bdn.wire.operation_schema import PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.scrub.findings import Findings, ScrubTarget
 from node_agent.scrub.scrubber import Scrubber

@@ -10,8 +10,7 @@ from bdn.core.digest import Digest
 from bdn.core.events import Event
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.wire.errors import ErrorBody
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.verification_schema import DamagedItem, Outcome, VerifyReport, listed
+from bdn.wire.operation_schema import DamagedItem, Outcome, Tier, VerifyReport, listed
 from node_agent.cache.records import ManifestRecords
 from node_agent.stage.stage import StageRegistry
 

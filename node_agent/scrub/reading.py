@@ -14,8 +14,7 @@ from bdn.core.digest import Digest, digest_of, file_digest
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.transfer.buffers import BufferPool
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.verification_schema import Outcome
+from bdn.wire.operation_schema import Outcome, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.quarantine import Evidence, Quarantine
 from node_agent.scrub.findings import Damage, Findings, ScrubTarget

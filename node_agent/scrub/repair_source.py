@@ -16,8 +16,8 @@ from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.transfer.buffers import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
-from bdn.wire.eviction_schema import Tier
 from bdn.wire.layout_form import Layout
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.records import ManifestRecords
 from node_agent.fetch.chain import chunk_base

@@ -31,11 +31,11 @@ class StageService:
 
     # --- asking ---
 
-    def document(self, stage: NodeStage) -> stage_schema.Stage:
+    def document(self, stage: NodeStage) -> stage_schema.StageDocument:
         """The stage as the wire shows it."""
         return stage.document(lambda mount: self._path(stage.record, mount))
 
-    async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncGenerator[stage_schema.Stage]:
+    async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncGenerator[stage_schema.StageDocument]:
         """The stage's document again and again, at least every interval, the last time in a terminal state."""
         stage = self.registry.find(stage_id)
         while not stage.is_terminal:
@@ -43,7 +43,7 @@ class StageService:
             await stage.wait(interval_seconds)
         yield self.document(stage)
 
-    async def finish(self, stage_id: str) -> stage_schema.Stage:
+    async def finish(self, stage_id: str) -> stage_schema.StageDocument:
         """Wait for a stage to be READY, and whole as far as anybody knows.
 
         Raises:

@@ -10,7 +10,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.fill.part import PartialFile
 from tests.support.agent.mirror import FORMS, AgentMirror, refused
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only

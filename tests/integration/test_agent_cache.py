@@ -14,7 +14,7 @@ import pytest
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.core.manifest import Manifest
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem
+from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held

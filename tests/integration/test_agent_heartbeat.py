@@ -15,9 +15,9 @@ import pytest
 from bdn.core.errors import GrantInvalidError
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.event_schema import NodeEvent
-from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.mirror_schema import Holding
+from bdn.wire.operation_schema import EvictCommand, EvictReport
 from node_agent.disk.cache_directory import boot_id
 from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat

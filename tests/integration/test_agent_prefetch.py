@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import Digest
-from bdn.wire.eviction_schema import EvictCommand
-from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
+from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, PrefetchReport
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged

@@ -13,8 +13,8 @@ import pytest
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.core.manifest import Manifest
-from bdn.wire.eviction_schema import EvictCommand
-from bdn.wire.stage_schema import Stage
+from bdn.wire.operation_schema import EvictCommand
+from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
@@ -41,7 +41,7 @@ def dest(tmp_path: Path) -> Path:
     return tmp_path / "models/one"
 
 
-async def pulled(agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path) -> Stage:
+async def pulled(agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path) -> StageDocument:
     stage = await agent.stages.pull(mirror.grant(manifest), dest)
     return await agent.stages.finish(stage.record.id)
 

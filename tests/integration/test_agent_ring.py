@@ -11,7 +11,7 @@ import pytest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.manifest import Manifest
 from bdn.net.client.mirror_client import MirrorClient
-from bdn.wire.agent_schema import Member
+from bdn.wire.agent_schema import MemberDocument
 from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from
@@ -87,7 +87,7 @@ async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring
         async with ring.agent("gone"):
             pass  # it left without a word, and is still a member
         assert mirror.ring is not None
-        mirror.ring["gone"] = Member(node="gone", advertise="http://127.0.0.1:1", roles=["node", "cluster"])
+        mirror.ring["gone"] = MemberDocument(node="gone", advertise="http://127.0.0.1:1", roles=["node", "cluster"])
         mirror.epoch += 1
         await ring.know()
 

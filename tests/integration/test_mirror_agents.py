@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bdn.mirror.retention.store_eviction import StoreEviction
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import USE, FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source

@@ -18,9 +18,8 @@ from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.manifest import Manifest
 from bdn.disk.direct import UncachedFile
 from bdn.wire.errors import ReportedError
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, VerifyCommand, VerifyReport
 from bdn.wire.stage_schema import StageRequest
-from bdn.wire.verification_schema import PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.cache.catalogue import Catalogue

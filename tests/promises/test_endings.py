@@ -14,7 +14,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError
 from bdn.core.manifest import Manifest
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.record import StageRecord, StageRecords

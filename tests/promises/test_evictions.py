@@ -14,7 +14,7 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem
+from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.rig import Rig, disk_bytes, noise, staged

@@ -18,7 +18,8 @@ from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
 from bdn.wire.agent_schema import Heartbeat
-from bdn.wire.event_schema import EventPage, NodeEvent
+from bdn.wire.event_schema import EventDocument, NodeEvent
+from bdn.wire.shapes import Page
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
 from tests.support.mirror.fake_agent import USE
@@ -177,7 +178,7 @@ async def test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time(
         async def shown() -> dict[str, str]:
             answer = await mirror.http.get("/events", params={"manifest": manifest})
             assert answer.status_code == 200, answer.text
-            assert EventPage.model_validate_json(answer.content).items
+            assert Page[EventDocument].model_validate_json(answer.content).items
             return {one["id"]: one["at"] for one in answer.json()["items"] if one["kind"] == "x"}
 
         told = [event(at, "told") | {"manifest": manifest} for at in (*ahead, *behind, *early)]

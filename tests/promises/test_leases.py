@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from node_agent.stage.stage import NodeStage
 from tests.support.agent.mirror import AgentMirror

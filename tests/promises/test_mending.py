@@ -12,7 +12,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError
 from bdn.core.events import Event
-from bdn.wire.verification_schema import VerifyCommand
+from bdn.wire.operation_schema import VerifyCommand
 from node_agent.app import Agent
 from node_agent.journal import Journal
 from node_agent.stage.stage import NodeStage

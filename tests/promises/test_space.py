@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 
 from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota, read_only

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.verification_schema import VerifyCommand
+from bdn.wire.operation_schema import VerifyCommand
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree

@@ -22,9 +22,8 @@ from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
 from bdn.core.manifest import Manifest
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from bdn.wire.stage_schema import StageRequest
-from bdn.wire.verification_schema import VerifyCommand
 from node_agent.app import Agent
 from node_agent.cache.eviction import CacheFiles
 from node_agent.cache.space import Room, Space

@@ -15,8 +15,8 @@ from bdn.mirror.access.tokens import TokenTable, is_token
 from bdn.mirror.db import layouts, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.single_flight import SingleFlight
-from bdn.wire.eviction_schema import EvictionRequest
 from bdn.wire.grants import GrantVerifier
+from bdn.wire.operation_schema import EvictionRequest
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up

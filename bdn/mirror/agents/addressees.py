@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db.tables import AgentRow
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 
 MIRROR: Final = "mirror"  # among the names of those who have not answered; agents' have a slash
 

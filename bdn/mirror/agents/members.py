@@ -13,7 +13,7 @@ from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import AgentRow, ClusterRow
 from bdn.mirror.single_flight import SharedRead
-from bdn.wire.agent_schema import Heartbeat, Member
+from bdn.wire.agent_schema import Heartbeat, MemberDocument
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
@@ -24,7 +24,7 @@ class ClusterView:
     """The members at one epoch, in the order of their names."""
 
     epoch: int
-    members: list[Member]
+    members: list[MemberDocument]
 
 
 class Roll:
@@ -111,14 +111,14 @@ def _who(one: AgentRow | Heartbeat) -> tuple[object, ...]:
     return one.boot_id, one.roles, one.advertise
 
 
-def _member(row: AgentRow | None) -> Member | None:
+def _member(row: AgentRow | None) -> MemberDocument | None:
     if row is None or row.joined_at is None:
         return None
-    return Member(node=row.node, advertise=row.advertise, roles=row.roles)
+    return MemberDocument(node=row.node, advertise=row.advertise, roles=row.roles)
 
 
-def _announced(heartbeat: Heartbeat) -> Member:
-    return Member(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
+def _announced(heartbeat: Heartbeat) -> MemberDocument:
+    return MemberDocument(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
 
 
 def _dispute(row: AgentRow | None, heartbeat: Heartbeat, now: float) -> dict[str, Any]:

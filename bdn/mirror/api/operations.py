@@ -15,10 +15,19 @@ from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import Verifications
 from bdn.mirror.retention.restorations import Restorations
 from bdn.net.api_server.service import new_router, provided
-from bdn.wire.collection_schema import Collection, CollectionRequest, Restoration, RestorationRequest
-from bdn.wire.eviction_schema import Eviction, EvictionRequest
-from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
-from bdn.wire.verification_schema import Verification, VerificationRequest
+from bdn.wire.operation_schema import (
+    Collection,
+    CollectionRequest,
+    Eviction,
+    EvictionRequest,
+    Prefetch,
+    PrefetchRequest,
+    RestorationRequest,
+    RestoredItem,
+    Verification,
+    VerificationRequest,
+)
+from bdn.wire.shapes import Items
 
 PrefetchId = Annotated[str, Path(pattern=r"^pre_[0-9a-f]{24}$")]
 EvictionId = Annotated[str, Path(pattern=r"^evi_[0-9a-f]{24}$")]
@@ -104,5 +113,5 @@ async def collection(
 
 
 @router.post("/restorations", summary="Bring back what was evicted from the mirror and is not collected yet")
-async def restore(restorations: _Restorations, body: RestorationRequest, caller: Controller) -> Restoration:
+async def restore(restorations: _Restorations, body: RestorationRequest, caller: Controller) -> Items[RestoredItem]:
     return await restorations.restore(body, caller.organisation)

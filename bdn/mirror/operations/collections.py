@@ -21,9 +21,9 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import CollectionRow
 from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.watch import Watch
-from bdn.wire.collection_schema import CollectedKind, Collection, CollectionRequest
 from bdn.wire.errors import ErrorBody, body_of
-from bdn.wire.quantities import moment
+from bdn.wire.operation_schema import CollectedKind, Collection, CollectionRequest
+from bdn.wire.shapes import moment
 
 logger = logging.getLogger(__name__)
 

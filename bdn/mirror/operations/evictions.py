@@ -17,8 +17,8 @@ from bdn.mirror.operations.commands import Asking
 from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.mirror.watch import Watch
 from bdn.wire.errors import ErrorBody, body_of
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest, EvictReport
-from bdn.wire.quantities import moment
+from bdn.wire.operation_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest, EvictReport
+from bdn.wire.shapes import moment
 
 ANSWER_SECONDS: Final = 45.0  # an agent that has not answered by then is reported as unreachable
 

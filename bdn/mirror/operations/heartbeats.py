@@ -17,9 +17,9 @@ from bdn.mirror.operations.evictions import Evictions
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import Verifications
 from bdn.mirror.watch import Watch, agent_topic
-from bdn.wire.agent_schema import Agent, Agents, Cluster, Clusters, Heartbeat, HeartbeatReply
+from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.grants import GrantSigner
-from bdn.wire.quantities import moment
+from bdn.wire.shapes import Items, moment
 from bdn.wire.stage_schema import TierUse
 
 _LOOK_AGAIN_SECONDS: Final = 1.0
@@ -77,19 +77,19 @@ class Membership:
         shall_verify = self.verifications.is_news(cluster, node, heartbeat.boot_id, reply.verifications)
         return reply, bool(heartbeat.leaving or reply.commands or reply.prefetches or shall_verify or are_others)
 
-    async def agents(self) -> Agents:
+    async def agents(self) -> Items[AgentDocument]:
         """Every agent."""
-        return Agents(items=[_agent(row, self.clock()) for row in await self._rows()])
+        return Items[AgentDocument](items=[_agent(row, self.clock()) for row in await self._rows()])
 
-    async def clusters(self) -> Clusters:
+    async def clusters(self) -> Items[Cluster]:
         """Every cluster, with the space of its living agents added up."""
         now = self.clock()
-        by_cluster: dict[str, list[Agent]] = {}
+        by_cluster: dict[str, list[AgentDocument]] = {}
         for row in await self._rows():
             by_cluster.setdefault(row.cluster, []).append(_agent(row, now))
         async with self.database.read() as session:
             epochs = await agents.epochs(session)
-        return Clusters(
+        return Items[Cluster](
             items=[
                 Cluster(
                     cluster=name,
@@ -107,8 +107,8 @@ class Membership:
             return await agents.all_agents(session)
 
 
-def _agent(row: AgentRow, now: float) -> Agent:
-    return Agent(
+def _agent(row: AgentRow, now: float) -> AgentDocument:
+    return AgentDocument(
         node=row.node,
         cluster=row.cluster,
         roles=row.roles,
@@ -122,7 +122,7 @@ def _agent(row: AgentRow, now: float) -> Agent:
     )
 
 
-def _sum_tiers(members: list[Agent]) -> dict[str, TierUse]:
+def _sum_tiers(members: list[AgentDocument]) -> dict[str, TierUse]:
     total: dict[str, TierUse] = {}
     for member in members:
         for name, use in member.tiers.items():

@@ -20,8 +20,8 @@ from bdn.mirror.operations.selection import Selection
 from bdn.mirror.single_flight import SharedRead
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.grants import GrantSigner
-from bdn.wire.prefetch_schema import Prefetch, PrefetchCommand, PrefetchNode, PrefetchReport, PrefetchRequest
-from bdn.wire.quantities import moment
+from bdn.wire.operation_schema import Prefetch, PrefetchCommand, PrefetchNode, PrefetchReport, PrefetchRequest
+from bdn.wire.shapes import moment
 
 SILENT_SECONDS: Final = 120.0  # an agent that restarts is back by then, and goes on
 _LOOK_AGAIN_SECONDS: Final = 1.0

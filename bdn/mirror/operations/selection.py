@@ -12,7 +12,7 @@ from bdn.mirror.agents.liveness import is_alive
 from bdn.mirror.db import agents, mirrors, prefetches
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import AgentRow, MirrorSourceRow
-from bdn.wire.prefetch_schema import PrefetchRequest
+from bdn.wire.operation_schema import PrefetchRequest
 
 Mount = dict[str, Any]
 _ANYWHERE: Final = "/prefetched"  # a grant names mounts, and these are never shown

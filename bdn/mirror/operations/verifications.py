@@ -22,14 +22,14 @@ from bdn.mirror.operations.commands import Asking
 from bdn.mirror.scrub.repair_grants import Lending
 from bdn.mirror.watch import Watch
 from bdn.wire.errors import ErrorBody
-from bdn.wire.quantities import added, moment
-from bdn.wire.verification_schema import (
+from bdn.wire.operation_schema import (
     DamagedItem,
     Verification,
     VerificationRequest,
     VerifyCommand,
     VerifyReport,
 )
+from bdn.wire.shapes import added, moment
 
 
 @dataclass

@@ -18,8 +18,8 @@ from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import EvictionRow
 from bdn.mirror.retention.collector import Collector
 from bdn.mirror.retention.weights import EvictionWeights
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem
-from bdn.wire.quantities import moment
+from bdn.wire.operation_schema import EvictCommand, EvictedItem
+from bdn.wire.shapes import moment
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from bdn.mirror.db.tables import VerificationRow
 from bdn.mirror.scrub.reading import StoreReading
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.watch import Watch
-from bdn.wire.quantities import added
-from bdn.wire.verification_schema import DamagedItem, Outcome, VerifyCommand, listed
+from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed
+from bdn.wire.shapes import added
 
 
 @dataclass(frozen=True)

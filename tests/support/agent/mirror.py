@@ -26,13 +26,11 @@ from bdn.core.store.slabs import SMALL_FILE_SIZE, seal_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.store.memory import MemoryStore
-from bdn.wire.agent_schema import Heartbeat, HeartbeatReply, Member
+from bdn.wire.agent_schema import Heartbeat, HeartbeatReply, MemberDocument
 from bdn.wire.errors import document_of, status_of
-from bdn.wire.eviction_schema import EvictCommand
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
-from bdn.wire.prefetch_schema import PrefetchCommand
-from bdn.wire.verification_schema import VerifyCommand
+from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
 from tests.support.mirror.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
@@ -115,7 +113,7 @@ class AgentMirror:
     is_packed: bool = False
     slab_size: int = CHUNK_SIZE
     down: bool = False  # every connection ends without an answer
-    ring: dict[str, Member] | None = None  # members by node: whoever beats joins; None keeps all agents alone
+    ring: dict[str, MemberDocument] | None = None  # members by node: whoever beats joins; None keeps all agents alone
     epoch: int = 1
 
     def __post_init__(self) -> None:
@@ -232,10 +230,10 @@ class AgentMirror:
             interval_seconds=0.2,
         )
 
-    def _join(self, heartbeat: Heartbeat) -> tuple[int, list[Member]]:
+    def _join(self, heartbeat: Heartbeat) -> tuple[int, list[MemberDocument]]:
         if self.ring is None:
             return 1, []
-        member = Member(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
+        member = MemberDocument(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
         if self.ring.get(member.node) != member:
             self.ring[member.node] = member
             self.epoch += 1

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.stage_schema import Stage
+from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.fetch.deadlines import Waits
 from node_agent.settings import AgentSettings, load_settings
@@ -73,7 +73,7 @@ class Rig:
         return self.root / "cache"
 
 
-async def staged(agent: Agent, mirror: AgentMirror, *manifests: Manifest, job: str = "job") -> Stage:
+async def staged(agent: Agent, mirror: AgentMirror, *manifests: Manifest, job: str = "job") -> StageDocument:
     """Stage these manifests and wait; raises why it failed."""
     stage = await agent.stages.start(job, mirror.grant(*manifests))
     async with asyncio.timeout(30):

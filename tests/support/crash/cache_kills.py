@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.record import StageRecord

@@ -30,8 +30,7 @@ from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.retention.restorations import Restorations
 from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
-from bdn.wire.collection_schema import RestorationRequest
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand, RestorationRequest
 from tests.support.mirror.slabs import pack
 
 TOMBSTONE_SECONDS = 100.0

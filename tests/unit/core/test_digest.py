@@ -26,11 +26,6 @@ def test_the_digest_of_nothing_is_the_published_one() -> None:
     assert EMPTY.hex == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 
 
-def test_raw_bytes_go_and_come_back() -> None:
-    assert Digest.from_bytes(Digest(HEX).to_bytes()) == Digest(HEX)
-    assert len(Digest(HEX).to_bytes()) == 32
-
-
 def test_the_fan_out_is_two_folders_and_the_whole_name() -> None:
     assert Digest(HEX).fanout == f"01/23/{HEX}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.source.patterns import EVERYTHING, Patterns, Selection, select
+from bdn.core.source.patterns import EVERYTHING, Patterns, SelectedPaths, select
 
 REPO = (
     ".gitattributes",
@@ -17,12 +17,12 @@ REPO = (
 )
 
 
-def chosen(*, allow: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> Selection:
+def chosen(*, allow: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> SelectedPaths:
     return select(REPO, Patterns(allow, ignore))
 
 
 def test_no_patterns_select_everything_in_the_order_given() -> None:
-    assert select(REPO, EVERYTHING) == Selection(REPO, ())
+    assert select(REPO, EVERYTHING) == SelectedPaths(REPO, ())
     assert select(REPO[::-1], EVERYTHING).paths == REPO[::-1]
 
 
@@ -41,7 +41,7 @@ def test_ignore_patterns_remove_what_any_of_them_matches() -> None:
 
 def test_ignore_wins_over_allow() -> None:
     selection = chosen(allow=("**/*.json", "config.json"), ignore=("config.json",))
-    assert selection == Selection(("text_encoder/config.json",), ())
+    assert selection == SelectedPaths(("text_encoder/config.json",), ())
 
 
 def test_a_pattern_matches_a_whole_path_or_nothing() -> None:
@@ -53,7 +53,7 @@ def test_dotfiles_are_ordinary_files() -> None:
 
 
 def test_selecting_nothing_is_no_error_here() -> None:
-    assert chosen(ignore=("**",)) == Selection((), ())
+    assert chosen(ignore=("**",)) == SelectedPaths((), ())
 
 
 def test_a_pattern_that_matched_nothing_is_named_with_its_field() -> None:

@@ -17,7 +17,7 @@ from bdn.core.store.layout import PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
-from bdn.wire.verification_schema import LISTED, DamagedItem
+from bdn.wire.operation_schema import LISTED, DamagedItem
 from node_agent.cache.quarantine import Evidence, Quarantine, SuspectFiles
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.record import ScrubRecord
