@@ -12,7 +12,7 @@ from bdn.net.api_server.event_stream import EVENTS, EventStream
 from bdn.net.api_server.service import new_router, new_service, provided
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import NodeEvents
-from bdn.wire.operation_schema import PathVerificationRequest, VerifyReport
+from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageDocument, StageRequest
 from node_agent.app import Agent
@@ -89,7 +89,7 @@ async def cache(agent: _Agent) -> Cache:
 
 
 @service_router.post("/verifications")
-async def verify(agent: _Agent, request: PathVerificationRequest) -> VerifyReport:
+async def verify(agent: _Agent, request: PathVerificationRequest) -> PathVerification:
     """Read a staged file again, or all below a folder, and repair what is wrong: the answer comes when it is done."""
     return await agent.verifications.look_at(request)
 

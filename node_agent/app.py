@@ -43,6 +43,7 @@ from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
+from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats, Identity
 from node_agent.mirror_link.holdings import Holdings
@@ -264,22 +265,21 @@ async def open_agent(
         )
 
         # Mirror link: what the mirror hears of this node, and what it asks of it.
-        verifications = Verifications(stage_tasks, scrubber, staged, news.wake)
+        verifications = Verifications(scrubber, staged)
         holdings = Holdings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
-        prefetches = Prefetches(stage_tasks, provision, tiers.node, trust, news.wake)
+        prefetches = Prefetches(provision, tiers.node, trust, news.wake)
+        evictions = Evictions(
+            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
+        )
         heartbeats = Heartbeats(
             _identity(settings, server.port),
             client,
             trust=trust,
             members=members,
             holdings=holdings,
-            prefetches=prefetches,
-            verifications=verifications,
+            inbox=CommandInbox(stage_tasks, evictions, prefetches, verifications, news.wake),
             news=news,
             journal=journal,
-        )
-        evictions = Evictions(
-            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
         )
         stages = StageService(
             registry,
@@ -321,7 +321,7 @@ async def open_agent(
         stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(BackgroundTasks())
         stack.callback(stop_scrub.set)
-        heartbeats.start(background, evictions.carry_out)
+        heartbeats.start(background)
         background.start(housekeeping.run(), "housekeeping")
         background.start(rounds.run(), "scrub")
         yield Agent(

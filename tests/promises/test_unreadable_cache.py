@@ -8,7 +8,7 @@ import pytest
 
 from bdn.wire.operation_schema import VerifyCommand
 from tests.support.agent.mirror import AgentMirror, missing
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import MIB, Rig, noise, staged, verified
 from tests.support.content.trees import tree
 from tests.support.crash.not_permitted import not_permitted
 from tests.support.crash.rot import a_week_later, cached, evidence, now
@@ -67,7 +67,7 @@ async def test_a_stage_that_still_shows_an_unreadable_file_is_mended_also_when_t
         await agent.scrub.catch_up()
         with not_permitted({cached(agent, manifest, "weights")}):
             mirror.every = missing
-            await agent.verifications.carry_out(VerifyCommand(id="1", all=True))
+            await verified(agent, VerifyCommand(id="1", all=True))
             mirror.every = None
             await staged(agent, mirror, manifest, job="other")
             stage = agent.stages.book.find(held.id)

@@ -29,7 +29,7 @@ from node_agent.cache.eviction import Removal
 from node_agent.cache.space import Room, Space
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
-from tests.support.agent.rig import Rig, noise, staged
+from tests.support.agent.rig import Rig, noise, staged, verified
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
@@ -231,7 +231,7 @@ async def test_what_the_scrub_repairs_or_loses_is_on_record(rig: Rig, mirror: Ag
         for repair in (False, True):
             path.chmod(0o644)
             path.write_bytes(bytes(SIZE))
-            await agent.verifications.carry_out(VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
+            await verified(agent, VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
 
         damaged, repaired = (one.sentence for one in story(agent, manifest)[-2:])
         assert damaged.startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")

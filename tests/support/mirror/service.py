@@ -132,6 +132,10 @@ class MirrorUnderTest:
     def count(self, table: str) -> int:
         return len(self.rows(table)[table])
 
+    def operations(self, kind: str) -> list[str]:
+        """The ids of recorded operations of this kind."""
+        return [row[0] for row in self.rows("operations")["operations"] if row[1] == kind]
+
     def published(self) -> dict[str, list[tuple[Any, ...]]]:
         return self.rows("manifests", "manifest_contents")
 
