@@ -19,7 +19,7 @@ from bdn.cli.main import LazyGroup
         "restore": ("bdn.cli.gc:restore", "Bring back what was evicted from the mirror, moving no bytes."),
         "secrets": ("bdn.cli.secrets:secrets", "Keep secrets for sources in the mirror's database, encrypted."),
         "tokens": ("bdn.cli.tokens:tokens", "Make and revoke tokens."),
-        "verify": ("bdn.cli.verify:verify", "Read what is held again, find wrong bytes, and repair them."),
+        "verify": ("bdn.cli.verify:verify", "Read again what is held, find wrong bytes, and repair them."),
         "why": ("bdn.cli.why:why", "Explain why something is, or is not, cached."),
     },
 )
