@@ -232,18 +232,7 @@ async def open_agent(
             on_change=news.tell,
             decided=journal.record,
         )
-        housekeeping = Housekeeping(
-            registry,
-            lifecycle,
-            records,
-            tiers.manifests,
-            tiers.node,
-            tiers.cluster,
-            views,
-            pulls,
-            clock,
-            disk.is_rebooted,
-        )
+        housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
 
         # Scrub: the disk is read again, and repaired.
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
@@ -281,17 +270,7 @@ async def open_agent(
             news=news,
             journal=journal,
         )
-        stages = StageService(
-            registry,
-            lifecycle,
-            records,
-            views,
-            pulls,
-            trust,
-            heartbeats.ask_for_keys,
-            clock,
-            "node" in settings.roles,
-        )
+        stages = StageService(registry, lifecycle, trust, heartbeats.ask_for_keys, is_node="node" in settings.roles)
 
         metrics.watch(
             "bdn_agent_direct_writes",

@@ -347,7 +347,7 @@ async def test_a_forced_eviction_releases_the_stages_that_it_breaks(
 
         assert gone(await evict(agent, manifests=[str(one.digest)], force=True)) == {str(one.digest): MIB}
 
-        document = agent.stages.document(agent.stages.book.find(stage.id))
+        document = agent.stages.document(agent.stages.registry.find(stage.id))
         assert document.state == "RELEASED"
         assert document.error is not None
         assert "by a forced eviction" in document.error.message
