@@ -24,6 +24,7 @@ from bdn.wire.operation_schema import (
     CollectionRequest,
     Eviction,
     EvictionRequest,
+    PathVerification,
     PathVerificationRequest,
     Prefetch,
     PrefetchRequest,
@@ -31,7 +32,6 @@ from bdn.wire.operation_schema import (
     RestoredItem,
     Verification,
     VerificationRequest,
-    VerifyReport,
 )
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
@@ -237,9 +237,9 @@ class AgentClient(ServiceClient):
         """``DELETE /stages/{id}``."""
         return await self._call(StageDocument, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
 
-    async def verify(self, request: PathVerificationRequest) -> VerifyReport:
+    async def verify(self, request: PathVerificationRequest) -> PathVerification:
         """``POST /verifications``; the answer comes when all of it has been read, however long that takes."""
-        return await self._call(VerifyReport, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
+        return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
 
     async def events(self, params: Params) -> NodeEvents:
         """``GET /events``."""
