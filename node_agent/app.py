@@ -43,16 +43,17 @@ from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
+from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats, Identity
 from node_agent.mirror_link.holdings import Holdings
 from node_agent.mirror_link.prefetches import Prefetches
 from node_agent.mirror_link.verifications import Verifications
-from node_agent.scrub.findings import KnownLayouts, Telling
-from node_agent.scrub.reading import Examination, Reading
+from node_agent.scrub.findings import DamageReports
+from node_agent.scrub.reading import ScrubReader
 from node_agent.scrub.record import ScrubRecord
-from node_agent.scrub.repair import Demotion, Mending, Relinking
-from node_agent.scrub.right_bytes import Refill, RightBytes, Rights
+from node_agent.scrub.repair import FileRepair
+from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.scrub.staged_files import StagedFiles
@@ -231,74 +232,45 @@ async def open_agent(
             on_change=news.tell,
             decided=journal.record,
         )
-        housekeeping = Housekeeping(
-            registry,
-            lifecycle,
-            records,
-            tiers.manifests,
-            tiers.node,
-            tiers.cluster,
-            views,
-            pulls,
-            clock,
-            disk.is_rebooted,
-        )
+        housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
 
         # Scrub: the disk is read again, and repaired.
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
-        quarantine, layouts = Quarantine(places.quarantine), KnownLayouts(tiers.manifests)
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
         await in_thread(scrub_record.load)
-        staged = StagedFiles(registry, views, tiers.manifests)
-        rights = Rights(registry, trust, is_open=settings.auth == "off")
+        staged, quarantine = StagedFiles(registry, views, tiers.manifests), Quarantine(places.quarantine)
+        grants = RepairGrants(registry, trust, is_open=settings.auth == "off")
         scrubber = Scrubber(
-            places,
             tiers.node,
             tiers.cluster,
-            layouts,
-            Reading(Examination(buffers, quarantine), metrics),
-            RightBytes(provision, tiers.chunks, rights, buffers, stop_scrub),
-            Mending(buffers),
-            Demotion(places, quarantine),
-            Refill(provision, rights),
-            Relinking(places, staged),
+            ScrubReader(buffers, quarantine, metrics, clock),
+            FileRepair(places, quarantine, staged),
+            RepairSource(provision, grants, KnownLayouts(tiers.manifests), buffers, stop_scrub),
             scrub_record,
-            Telling(settings.cluster, settings.node, registry, layouts),
-            clock,
+            DamageReports(settings.cluster, settings.node, registry, tiers.manifests),
         )
         rounds = Rounds(
             scrubber, scrub_record, StagesFirst(registry, settings.scrub_rate), settings.scrub_seconds, clock
         )
 
         # Mirror link: what the mirror hears of this node, and what it asks of it.
-        verifications = Verifications(stage_tasks, scrubber, staged, news.wake)
+        verifications = Verifications(scrubber, staged)
         holdings = Holdings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
-        prefetches = Prefetches(stage_tasks, provision, tiers.node, trust, news.wake)
+        prefetches = Prefetches(provision, tiers.node, trust, news.wake)
+        evictions = Evictions(
+            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
+        )
         heartbeats = Heartbeats(
             _identity(settings, server.port),
             client,
             trust=trust,
             members=members,
             holdings=holdings,
-            prefetches=prefetches,
-            verifications=verifications,
+            inbox=CommandInbox(stage_tasks, evictions, prefetches, verifications, news.wake),
             news=news,
             journal=journal,
         )
-        evictions = Evictions(
-            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
-        )
-        stages = StageService(
-            registry,
-            lifecycle,
-            records,
-            views,
-            pulls,
-            trust,
-            heartbeats.ask_for_keys,
-            clock,
-            "node" in settings.roles,
-        )
+        stages = StageService(registry, lifecycle, trust, heartbeats.ask_for_keys, is_node="node" in settings.roles)
 
         metrics.watch(
             "bdn_agent_direct_writes",
@@ -328,7 +300,7 @@ async def open_agent(
         stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(BackgroundTasks())
         stack.callback(stop_scrub.set)
-        heartbeats.start(background, evictions.carry_out)
+        heartbeats.start(background)
         background.start(housekeeping.run(), "housekeeping")
         background.start(rounds.run(), "scrub")
         yield Agent(

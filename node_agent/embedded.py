@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bdn.net.api_server.http_server import serving
-from bdn.wire.stage_schema import BytesFrom, Stage
+from bdn.wire.stage_schema import BytesFrom, StageDocument
 from node_agent.api import build_app
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
@@ -32,10 +32,10 @@ class LocalAgent:
     def _check(self, destination: Path) -> None:
         """Whether what stands there is intact is looked at later, once: that takes a while for many files."""
         path = destination.resolve()
-        if not self.agent.stages.pulls.stands_at(path):
+        if not self.agent.stages.lifecycle.pulls.stands_at(path):
             Destination(path, "check", self.agent.places).check(None)
 
-    async def pull(self, grant: str, destination: Path) -> AsyncIterator[Stage]:
+    async def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
         stages = self.agent.stages
         asked_at = datetime.now(UTC)

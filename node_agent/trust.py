@@ -14,7 +14,7 @@ from bdn.core.errors import GrantExpiredError, InternalError
 from bdn.core.grant import Grant
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.wire.grants import GrantVerifier
-from bdn.wire.quantities import moment
+from bdn.wire.shapes import moment
 
 _REMEMBERED: Final = 1024
 

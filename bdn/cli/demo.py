@@ -34,9 +34,9 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.net.api_server.http_server import bind_tcp
 from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.wire.errors import ReportedError
-from bdn.wire.eviction_schema import Eviction, EvictionRequest
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.stage_schema import BytesFrom, Stage, StageRequest
+from bdn.wire.operation_schema import Eviction, EvictionRequest
+from bdn.wire.stage_schema import BytesFrom, StageDocument, StageRequest
 
 _WAIT_SECONDS: Final = 60.0
 _BUCKET: Final = "demo"
@@ -115,7 +115,7 @@ class Demo:
         )
         return mirror
 
-    async def stage(self, title: str, mirror: Mirror, job_id: str) -> Stage:
+    async def stage(self, title: str, mirror: Mirror, job_id: str) -> StageDocument:
         """Make the files stand for a job."""
         began = time.perf_counter()
         stage = await self.agent.stage(StageRequest(job_id=job_id, grant=grant_of(mirror)))
@@ -146,7 +146,7 @@ class Demo:
         self.note(Step(step=title, outcome=outcome, seconds=seconds))
         return eviction
 
-    def check(self, stage: Stage) -> None:
+    def check(self, stage: StageDocument) -> None:
         """Open every staged shard as a user's code would."""
         from safetensors import safe_open  # noqa: PLC0415 - an extra that only the demo needs
 

@@ -11,7 +11,7 @@ from bdn.cli.output import DONE, FAILED, IN_USE, Output, check_usage, command_li
 from bdn.core.errors import InvalidRequestError
 from bdn.core.units import format_size, parse_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
-from bdn.wire.eviction_schema import EvictedItem, Eviction, EvictionRequest, Tier
+from bdn.wire.operation_schema import EvictedItem, Eviction, EvictionRequest, Tier
 
 
 @click.command()

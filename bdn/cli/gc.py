@@ -12,7 +12,7 @@ from bdn.cli.output import DONE, FAILED, Output, command_line, waiting_for
 from bdn.core.store.collection import Kind
 from bdn.core.units import format_size, parse_duration
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
-from bdn.wire.collection_schema import Collection, CollectionRequest, RestorationRequest
+from bdn.wire.operation_schema import Collection, CollectionRequest, RestorationRequest
 
 _WORDS: Final[dict[Kind, str]] = {
     "manifests": "evicted manifests",

@@ -7,7 +7,7 @@ import click
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import Output, command_line
 from bdn.core.units import format_size
-from bdn.wire.agent_schema import Agent
+from bdn.wire.agent_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
 
 
@@ -48,7 +48,7 @@ async def agents(output: Output) -> None:
     output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"])
 
 
-def _agent_lines(agent: Agent) -> list[str]:
+def _agent_lines(agent: AgentDocument) -> list[str]:
     life = f"{'alive' if agent.alive else 'silent'} since {agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z"
     lines = [f"{agent.cluster}/{agent.node}  {life}  {agent.manifests} manifests"]
     for tier, use in agent.tiers.items():

@@ -18,7 +18,7 @@ from bdn.core.errors import CanceledError
 from bdn.core.units import format_size
 from bdn.wire.errors import ReportedError
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.stage_schema import BytesFrom, Stage
+from bdn.wire.stage_schema import BytesFrom, StageDocument
 from bdn.wire.weights_schema import MirrorRequestBody
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ async def _mirror(output: Output, services: Services, body: MirrorRequestBody) -
     return mirror
 
 
-async def _stage(output: Output, services: Services, mirror: Mirror, dest: Path) -> Stage:
-    stage: Stage | None = None
+async def _stage(output: Output, services: Services, mirror: Mirror, dest: Path) -> StageDocument:
+    stage: StageDocument | None = None
     with progress_bar(output, "staging") as bar:
         async for stage in services.agent.pull(grant_of(mirror), dest):
             bar.update(sum(mount.bytes_done for mount in stage.mounts), stage_bytes(stage))
@@ -101,7 +101,7 @@ async def _stage(output: Output, services: Services, mirror: Mirror, dest: Path)
     return stage
 
 
-def _pulled(mirror: Mirror, stage: Stage, seconds: float) -> Pulled:
+def _pulled(mirror: Mirror, stage: StageDocument, seconds: float) -> Pulled:
     source, mount = mirror.sources[0], stage.mounts[0]
     return Pulled(
         source=source.source,

@@ -21,7 +21,7 @@ from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.api_server.http_server import bind_tcp, serving
-from bdn.wire.stage_schema import Stage
+from bdn.wire.stage_schema import StageDocument
 
 _LOOK_AGAIN_SECONDS: Final = 0.2
 _SHORT_LIVED: Final = ("bdn pull", "bdn-admin")
@@ -88,7 +88,7 @@ class EmbeddedAgent(Protocol):
         """Refuse a directory where no view could be published, before anything is moved."""
         ...
 
-    def pull(self, grant: str, destination: Path) -> AsyncIterator[Stage]:
+    def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
         ...
 

@@ -10,7 +10,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.units import format_size
 from bdn.net.client.mirror_client import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest
 
 
 @click.command()
@@ -67,19 +67,19 @@ def grant_of(mirror: Mirror) -> str:
     raise InvalidRequestError(f"mirror {mirror.id} is {mirror.status}: {problem}")
 
 
-def stage_bytes(stage: Stage) -> int | None:
+def stage_bytes(stage: StageDocument) -> int | None:
     """The size of all mounts, once it is known."""
     sizes = [mount.bytes_total for mount in stage.mounts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def stage_code(stage: Stage) -> int:
+def stage_code(stage: StageDocument) -> int:
     """A READY stage with an error shows what it showed, and is known to lack something: no job shall begin with that."""
     is_lacking = stage.state == "READY" and stage.error is not None
     return FAILED if is_lacking or stage.state == "FAILED" else DONE
 
 
-def stage_lines(stage: Stage) -> list[str]:
+def stage_lines(stage: StageDocument) -> list[str]:
     """A stage in words; each mount's path is the last word of its line."""
     lines = [f"{stage.id} {stage.state}"]
     if stage.error is not None:

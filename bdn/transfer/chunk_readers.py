@@ -14,7 +14,7 @@ from blake3 import blake3
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 
 BytesByTier = Mapping[Tier, int]  # bytes of one chunk by the tier that they came from
 

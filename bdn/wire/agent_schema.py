@@ -7,12 +7,38 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from bdn.wire.errors import ErrorBody
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
-from bdn.wire.eviction_schema import EvictCommand, EvictReport
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.prefetch_schema import PrefetchCommand, PrefetchReport
+from bdn.wire.operation_schema import (
+    EvictCommand,
+    EvictReport,
+    PrefetchCommand,
+    PrefetchReport,
+    VerifyCommand,
+    VerifyReport,
+)
 from bdn.wire.stage_schema import TierUse
-from bdn.wire.verification_schema import VerifyCommand, VerifyReport
+
+
+class Command(BaseModel):
+    """What the mirror asks of an agent: one of the fields beside ``id``. An agent that knows none of them answers an error."""
+
+    id: str
+    evict: EvictCommand | None = None
+    prefetch: PrefetchCommand | None = None
+    verify: VerifyCommand | None = None
+
+
+class Report(BaseModel):
+    """How far an agent is with a command. The mirror repeats what is neither reported as ``running`` nor answered."""
+
+    id: str
+    running: bool = False
+    evict: EvictReport | None = None
+    prefetch: PrefetchReport | None = None
+    verify: VerifyReport | None = None
+    error: ErrorBody | None = None
 
 
 class Heartbeat(BaseModel):
@@ -31,16 +57,14 @@ class Heartbeat(BaseModel):
     version: str
     tiers: dict[str, TierUse]
     holdings: list[Holding] | None
-    reports: list[EvictReport] = []
-    prefetches: list[PrefetchReport] = []
-    verifications: list[VerifyReport] = []
+    reports: list[Report] = []
     events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
     epoch: int | None = None
     leaving: bool = False
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
 
-class Member(BaseModel):
+class MemberDocument(BaseModel):
     """One agent of the cluster, as its peers see it."""
 
     node: str
@@ -54,16 +78,14 @@ class HeartbeatReply(BaseModel):
     ``members`` is null when they are those of the epoch that the agent knows.
     """
 
-    members: list[Member] | None
+    members: list[MemberDocument] | None
     epoch: int
-    commands: list[EvictCommand]
-    prefetches: list[PrefetchCommand] = []
-    verifications: list[VerifyCommand] = []
+    commands: list[Command]
     public_keys: list[dict[str, Any]]
     interval_seconds: float
 
 
-class Agent(BaseModel):
+class AgentDocument(BaseModel):
     """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name."""
 
     node: str
@@ -78,12 +100,6 @@ class Agent(BaseModel):
     manifests: int
 
 
-class Agents(BaseModel):
-    """All agents that were ever heard of and not forgotten."""
-
-    items: list[Agent]
-
-
 class Cluster(BaseModel):
     """The agents of one cluster together."""
 
@@ -92,9 +108,3 @@ class Cluster(BaseModel):
     agents: int
     agents_alive: int
     tiers: dict[str, TierUse]
-
-
-class Clusters(BaseModel):
-    """All clusters."""
-
-    items: list[Cluster]

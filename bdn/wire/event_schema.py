@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 
 from bdn.core.errors import Fact
 from bdn.core.events import Event
-from bdn.wire.quantities import moment
-from bdn.wire.stage_schema import Stage
+from bdn.wire.shapes import moment
+from bdn.wire.stage_schema import StageDocument
 
 EVENTS_AT_ONCE: Final = 500  # in one heartbeat
 MANIFESTS_AT_ONCE: Final = 100  # whose events one request asks for
@@ -40,7 +40,7 @@ class NodeEvent(BaseModel):
         return Event(**dict(self), cluster=cluster, node=node)
 
 
-class ShownEvent(BaseModel):
+class EventDocument(BaseModel):
     """One event as an organisation sees it. ``node`` is null for the mirror's own."""
 
     id: str
@@ -74,13 +74,6 @@ class ShownEvent(BaseModel):
         return Event(**known, at=self.at.timestamp())
 
 
-class EventPage(BaseModel):
-    """Events, newest first. ``next_cursor`` is null on the last page."""
-
-    items: list[ShownEvent]
-    next_cursor: str | None = None
-
-
 class NamedPlace(BaseModel):
     """A file of a manifest that a digest is, or is a piece of. ``path`` is one of its paths, null once that is not known."""
 
@@ -103,7 +96,7 @@ class StagedPath(BaseModel):
     """What a path below a stage's mount is. ``digest`` and ``size`` are null for a folder, and once the manifest is gone."""
 
     path: str
-    stage: Stage
+    stage: StageDocument
     mount_location: str
     manifest: str
     name: str  # of the file, in the manifest
@@ -116,4 +109,4 @@ class NodeEvents(BaseModel):
     """An agent's own events, newest first, and what the path is that was asked for."""
 
     staged: StagedPath | None = None
-    items: list[ShownEvent]
+    items: list[EventDocument]

@@ -50,13 +50,6 @@ class Mirror(BaseModel):
     sources: list[MirrorSource]
 
 
-class MirrorPage(BaseModel):
-    """Mirrors, newest first."""
-
-    items: list[Mirror]
-    next_cursor: str | None = None
-
-
 class PlannedSource(BaseModel):
     """What mirroring one source would do."""
 

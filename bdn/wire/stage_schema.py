@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from bdn.wire.errors import ErrorBody
 from bdn.wire.mirror_schema import Holding
+from bdn.wire.shapes import StrictBody
 
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
@@ -17,10 +18,8 @@ ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 
 
-class StageRequest(BaseModel):
+class StageRequest(StrictBody):
     """Make a grant's files appear on this node for a job. With ``warm`` they are then read into memory, too."""
-
-    model_config = ConfigDict(extra="forbid")
 
     job_id: Annotated[StrictStr, Field(min_length=1, max_length=256)]
     grant: Annotated[StrictStr, Field(min_length=1)]
@@ -29,10 +28,8 @@ class StageRequest(BaseModel):
     warm: StrictBool = False
 
 
-class RenewRequest(BaseModel):
+class RenewRequest(StrictBody):
     """A new time to live, counted from now; null means until the stage is released."""
-
-    model_config = ConfigDict(extra="forbid")
 
     ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
 
@@ -84,7 +81,7 @@ class Warm(BaseModel):
     reason: str | None = None
 
 
-class Stage(BaseModel):
+class StageDocument(BaseModel):
     """The files of a job on this node, and how far they are.
 
     ``transfer`` is null until it is known what is missing; ``warm`` until the stage is READY, and where nobody wants it.
@@ -102,12 +99,6 @@ class Stage(BaseModel):
     transfer: Transfer | None = None
     warm: Warm | None = None
     error: ErrorBody | None = None
-
-
-class Stages(BaseModel):
-    """All stages that the agent knows, newest first."""
-
-    items: list[Stage]
 
 
 class TierUse(BaseModel):

@@ -10,14 +10,13 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.source.patterns import Patterns
 from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import Auth, AuthMethod, WeightsSource, check_mounts, normalise_mount
+from bdn.wire.shapes import StrictBody
 
 SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request
 
 
-class AuthBody(BaseModel):
+class AuthBody(StrictBody):
     """How to sign in to a source; each method has fields of its own."""
-
-    model_config = ConfigDict(extra="forbid")
 
     auth_method: StrictStr
     auth_secret_name: StrictStr | None = None
@@ -40,10 +39,8 @@ class AuthBody(BaseModel):
         return Auth(method, {name: value for name, value in given.items() if value})
 
 
-class WeightsSourceBody(BaseModel):
+class WeightsSourceBody(StrictBody):
     """One source of a request."""
-
-    model_config = ConfigDict(extra="forbid")
 
     source: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["hf://org/model@main"])]
     mount_location: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["/app/models/model"])]
@@ -89,10 +86,8 @@ class TrainingJobBody(BaseModel):
     weights: list[WeightsSourceBody]
 
 
-class MirrorRequestBody(BaseModel):
+class MirrorRequestBody(StrictBody):
     """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
-
-    model_config = ConfigDict(extra="forbid")
 
     weights: list[WeightsSourceBody] | None = None
     training_job: TrainingJobBody | None = None

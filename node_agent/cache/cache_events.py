@@ -10,7 +10,7 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, Fact
 from bdn.core.events import Event
-from bdn.wire.eviction_schema import EvictCommand, Tier
+from bdn.wire.operation_schema import EvictCommand, Tier
 from node_agent.cache.records import Held
 
 Decided = Callable[[Sequence[Event]], None]

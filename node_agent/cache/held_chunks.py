@@ -18,7 +18,7 @@ from bdn.core.grant import Grant
 from bdn.core.store.slabs import SEAL_SIZE, is_closed_to
 from bdn.disk.durable import disk_errors
 from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places

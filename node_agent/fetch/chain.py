@@ -24,7 +24,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.fetch.deadlines import SourceDeadline, Waits
 from node_agent.fetch.fill_context import FillContext
 from node_agent.fetch.peers import MIRROR, Peers

@@ -59,7 +59,7 @@ class Members:
         """To be called before the mirror is asked; ``take`` wants the result with the answer."""
         return self._taken
 
-    def take(self, epoch: int, members: Iterable[agent_schema.Member], asked: int) -> bool:
+    def take(self, epoch: int, members: Iterable[agent_schema.MemberDocument], asked: int) -> bool:
         """Believe an answer, unless a newer one came while it was on its way. Blocking when the members are others.
 
         Returns:
@@ -82,5 +82,5 @@ class Members:
         return True
 
 
-def _owns(member: agent_schema.Member) -> bool:
+def _owns(member: agent_schema.MemberDocument) -> bool:
     return "cluster" in member.roles

@@ -12,7 +12,7 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
@@ -23,9 +23,8 @@ from node_agent.fetch.fill_context import FillContext, RetryBudget
 from node_agent.fetch.members import Members
 from node_agent.fetch.peers import Peers
 from node_agent.fetch.routing import Routing
-from node_agent.fill.fill_unit import FillUnit, Report, units_of
 from node_agent.fill.filler import Filler, FillOrder
-from node_agent.fill.fills import Fill, Fills
+from node_agent.fill.fills import Fill, Fills, FillUnit, Report, units_of
 from node_agent.fill.lanes import Lanes, Place, Pools
 
 _UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real limit

@@ -1,73 +1,121 @@
-"""Reading files again from the disk itself: each chunk is compared with its name."""
+"""Reading files again from the disk itself: each chunk is compared with its digest."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of, file_digest
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.transfer.buffers import BufferPool
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Outcome, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.quarantine import Evidence, Quarantine
-from node_agent.scrub.findings import Damage, Findings, ScrubEvents, ScrubTarget
+from node_agent.scrub.findings import Damage, Findings, ScrubTarget
+
+
+class ScrubEvents(Protocol):
+    """Counts what the scrub does, for the metrics."""
+
+    def scrubbed(self, tier: Tier, size: int) -> None:
+        """Bytes were read again."""
+        ...
+
+    def damaged(self, tier: Tier, outcome: Outcome) -> None:
+        """A chunk was wrong."""
+        ...
+
+    def lost(self) -> None:
+        """A whole file was taken out of the cache."""
+        ...
 
 
 @dataclass(frozen=True)
-class Examination:
-    """Looks and keeps evidence; changes no content. Blocking; each call takes one of the ``buffers`` while it reads.
+class ScrubReader:
+    """Reads files and keeps evidence; changes no content. One of the ``buffers`` is used while a chunk is read.
 
-    Raises ``FileNotFoundError`` when the file is gone. What cannot be read is wrong, and no error.
+    Methods raise ``FileNotFoundError`` when the file is gone. What cannot be read is damage, and no error.
     """
 
     buffers: BufferPool
     quarantine: Quarantine
+    events: ScrubEvents
+    clock: Callable[[], float]
 
-    def look(self, path: Path, chunk: PlacedChunk) -> Damage | None:
-        """What is wrong with this chunk."""
+    async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[Damage]:
+        """Everything that is wrong about a file."""
+        found: list[Damage | None] = [await in_thread(_look_at_end, path, layout)]
+        for chunk in layout.placed():
+            await findings.pace(chunk.range.size)
+            found.append(await in_thread(self._look, path, chunk))
+            self._count(tier, chunk.range.size, findings)
+        return [one for one in found if one is not None]
+
+    async def is_right(self, path: Path, content: Digest, size: int, findings: Findings) -> bool:
+        """Whether a file matches its digest, when no layout says which chunks it should have."""
+        digests = []
+        for index in range(chunk_count(size)):
+            place = chunk_range(size, index)
+            await findings.pace(place.size)
+            digests.append(await in_thread(self._digest, path, place))
+            self._count("node", place.size, findings)
+        known = [one for one in digests if one is not None]
+        return len(known) == len(digests) and file_digest(size, known) == content
+
+    async def confirm(self, target: ScrubTarget, layout: FileLayout, damages: Sequence[Damage]) -> list[Damage]:
+        """What is still wrong after a second read, with the bytes kept as evidence."""
+        again = [await in_thread(self._confirm, target, layout, one) for one in damages]
+        return [one for one in again if one is not None]
+
+    def _count(self, tier: Tier, size: int, findings: Findings) -> None:
+        findings.read(size)
+        self.events.scrubbed(tier, size)
+
+    # --- in threads ---
+
+    def _look(self, path: Path, chunk: PlacedChunk) -> Damage | None:
         with self.buffers.take(CHUNK_SIZE) as buffer:
-            return _look(path, chunk, buffer)[0]
+            return _compare(path, chunk, buffer)[0]
 
-    def look_at_end(self, path: Path, layout: FileLayout) -> Damage | None:
-        """Whether there is more than there should be.
-
-        A file that is too short lacks chunks, and one of which the disk does not say how large it is cannot be read: that is
-        what ``look`` finds.
-        """
-        try:
-            surplus = path.lstat().st_size - layout.size
-        except FileNotFoundError:
-            raise
-        except OSError:
-            return None
-        return Damage(f"the file is {surplus} bytes too long") if surplus > 0 else None
-
-    def digest(self, path: Path, place: ByteRange) -> Digest | None:
-        """The name of the bytes there; None when they cannot be read, or are not all there."""
+    def _digest(self, path: Path, place: ByteRange) -> Digest | None:
+        """The digest of the bytes there; None when they cannot be read, or are not all there."""
         with self.buffers.take(CHUNK_SIZE) as buffer:
             count, _ = _read(path, place, buffer)
             return digest_of(buffer[:count]) if count == place.size else None
 
-    def keep(self, subject: ScrubTarget, layout: FileLayout, wrong: Damage, when: float) -> Damage | None:
-        """Look once more and, unless it was the reading that went wrong, keep the bytes as they are now."""
+    def _confirm(self, target: ScrubTarget, layout: FileLayout, damage: Damage) -> Damage | None:
         with self.buffers.take(CHUNK_SIZE) as buffer:
-            if wrong.chunk is None:
-                still, count = self.look_at_end(subject.path, layout), _read_end(subject.path, layout.size, buffer)
+            if damage.chunk is None:
+                still, count = _look_at_end(target.path, layout), _read_end(target.path, layout.size, buffer)
             else:
-                still, count = _look(subject.path, wrong.chunk, buffer)
+                still, count = _compare(target.path, damage.chunk, buffer)
             if still is not None:
-                self.quarantine.keep(_evidence(subject, still, when), buffer[:count])
+                self.quarantine.keep(_evidence(target, still, self.clock()), buffer[:count])
             return still
 
 
-def _look(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Damage | None, int]:
-    """What is wrong, and how many bytes lie in the buffer now."""
+def _look_at_end(path: Path, layout: FileLayout) -> Damage | None:
+    """Whether the file is too long.
+
+    One that is too short lacks chunks, and one whose size the disk does not tell cannot be read: reading its chunks finds that.
+    """
+    try:
+        surplus = path.lstat().st_size - layout.size
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+    return Damage(f"the file is {surplus} bytes too long") if surplus > 0 else None
+
+
+def _compare(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Damage | None, int]:
+    """What is wrong with a chunk, and how many bytes of it are in the buffer."""
     count, failure = _read(path, chunk.range, buffer)
     if failure:
         return Damage(f"it cannot be read: {failure}", chunk), 0
@@ -96,53 +144,14 @@ def _read_end(path: Path, size: int, buffer: memoryview) -> int:
     return 0
 
 
-def _evidence(subject: ScrubTarget, wrong: Damage, when: float) -> Evidence:
-    chunk = wrong.chunk
+def _evidence(target: ScrubTarget, damage: Damage, when: float) -> Evidence:
+    chunk = damage.chunk
     return Evidence(
         when=when,
-        tier=subject.tier,
-        file=subject.shown or str(subject.content),
+        tier=target.tier,
+        file=target.shown or str(target.content),
         chunk=chunk.index if chunk else None,
-        expected=str(chunk.digest if chunk else subject.content),
-        found=str(wrong.found) if wrong.found else None,
-        reason=wrong.reason,
+        expected=str(chunk.digest if chunk else target.content),
+        found=str(damage.found) if damage.found else None,
+        reason=damage.reason,
     )
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Reads, and changes nothing. Raises ``FileNotFoundError`` when the file is gone."""
-
-    examination: Examination
-    events: ScrubEvents
-
-    async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[Damage]:
-        """Everything that is wrong about a file."""
-        wrong: list[Damage | None] = [await in_thread(self.examination.look_at_end, path, layout)]
-        for chunk in layout.placed():
-            await findings.pace(chunk.range.size)
-            wrong.append(await in_thread(self.examination.look, path, chunk))
-            self._count(tier, chunk.range.size, findings)
-        return [one for one in wrong if one is not None]
-
-    async def is_right(self, path: Path, content: Digest, size: int, findings: Findings) -> bool:
-        """Whether a file has its name, when nobody can say which chunks it should have."""
-        digests = []
-        for index in range(chunk_count(size)):
-            place = chunk_range(size, index)
-            await findings.pace(place.size)
-            digests.append(await in_thread(self.examination.digest, path, place))
-            self._count("node", place.size, findings)
-        known = [one for one in digests if one is not None]
-        return len(known) == len(digests) and file_digest(size, known) == content
-
-    async def keep(
-        self, subject: ScrubTarget, layout: FileLayout, wrong: Sequence[Damage], when: float
-    ) -> list[Damage]:
-        """What is still wrong, with the evidence in quarantine."""
-        again = [await in_thread(self.examination.keep, subject, layout, one, when) for one in wrong]
-        return [one for one in again if one is not None]
-
-    def _count(self, tier: Tier, size: int, findings: Findings) -> None:
-        findings.read(size)
-        self.events.scrubbed(tier, size)

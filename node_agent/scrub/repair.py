@@ -1,4 +1,4 @@
-"""Changes to wrong files: chunks rewritten in place, files demoted or quarantined, views linked to the replacement."""
+"""Changes to damaged files: chunks rewritten in place, files made parts or quarantined, views linked to a replacement."""
 
 from __future__ import annotations
 
@@ -27,45 +27,127 @@ logger = logging.getLogger(__name__)
 
 _READ_ONLY: Final = 0o444
 _OURS: Final = 0o644
+_ALREADY_DUE: Final = 0.0  # by the agent's monotonic clock
 
 
 @dataclass(frozen=True)
-class Mending:
-    """Changes files that others see. Blocking; each method raises ``DiskFailedError``."""
+class FileRepair:
+    """Takes files out of the cache, and links views to their replacements. Blocking; methods raise ``DiskFailedError``.
 
-    buffers: BufferPool
+    A file that is taken out stays in views that link to it: nothing is taken from a running job.
+    """
 
-    def check(self, path: Path) -> None:
-        """Whether anything can be written to the file at all: otherwise nothing need be fetched for it."""
-        with disk_errors(path), _found(path) as found:
-            os.close(_reopened(found))
+    places: Places
+    quarantine: Quarantine
+    staged: StagedFiles
 
-    def put_back(self, path: Path, chunk: PlacedChunk, content: memoryview) -> None:
-        """Write a verified chunk at its place, durably, and read it back from the disk.
+    # --- out of the cache; each returns whether a part is left ---
 
-        Through the page cache, so that who has the file mapped sees the right bytes at once. A kill on the way leaves a
-        chunk that is wrong, as it was.
+    def to_part(self, file: FileLayout, wrong: Collection[int]) -> bool:
+        """Make the file a part that has its right chunks: the next fill goes on from there.
+
+        It stays the same file, so that views that show it heal with that fill. One without a right chunk is deleted: its
+        bytes are evidence.
         """
-        with disk_errors(path):
-            with _writable(path) as descriptor:
-                write_all(descriptor, content, chunk.range.start)
-            with self.buffers.take(CHUNK_SIZE) as buffer, UncachedFile(path) as file:
-                count = file.read(buffer, chunk.range.start, chunk.range.size)
-                is_right = count == chunk.range.size and digest_of(buffer[:count]) == chunk.digest
-        if not is_right:
-            raise DiskFailedError(str(path), f"chunk {chunk.index} is not what was just written there")
+        place, part = self.places.file(file.digest), self.places.part(file.digest)
+        with disk_errors(place):
+            right = [index for index in range(len(file.chunks)) if index not in wrong]
+            if not right:
+                place.unlink(missing_ok=True)
+                return False
+            bitmap = Bitmap(len(file.chunks))
+            bitmap.add(right)
+            write_durably(self.places.bitmap(file.digest), bitmap.to_bytes())  # without its part it is rubbish
+            place.chmod(_OURS)
+            place.rename(part)
+            for folder in (part.parent, place.parent):
+                sync_folder(folder)
+        return True
 
-    def cut(self, path: Path, size: int) -> None:
-        """Take away what stands beyond the end."""
-        with disk_errors(path), _writable(path) as descriptor:
-            os.ftruncate(descriptor, size)
+    def to_quarantine(self, content: Digest) -> bool:
+        """Keep the file, so that it goes on occupying the place where the disk keeps nothing; another one is filled."""
+        place = self.places.file(content)
+        with disk_errors(place):
+            if place.exists():
+                self.quarantine.take(place)
+                sync_folder(place.parent)
+        return False
+
+    # --- in views ---
+
+    def relink(self, content: Digest, earlier: os.stat_result) -> None:
+        """Let every view that links to the ``earlier`` file of a content link to the present one, name by name.
+
+        Folders of the view stay, and so does what a job has open. A stage where that fails is marked as lacking something,
+        and housekeeping stages it again.
+        """
+        for stage, path in self._showing(content, earlier):
+            aside = self.places.views / f"{stage.record.id}.relinking"  # after a kill the next start removes it
+            try:
+                aside.unlink(missing_ok=True)
+                aside.hardlink_to(self.places.file(content))
+                aside.rename(path)
+            except OSError as error:
+                logger.warning("%s still shows the earlier file %s: %s", path, content, error)
+                stage.mend_at = _ALREADY_DUE
+
+    def mark_lacking(self, content: Digest, earlier: os.stat_result) -> None:
+        """There is no other file yet: stages that show the ``earlier`` one lack it until they are mended."""
+        for stage, _ in self._showing(content, earlier):
+            if stage.mend_at is None:
+                stage.mend_at = _ALREADY_DUE
+
+    def _showing(self, content: Digest, earlier: os.stat_result) -> Iterator[tuple[NodeStage, Path]]:
+        for stage, path in self.staged.named(content):
+            with suppress(OSError):
+                if os.path.samestat(path.lstat(), earlier):
+                    yield stage, path
+
+
+# A chunk is rewritten in the same file, so that views, open files and mappings of jobs heal with it. Blocking; the functions
+# raise ``DiskFailedError``.
+
+
+def check_writable(path: Path) -> None:
+    """Whether the file can be written at all: otherwise nothing need be fetched for it."""
+    with disk_errors(path), _found(path) as found:
+        os.close(_reopened(found))
+
+
+def rewrite(path: Path, chunk: PlacedChunk, buffers: BufferPool, content: memoryview) -> None:
+    """Write a verified chunk at its place, durably, and read it back from the disk.
+
+    Through the page cache, so that mappings of the file see the right bytes at once. A kill on the way leaves a chunk that
+    is wrong, as it was.
+    """
+    with disk_errors(path):
+        with _writable(path) as descriptor:
+            write_all(descriptor, content, chunk.range.start)
+        with buffers.take(CHUNK_SIZE) as buffer, UncachedFile(path) as file:
+            count = file.read(buffer, chunk.range.start, chunk.range.size)
+            is_right = count == chunk.range.size and digest_of(buffer[:count]) == chunk.digest
+    if not is_right:
+        raise DiskFailedError(str(path), f"chunk {chunk.index} is not what was just written there")
+
+
+def truncate(path: Path, size: int) -> None:
+    """Remove what stands beyond the end."""
+    with disk_errors(path), _writable(path) as descriptor:
+        os.ftruncate(descriptor, size)
+
+
+def identity(path: Path) -> os.stat_result | None:
+    """Which file stands there now; None when none does. Blocking."""
+    with suppress(OSError):
+        return path.lstat()
+    return None
 
 
 @contextmanager
 def _writable(path: Path) -> Iterator[int]:
-    """Our own file, which is read-only for everybody, open for writing; synced at the end, and as old as it was.
+    """Our own file, which is read-only for everybody, open for writing; synced at the end, with its times as they were.
 
-    A copy in a view is told from a file that somebody wrote to by its age (``view.check``), so the age stays.
+    A later look at a view tells a copy from a file that somebody wrote to by its time (``compare_view``).
     """
     with _found(path) as found:
         descriptor = _reopened(found)
@@ -94,88 +176,3 @@ def _reopened(found: int) -> int:
         return os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.fchmod(found, _READ_ONLY)
-
-
-@dataclass(frozen=True)
-class Demotion:
-    """Both ways to take it away. Blocking; each says whether a part is left, and raises ``DiskFailedError``.
-
-    Views that are hard links keep the file as it is: nothing is taken from under a job that runs.
-    """
-
-    places: Places
-    quarantine: Quarantine
-
-    def to_part(self, file: FileLayout, wrong: Collection[int]) -> bool:
-        """The right bytes could not be had: its right chunks are a part, from which the next fill goes on.
-
-        It is the same file, so that the views that show it heal with that fill. One without a right chunk is dropped: its
-        bytes are evidence.
-        """
-        place, part = self.places.file(file.digest), self.places.part(file.digest)
-        with disk_errors(place):
-            right = [index for index in range(len(file.chunks)) if index not in wrong]
-            if not right:
-                place.unlink(missing_ok=True)
-                return False
-            bitmap = Bitmap(len(file.chunks))
-            bitmap.add(right)
-            write_durably(self.places.bitmap(file.digest), bitmap.to_bytes())  # without its part it is rubbish
-            place.chmod(_OURS)
-            place.rename(part)
-            for folder in (part.parent, place.parent):
-                sync_folder(folder)
-        return True
-
-    def to_quarantine(self, content: Digest) -> bool:
-        """The disk does not keep what is written there: the file goes on occupying that place, and another one is filled."""
-        place = self.places.file(content)
-        with disk_errors(place):
-            if place.exists():
-                self.quarantine.take(place)
-                sync_folder(place.parent)
-        return False
-
-
-_ALREADY_DUE: Final = 0.0  # by the agent's monotonic clock
-
-
-@dataclass(frozen=True)
-class Relinking:
-    """Name by name: the folders of a view stay, and so does what a job has open or mapped. Blocking."""
-
-    places: Places
-    staged: StagedFiles
-
-    def look(self, path: Path) -> os.stat_result | None:
-        """Which file stands there now; None when none does."""
-        with suppress(OSError):
-            return path.lstat()
-        return None
-
-    def replace(self, content: Digest, earlier: os.stat_result) -> None:
-        """Let every view that links to the ``earlier`` file of a content link to the present one.
-
-        A stage where that fails is noted as lacking something, and housekeeping stages it again.
-        """
-        for stage, path in self._showing(content, earlier):
-            aside = self.places.views / f"{stage.record.id}.relinking"  # a kill leaves it to the tidying of a start
-            try:
-                aside.unlink(missing_ok=True)
-                aside.hardlink_to(self.places.file(content))
-                aside.rename(path)
-            except OSError as error:
-                logger.warning("%s still shows the earlier file %s: %s", path, content, error)
-                stage.mend_at = _ALREADY_DUE
-
-    def leave(self, content: Digest, earlier: os.stat_result) -> None:
-        """There is no other file yet: whoever brings it, the stages that show the ``earlier`` one lack it until they are mended."""
-        for stage, _ in self._showing(content, earlier):
-            if stage.mend_at is None:
-                stage.mend_at = _ALREADY_DUE
-
-    def _showing(self, content: Digest, earlier: os.stat_result) -> Iterator[tuple[NodeStage, Path]]:
-        for stage, path in self.staged.named(content):
-            with suppress(OSError):
-                if os.path.samestat(path.lstat(), earlier):
-                    yield stage, path

@@ -14,8 +14,8 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.manifest import Manifest
 from bdn.wire import stage_schema
-from bdn.wire.eviction_schema import Tier
-from bdn.wire.quantities import moment
+from bdn.wire.operation_schema import Tier
+from bdn.wire.shapes import moment
 from bdn.wire.stage_schema import TERMINAL, BytesFrom, StageMount, Warm, WarmState
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.stage.record import MountRecord, StageRecord
@@ -190,14 +190,14 @@ class NodeStage:
             return False
         return True
 
-    def document(self, path_of: Callable[[MountRecord], str]) -> stage_schema.Stage:
+    def document(self, path_of: Callable[[MountRecord], str]) -> stage_schema.StageDocument:
         """The stage as the wire shows it."""
         record = self.record
         mounts = [self._mount(index, mount, path_of(mount)) for index, mount in enumerate(record.mounts)]
         rate = record.bytes_per_second if self.is_terminal else self.rate.per_second(time.monotonic())
         left = sum(mount.bytes_total - mount.bytes_done for mount in mounts if mount.bytes_total is not None)
         is_known = not self.is_terminal and all(mount.bytes_total is not None for mount in mounts)
-        return stage_schema.Stage(
+        return stage_schema.StageDocument(
             id=record.id,
             job_id=record.job_id,
             state="STAGING" if self.is_mending else record.state,

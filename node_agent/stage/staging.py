@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bdn.core.digest import Digest
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places

@@ -57,7 +57,7 @@ BREAKAGES: Final = [
             'settings.auth == "token" and settings.token is None:', f"{_BINDING}[empty token]"),
     _broken("bdn/mirror/app.py", "tenants read with the credentials of the process", 'ambient_credentials=settings.auth == "off",',
             "ambient_credentials=True,", f"{_MIRROR}test_with_authentication_the_process_s_own_credentials_are_nobody_s"),
-    _broken("bdn/wire/token_schema.py", "an organisation's name is looked at in front alone",
+    _broken("bdn/wire/access_schema.py", "an organisation's name is looked at in front alone",
             'Field(pattern=f"^{ORGANISATION_PATTERN}$")', 'Field(pattern=f"^{ORGANISATION_PATTERN}")',
             f"{_TOKENS}test_a_request_that_makes_no_sense_makes_no_token"),
     _broken("bdn/net/chunk_server/connection.py", "the data plane answers each verb like GET", 'if head.method not in ("GET", "HEAD"):',

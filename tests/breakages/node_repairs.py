@@ -19,8 +19,8 @@ BREAKAGES: Final = [
     _breakage(
         "node_agent/mirror_link/verifications.py",
         "the grants that a command lends are not used",
-        "lent_by(command.grants)",
-        "lent_by([])",
+        "using(command.grants)",
+        "using([])",
         f"{_NODE}::test_without_a_grant_that_is_good_it_is_put_aside_and_a_command_may_lend_one",
     ),
     _breakage(
@@ -75,8 +75,8 @@ BREAKAGES: Final = [
     _breakage(
         "node_agent/scrub/reading.py",
         "a file of which the disk says nothing ends the round",
-        "        except OSError:\n            return None\n",
-        "        except OSError:\n            raise\n",
+        "    except OSError:\n        return None\n",
+        "    except OSError:\n        raise\n",
         f"{_FAILING}::test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_and_the_round_goes_on",
     ),
 ]

@@ -20,7 +20,7 @@ BREAKAGES: Final = [
         "corruption",
         "node_agent/scrub/scrubber.py",
         "views go on showing the file that was replaced",
-        "                await in_thread(self.relinking.replace, subject.content, earlier)\n",
+        "                await in_thread(self.repair.relink, target.content, earlier)\n",
         "                pass\n",
         "tests/promises/test_unreadable_cache.py::"
         "test_what_may_not_be_read_any_more_is_told_and_replaced_in_one_round_and_the_agent_goes_on",
@@ -29,7 +29,7 @@ BREAKAGES: Final = [
         "corruption",
         "node_agent/scrub/scrubber.py",
         "a stage that shows what could not be replaced yet counts as whole once somebody else brings the file",
-        "                await in_thread(self.relinking.leave, subject.content, earlier)\n",
+        "                await in_thread(self.repair.mark_lacking, target.content, earlier)\n",
         "                pass\n",
         "tests/promises/test_unreadable_cache.py::"
         "test_a_stage_that_still_shows_an_unreadable_file_is_mended_also_when_the_new_one_came_late",
@@ -38,7 +38,7 @@ BREAKAGES: Final = [
         "corruption",
         "node_agent/scrub/scrubber.py",
         "chunks are fetched for a file that nobody may write to",
-        "            await in_thread(self.mending.check, subject.path)\n",
+        "            await in_thread(check_writable, target.path)\n",
         "",
         "tests/promises/test_unreadable_cache.py::"
         "test_what_may_not_be_read_any_more_is_told_and_replaced_in_one_round_and_the_agent_goes_on",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bdn.disk.direct import DirectWrites
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.points import Points

@@ -10,7 +10,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.fill.part import PartialFile
 from tests.support.agent.mirror import FORMS, AgentMirror, refused
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
@@ -178,6 +178,6 @@ async def test_a_stage_on_a_full_disk_cannot_be_recorded_and_is_not_begun(mirror
             fill(disk / "foreign")
             with pytest.raises(DiskFailedError, match="No space left on device"):
                 await agent.stages.start("job", mirror.grant(manifest))
-            assert agent.stages.book.all() == []
+            assert agent.stages.registry.all() == []
             (disk / "foreign").unlink()
             assert (await staged(agent, mirror, manifest)).state == "READY"

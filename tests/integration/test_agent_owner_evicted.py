@@ -17,8 +17,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import InvalidRequestError
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
-from bdn.wire.eviction_schema import EvictCommand, EvictedItem
 from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
+from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from node_agent.cache.cache_events import over_budget
 from node_agent.cache.held_chunks import HeldChunks

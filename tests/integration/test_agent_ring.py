@@ -11,7 +11,7 @@ import pytest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.manifest import Manifest
 from bdn.net.client.mirror_client import MirrorClient
-from bdn.wire.agent_schema import Member
+from bdn.wire.agent_schema import MemberDocument
 from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from
@@ -87,7 +87,7 @@ async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring
         async with ring.agent("gone"):
             pass  # it left without a word, and is still a member
         assert mirror.ring is not None
-        mirror.ring["gone"] = Member(node="gone", advertise="http://127.0.0.1:1", roles=["node", "cluster"])
+        mirror.ring["gone"] = MemberDocument(node="gone", advertise="http://127.0.0.1:1", roles=["node", "cluster"])
         mirror.epoch += 1
         await ring.know()
 
@@ -97,7 +97,8 @@ async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring
         assert all(stage.transfer and stage.transfer.retries for stage in stages)
         assert all(stage.transfer and stage.transfer.bytes_hedged == 0 for stage in stages)
         documents = [
-            agent.stages.document(agent.stages.book.find(stage.id)) for agent, stage in zip(agents, stages, strict=True)
+            agent.stages.document(agent.stages.registry.find(stage.id))
+            for agent, stage in zip(agents, stages, strict=True)
         ]
         assert documents == stages  # what was spent is still there when the peer is well again
 
@@ -153,7 +154,7 @@ async def test_a_cluster_serves_a_node_that_joined_last_while_the_mirror_is_away
 
             assert tree(Path(stage.mounts[0].path)) == FILES
             assert stage.mounts[0].bytes_from.model_dump() == {"node": 0, "cluster": SIZE, "mirror": 0}
-            assert [len(agent.stages.book.all()) for agent in agents] == [1, 1]
+            assert [len(agent.stages.registry.all()) for agent in agents] == [1, 1]
 
 
 async def test_a_peer_gives_a_manifest_only_for_a_grant_that_names_it(ring: Ring, mirror: AgentMirror) -> None:

@@ -21,7 +21,7 @@ from bdn.core.errors import BdnError
 from bdn.mirror.settings import MirrorSettings
 from bdn.wire.errors import ErrorBody, ReportedError, status_of
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.stage_schema import Stage
+from bdn.wire.stage_schema import StageDocument
 from bdn.wire.weights_schema import WeightsSourceBody
 from node_agent.settings import AgentSettings
 from tests.support.agent.mirror import AgentMirror
@@ -95,9 +95,9 @@ def test_the_headers_and_the_fields_of_a_source_are_those_of_the_wire() -> None:
     assert {name for row in rows("field | rule") for name in quoted(row[0])} == set(WeightsSourceBody.model_fields)
 
 
-@pytest.mark.parametrize("model", [Mirror, Stage])
-def test_an_example_is_a_document_with_all_of_its_fields(model: type[BaseModel]) -> None:
-    example = PAGE.split(f"A {model.__name__.lower()} (")[1].split("```json\n")[1].split("```")[0]
+@pytest.mark.parametrize(("name", "model"), [("mirror", Mirror), ("stage", StageDocument)])
+def test_an_example_is_a_document_with_all_of_its_fields(name: str, model: type[BaseModel]) -> None:
+    example = PAGE.split(f"A {name} (")[1].split("```json\n")[1].split("```")[0]
 
     assert model.model_validate_json(example).model_dump(mode="json") == json.loads(example)
 

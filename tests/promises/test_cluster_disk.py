@@ -16,7 +16,7 @@ from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import needs_mounts, read_only

@@ -18,7 +18,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.store.directory import DirectoryStore
-from bdn.wire import verification_schema
+from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
@@ -162,7 +162,7 @@ async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
 async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all(
     store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
-    monkeypatch.setattr(verification_schema, "LISTED", 2)
+    monkeypatch.setattr(operation_schema, "LISTED", 2)
     for place in PLACES:
         store.rot("flipped", place)
     found = await store.verify(all=True)

@@ -18,7 +18,7 @@ from bdn.net.client import service_client
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.host_lookups import NameSilentError, run_program
 from bdn.net.http1.dialing import Dialer
-from bdn.wire.stage_schema import Stage
+from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
@@ -67,7 +67,7 @@ class Story:
             await staged(agent, self.mirror, self.held)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
 
-    async def miss(self, agent: Agent, beats: int) -> Stage:
+    async def miss(self, agent: Agent, beats: int) -> StageDocument:
         """Heartbeats fail, and all else goes on."""
         for _ in range(beats):
             with pytest.raises(BdnError, match=SILENT) as caught:
@@ -79,7 +79,7 @@ class Story:
             await elsewhere.manifest(self.held.digest, self.mirror.grant(self.held))
         return stage
 
-    async def recover(self, agent: Agent) -> Stage:
+    async def recover(self, agent: Agent) -> StageDocument:
         """The name answers."""
         assert seeking(SILENT) == 1
         self.names.speak()

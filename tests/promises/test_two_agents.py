@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import noise
@@ -31,7 +31,7 @@ def program(mirror: AgentMirror, tmp_path: Path) -> Program:
     return Program(tmp_path / "first", mirror.url, cache)
 
 
-async def ready(daemon: Daemon, mirror: AgentMirror, job: str) -> Stage:
+async def ready(daemon: Daemon, mirror: AgentMirror, job: str) -> StageDocument:
     stage = await daemon.client.stage(StageRequest(job_id=job, grant=mirror.grant(mirror.publish(FILES))))
     while stage.state in ("PENDING", "STAGING"):
         stage = await daemon.client.stage_by_id(stage.id, 60)

@@ -17,8 +17,8 @@ from bdn.core.errors import NotFoundError
 from bdn.mirror.db import tokens
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
-from bdn.wire.quantities import moment
-from bdn.wire.token_schema import NewToken, Token, TokenRequest
+from bdn.wire.access_schema import NewToken, Token, TokenRequest
+from bdn.wire.shapes import moment
 
 _PREFIX: Final = "bdn_"  # what scanners of leaked secrets can look for
 _BYTES: Final = 32

@@ -20,7 +20,8 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.net.api_server.service import new_router, provided
-from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
+from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.shapes import Items
 
 PROBE_SECONDS = 5.0
 
@@ -31,12 +32,12 @@ probes_router = new_router("probes")
 
 
 @router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
-async def agents(membership: _Membership, _: Controller) -> Agents:
+async def agents(membership: _Membership, _: Controller) -> Items[AgentDocument]:
     return await membership.agents()
 
 
 @router.get("/clusters", summary="Clusters: their agents and space together")
-async def clusters(membership: _Membership, _: Controller) -> Clusters:
+async def clusters(membership: _Membership, _: Controller) -> Items[Cluster]:
     return await membership.clusters()
 
 

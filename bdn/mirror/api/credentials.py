@@ -14,9 +14,16 @@ from bdn.mirror.api.parameters import Controller, Operator, Organisation
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.secrets import Secrets
 from bdn.net.api_server.service import new_router, provided
-from bdn.wire.quantities import moment
-from bdn.wire.secret_schema import NAME_PATTERN, SecretBody, SecretEntries, SecretEntry, SecretRotation
-from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
+from bdn.wire.access_schema import (
+    NAME_PATTERN,
+    NewToken,
+    SecretBody,
+    SecretEntry,
+    SecretRotation,
+    Token,
+    TokenRequest,
+)
+from bdn.wire.shapes import Items, moment
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +50,7 @@ identity_router = new_router("identity")
 
 
 @secrets_router.get("/secrets", summary="Secrets: names and dates, never values")
-async def list_secrets(secrets: _Secrets, caller: Controller) -> SecretEntries:
+async def list_secrets(secrets: _Secrets, caller: Controller) -> Items[SecretEntry]:
     return await _entries(secrets, caller.organisation)
 
 
@@ -77,7 +84,7 @@ async def remove_secret(secrets: _Secrets, name: SecretName, caller: Controller)
     logger.info("secret removed", extra={"secret": name, "organisation": organisation})
 
 
-async def _entries(secrets: Secrets, organisation: str) -> SecretEntries:
+async def _entries(secrets: Secrets, organisation: str) -> Items[SecretEntry]:
     items = [
         SecretEntry(
             name=row.name,
@@ -88,7 +95,7 @@ async def _entries(secrets: Secrets, organisation: str) -> SecretEntries:
         )
         for row in await secrets.table.rows(organisation)
     ]
-    return SecretEntries(items=items)
+    return Items[SecretEntry](items=items)
 
 
 @tokens_router.post("/tokens", status_code=201, summary="Make a token; it is shown once")
@@ -100,8 +107,8 @@ async def create_token(table: _Tokens, body: TokenRequest, _: Operator) -> NewTo
 
 
 @tokens_router.get("/tokens", summary="All tokens, of all organisations, without themselves")
-async def list_tokens(table: _Tokens, _: Operator) -> Tokens:
-    return Tokens(items=await table.all())
+async def list_tokens(table: _Tokens, _: Operator) -> Items[Token]:
+    return Items[Token](items=await table.all())
 
 
 @tokens_router.delete("/tokens/{token_id}", summary="Revoke a token: it is good for nothing from now on")

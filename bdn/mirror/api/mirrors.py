@@ -11,7 +11,8 @@ from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.net.api_server.event_stream import EVENTS, EventStream
 from bdn.net.api_server.service import new_router, provided
 from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorPage, MirrorStatus, Plan
+from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorStatus, Plan
+from bdn.wire.shapes import Page
 from bdn.wire.weights_schema import MirrorRequestBody
 
 MirrorId = Annotated[str, Path(pattern=r"^mir_[0-9a-f]{24}$")]
@@ -48,9 +49,9 @@ async def page(
     source: Annotated[str | None, Query(max_length=LONGEST_SOURCE)] = None,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> MirrorPage:
+) -> Page[Mirror]:
     items, before = await requests.page(caller.organisation, status, source, read_cursor(cursor), limit)
-    return MirrorPage(items=items, next_cursor=before and write_cursor(*before))
+    return Page[Mirror](items=items, next_cursor=before and write_cursor(*before))
 
 
 @router.get("/mirror/{mirror_id}", summary="A mirror")

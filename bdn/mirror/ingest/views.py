@@ -15,7 +15,7 @@ from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.wire.errors import ErrorBody
 from bdn.wire.grants import GrantSigner
 from bdn.wire.mirror_schema import Mirror, MirrorSource
-from bdn.wire.quantities import moment
+from bdn.wire.shapes import moment
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from bdn.core.events import Event
 from bdn.mirror.access import selectors
 from bdn.mirror.db import contents, events, mirrors, tombstones
 from bdn.mirror.db.database import Database
-from bdn.wire.collection_schema import Restoration, RestorationRequest, RestoredItem
+from bdn.wire.operation_schema import RestorationRequest, RestoredItem
+from bdn.wire.shapes import Items
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Restorations:
     database: Database
     clock: Callable[[], float] = time.time
 
-    async def restore(self, request: RestorationRequest, organisation: str) -> Restoration:
+    async def restore(self, request: RestorationRequest, organisation: str) -> Items[RestoredItem]:
         """Let the organisation read it again, all of what was named.
 
         Raises:
@@ -32,10 +33,7 @@ class Restorations:
         async with self.database.write() as session:
             # A collection goes first, and then there is nothing to restore, or it waits.
             await mirrors.hold_claims(session)
-            if request.manifest is not None:
-                named = await selectors.of_manifest(session, organisation, request.manifest)
-            else:
-                named = await selectors.of_source(session, organisation, request.source or "")
+            named = await selectors.named(session, organisation, request.manifest, request.source)
             restored = sorted(await tombstones.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
             decided = [
@@ -45,6 +43,6 @@ class Restorations:
             sources = await mirrors.sources_by_manifest(session, organisation, restored)
         if not restored:
             raise NotFoundError(f"{request.manifest or request.source} among what was evicted and is not collected yet")
-        return Restoration(
+        return Items[RestoredItem](
             items=[RestoredItem(manifest=f"b3:{digest}", sources=sources.get(digest, [])) for digest in restored]
         )

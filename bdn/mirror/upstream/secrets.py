@@ -20,7 +20,7 @@ from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.tables import SecretRow
 from bdn.mirror.upstream.sealing import Keyring
 from bdn.sources.credentials import Secret
-from bdn.wire.secret_schema import is_secret_name
+from bdn.wire.access_schema import is_secret_name
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,30 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InternalError
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.net.client.service_client import OUTAGE_RETRY, OutageRetry, Params, ServiceClient
-from bdn.wire.agent_schema import Agents, Clusters, Heartbeat, HeartbeatReply
-from bdn.wire.collection_schema import Collection, CollectionRequest, Restoration, RestorationRequest
+from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
+from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.errors import WrongDocumentError
-from bdn.wire.event_schema import EventPage, Named, NodeEvents
-from bdn.wire.eviction_schema import Eviction, EvictionRequest
+from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
-from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorPage, Plan
-from bdn.wire.prefetch_schema import Prefetch, PrefetchRequest
-from bdn.wire.secret_schema import SecretBody, SecretEntries, SecretEntry, SecretRotation
+from bdn.wire.mirror_schema import HeldManifests, Mirror, Plan
+from bdn.wire.operation_schema import (
+    Collection,
+    CollectionRequest,
+    Eviction,
+    EvictionRequest,
+    PathVerification,
+    PathVerificationRequest,
+    Prefetch,
+    PrefetchRequest,
+    RestorationRequest,
+    RestoredItem,
+    Verification,
+    VerificationRequest,
+)
+from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
-from bdn.wire.stage_schema import Cache, Stage, StageRequest, Stages
-from bdn.wire.token_schema import NewToken, Token, TokenRequest, Tokens
-from bdn.wire.verification_schema import PathVerificationRequest, Verification, VerificationRequest, VerifyReport
+from bdn.wire.stage_schema import Cache, StageDocument, StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody
 
 LONGEST_WAIT_SECONDS: Final = 60.0
@@ -67,9 +77,9 @@ class MirrorClient(ServiceClient):
         """``POST /mirror/{id}/cancel``."""
         return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
 
-    async def mirrors(self, params: dict[str, str]) -> MirrorPage:
+    async def mirrors(self, params: dict[str, str]) -> Page[Mirror]:
         """``GET /mirror``."""
-        return await self._call(MirrorPage, "GET", "/mirror", params=params)
+        return await self._call(Page[Mirror], "GET", "/mirror", params=params)
 
     async def manifest(self, digest: Digest, bearer: str | None) -> Manifest:
         """The manifest, verified against its name."""
@@ -121,13 +131,13 @@ class MirrorClient(ServiceClient):
             Prefetch, "GET", f"/prefetches/{prefetch_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
         )
 
-    async def agents(self) -> Agents:
+    async def agents(self) -> Items[AgentDocument]:
         """``GET /agents``."""
-        return await self._call(Agents, "GET", "/agents")
+        return await self._call(Items[AgentDocument], "GET", "/agents")
 
-    async def clusters(self) -> Clusters:
+    async def clusters(self) -> Items[Cluster]:
         """``GET /clusters``."""
-        return await self._call(Clusters, "GET", "/clusters")
+        return await self._call(Items[Cluster], "GET", "/clusters")
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """``POST /agents/heartbeat``; the mirror may keep it open for ``heartbeat.wait_seconds``."""
@@ -139,17 +149,17 @@ class MirrorClient(ServiceClient):
         """``GET /names``."""
         return await self._call(Named, "GET", "/names", params={"of": of})
 
-    async def events(self, params: Params) -> EventPage:
+    async def events(self, params: Params) -> Page[EventDocument]:
         """``GET /events``."""
-        return await self._call(EventPage, "GET", "/events", params=params)
+        return await self._call(Page[EventDocument], "GET", "/events", params=params)
 
     async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
         """``PUT /secrets/{name}``."""
         return await self._call(SecretEntry, "PUT", f"/secrets/{quote(name, safe='')}", body=body)
 
-    async def secrets(self) -> SecretEntries:
+    async def secrets(self) -> Items[SecretEntry]:
         """``GET /secrets``."""
-        return await self._call(SecretEntries, "GET", "/secrets")
+        return await self._call(Items[SecretEntry], "GET", "/secrets")
 
     async def rotate_secrets(self) -> SecretRotation:
         """``POST /secrets/rotate``."""
@@ -163,9 +173,9 @@ class MirrorClient(ServiceClient):
         """``POST /tokens``."""
         return await self._call(NewToken, "POST", "/tokens", body=request)
 
-    async def tokens(self) -> Tokens:
+    async def tokens(self) -> Items[Token]:
         """``GET /tokens``."""
-        return await self._call(Tokens, "GET", "/tokens")
+        return await self._call(Items[Token], "GET", "/tokens")
 
     async def revoke_token(self, token_id: str) -> Token:
         """``DELETE /tokens/{id}``."""
@@ -189,27 +199,29 @@ class MirrorClient(ServiceClient):
         path, params = f"/collections/{collection_id}", {"wait": str(wait_seconds)}
         return await self._call(Collection, "GET", path, params=params, wait_seconds=wait_seconds)
 
-    async def restore(self, request: RestorationRequest) -> Restoration:
+    async def restore(self, request: RestorationRequest) -> Items[RestoredItem]:
         """``POST /restorations``."""
-        return await self._call(Restoration, "POST", "/restorations", body=request)
+        return await self._call(Items[RestoredItem], "POST", "/restorations", body=request)
 
 
 class AgentClient(ServiceClient):
     """The agent's control API."""
 
-    async def stage(self, request: StageRequest) -> Stage:
+    async def stage(self, request: StageRequest) -> StageDocument:
         """``POST /stages``; with ``request.wait`` the answer comes when the stage is terminal."""
-        return await self._call(Stage, "POST", "/stages", body=request, wait_seconds=86400 if request.wait else 0)
+        return await self._call(
+            StageDocument, "POST", "/stages", body=request, wait_seconds=86400 if request.wait else 0
+        )
 
-    async def stage_by_id(self, stage_id: str, wait_seconds: float = 0) -> Stage:
+    async def stage_by_id(self, stage_id: str, wait_seconds: float = 0) -> StageDocument:
         """``GET /stages/{id}``."""
         return await self._call(
-            Stage, "GET", f"/stages/{stage_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
+            StageDocument, "GET", f"/stages/{stage_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
         )
 
     async def follow(
         self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
-    ) -> AsyncIterator[Stage]:
+    ) -> AsyncIterator[StageDocument]:
         """The stage again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
         while True:
             stage = await outages.ask(partial(self.stage_by_id, stage_id, interval_seconds))
@@ -217,17 +229,17 @@ class AgentClient(ServiceClient):
             if stage.state in STAGE_TERMINAL:
                 return
 
-    async def stages(self) -> Stages:
+    async def stages(self) -> Items[StageDocument]:
         """``GET /stages``."""
-        return await self._call(Stages, "GET", "/stages")
+        return await self._call(Items[StageDocument], "GET", "/stages")
 
-    async def unstage(self, stage_id: str) -> Stage:
+    async def unstage(self, stage_id: str) -> StageDocument:
         """``DELETE /stages/{id}``."""
-        return await self._call(Stage, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
+        return await self._call(StageDocument, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
 
-    async def verify(self, request: PathVerificationRequest) -> VerifyReport:
+    async def verify(self, request: PathVerificationRequest) -> PathVerification:
         """``POST /verifications``; the answer comes when all of it has been read, however long that takes."""
-        return await self._call(VerifyReport, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
+        return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
 
     async def events(self, params: Params) -> NodeEvents:
         """``GET /events``."""

@@ -14,7 +14,9 @@ from blake3 import blake3
 
 from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.stage_schema import Stage
+from bdn.wire.agent_schema import Report
+from bdn.wire.operation_schema import VerifyCommand, VerifyReport
+from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.fetch.deadlines import Waits
 from node_agent.settings import AgentSettings, load_settings
@@ -73,11 +75,19 @@ class Rig:
         return self.root / "cache"
 
 
-async def staged(agent: Agent, mirror: AgentMirror, *manifests: Manifest, job: str = "job") -> Stage:
+async def staged(agent: Agent, mirror: AgentMirror, *manifests: Manifest, job: str = "job") -> StageDocument:
     """Stage these manifests and wait; raises why it failed."""
     stage = await agent.stages.start(job, mirror.grant(*manifests))
     async with asyncio.timeout(30):
         return await agent.stages.finish(stage.record.id)
+
+
+async def verified(agent: Agent, command: VerifyCommand) -> VerifyReport:
+    """Carry a verification out; what it reports."""
+    reports: list[Report] = []
+    await agent.verifications.run(command, reports.append)
+    assert reports[-1].verify is not None
+    return reports[-1].verify
 
 
 def noise(size: int, seed: int = 0) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bdn.core.manifest import Manifest
-from bdn.wire.stage_schema import Stage
+from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from node_agent.fetch.deadlines import Waits
 from tests.support.agent.mirror import AgentMirror
@@ -55,13 +55,13 @@ class Ring:
         for agent in [*self.agents.values()] * 2:  # the last one joins after the others have asked
             await agent.heartbeats.beat()
 
-    async def staged_by_all(self, manifest: Manifest, agents: Sequence[Agent] = ()) -> list[Stage]:
+    async def staged_by_all(self, manifest: Manifest, agents: Sequence[Agent] = ()) -> list[StageDocument]:
         """All at once."""
         return await asyncio.gather(
             *(staged(agent, self.mirror, manifest) for agent in agents or list(self.agents.values()))
         )
 
 
-def came_from(stages: Sequence[Stage], tier: str) -> int:
+def came_from(stages: Sequence[StageDocument], tier: str) -> int:
     """Bytes of all mounts of all these stages together."""
     return sum(getattr(mount.bytes_from, tier) for stage in stages for mount in stage.mounts)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from bdn.core.digest import Digest
-from bdn.wire.eviction_schema import EvictCommand
+from bdn.wire.operation_schema import EvictCommand
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.stage import StageRegistry

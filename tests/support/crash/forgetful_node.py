@@ -18,7 +18,7 @@ from bdn.core.errors import BdnError
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import Manifest
 from bdn.net.client.mirror_client import AgentClient
-from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Daemon, Program
 from tests.support.agent.rig import MIB, disk_bytes, noise
@@ -56,7 +56,7 @@ JOBS: Final = {"job-a": "a", "job-b": "b", "job-c": "c", "job-d": "a"}  # what t
 class Life:
     """What the controller knows: which stages it was told are READY, and how far it has come."""
 
-    ready: dict[str, Stage] = field(default_factory=dict)  # by job
+    ready: dict[str, StageDocument] = field(default_factory=dict)  # by job
     done: int = 0
 
 

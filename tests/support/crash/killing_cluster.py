@@ -15,7 +15,7 @@ from typing import Final
 import httpx2
 
 from bdn.core.errors import BdnError
-from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.doubles.hub import Hub
 from tests.support.agent.process import COMMAND, Daemon, Program
 from tests.support.content.trees import tree
@@ -167,7 +167,7 @@ def _on_disk(cache: Path) -> tuple[int, int, list[Path]]:
     return whole, sum(chunks.values()), [path for pattern in patterns for path in cache.glob(pattern)]
 
 
-async def _staged(daemon: Daemon, request: StageRequest) -> Stage:
+async def _staged(daemon: Daemon, request: StageRequest) -> StageDocument:
     stage = await daemon.client.stage(request)
     while stage.state in ("PENDING", "STAGING"):
         stage = await daemon.client.stage_by_id(stage.id, 60)

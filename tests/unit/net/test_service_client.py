@@ -17,7 +17,7 @@ from bdn.net.api_server.http_server import bind_tcp
 from bdn.net.client.mirror_client import AgentClient, MirrorClient
 from bdn.wire.errors import ServiceUnreachableError, document_of
 from bdn.wire.mirror_schema import Mirror, MirrorSource
-from bdn.wire.stage_schema import Stage, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 from tests.support.network.scripted import Scripted
 from tests.support.network.service import listening
@@ -124,7 +124,7 @@ async def test_a_success_that_is_something_else_is_an_internal_error(
     service: Scripted, client: MirrorClient, content: bytes
 ) -> None:
     service.say("/agents", content)
-    with pytest.raises(InternalError, match="answered something else than a Agents"):
+    with pytest.raises(InternalError, match="answered something else"):
         await client.agents()
 
 
@@ -189,10 +189,11 @@ async def test_a_stage_is_followed_over_a_unix_socket(tmp_path: Path) -> None:
     listener.listen()
     states = ("STAGING", "READY")
     for state in states:
-        stage = Stage(id="stg_1", job_id="job", state="READY", created_at=NOW, mounts=[])
+        stage = StageDocument(id="stg_1", job_id="job", state="READY", created_at=NOW, mounts=[])
         scripted.say("/stages/stg_1", {**stage.model_dump(mode="json"), "state": state})
     scripted.say(
-        "/stages", Stage(id="stg_1", job_id="job", state="PENDING", created_at=NOW, mounts=[]).model_dump(mode="json")
+        "/stages",
+        StageDocument(id="stg_1", job_id="job", state="PENDING", created_at=NOW, mounts=[]).model_dump(mode="json"),
     )
     async with listening(scripted.app(), listener), AgentClient(f"unix:{path}") as client:
         assert (await client.stage(StageRequest(job_id="job", grant="g"))).state == "PENDING"

@@ -8,7 +8,7 @@ import pytest
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
-from bdn.wire.eviction_schema import Tier
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.fill.fills import Fill, Fills
 

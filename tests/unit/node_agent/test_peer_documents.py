@@ -17,7 +17,7 @@ from bdn.core.errors import BdnError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.client.mirror_client import MirrorClient
-from bdn.wire.agent_schema import Member
+from bdn.wire.agent_schema import MemberDocument
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import LayoutBody
 from node_agent.cache.catalogue import Catalogue
@@ -43,8 +43,10 @@ def peer() -> Iterator[AgentMirror]:
 
 def members(folder: Path, *addresses: str) -> Members:
     known = Members("me", folder / "members.json")
-    known.take(1, [Member(node="me", advertise=DEAD, roles=["cluster"])], known.ask())
-    several = [Member(node=f"peer-{number}", advertise=one, roles=["cluster"]) for number, one in enumerate(addresses)]
+    known.take(1, [MemberDocument(node="me", advertise=DEAD, roles=["cluster"])], known.ask())
+    several = [
+        MemberDocument(node=f"peer-{number}", advertise=one, roles=["cluster"]) for number, one in enumerate(addresses)
+    ]
     known.take(2, several, known.ask())
     return known
 

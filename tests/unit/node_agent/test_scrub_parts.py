@@ -17,11 +17,11 @@ from bdn.core.store.layout import PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
-from bdn.wire.verification_schema import LISTED, DamagedItem
+from bdn.wire.operation_schema import LISTED, DamagedItem
 from node_agent.cache.quarantine import Evidence, Quarantine, SuspectFiles
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.record import ScrubRecord
-from node_agent.scrub.repair import Mending
+from node_agent.scrub.repair import rewrite
 from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord
 from node_agent.stage.stage import NodeStage, StageRegistry
@@ -113,10 +113,10 @@ def test_the_report_of_a_disk_that_has_lost_everything_fits_into_a_heartbeat() -
     lost = DamagedItem(
         tier="node", path=path, chunk=str(digest_of(b"")), outcome="lost", reason="it is not on the disk"
     )
-    report = Findings(items=[lost] * 20_000).report("ver_1")
-    assert (len(report.items), report.error and report.error.code) == (LISTED, "LIMIT_EXCEEDED")
+    report, error = Findings(items=[lost] * 20_000).report()
+    assert (len(report.items), error and error.code) == (LISTED, "LIMIT_EXCEEDED")
     assert len(report.model_dump_json()) < MirrorSettings().limit_request_bytes * 3 // 4
-    assert Findings(items=[lost]).report("ver_1").error is None
+    assert Findings(items=[lost]).report()[1] is None
 
 
 # --- the pace ---
@@ -196,7 +196,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     chunk = PlacedChunk(digest_of(b"right"), 0, ByteRange(0, 5))
 
     with pytest.raises(Exception, match="disk failed"):
-        Mending(BufferPool(1)).put_back(tmp_path / "file", chunk, memoryview(b"right"))
+        rewrite(tmp_path / "file", chunk, BufferPool(1), memoryview(b"right"))
 
     assert (tmp_path / "other").read_bytes() == b"somebody else's"
 
@@ -207,15 +207,12 @@ from pathlib import Path
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import PlacedChunk
-from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
-from bdn.wire.verification_schema import LISTED, DamagedItem
-from node_agent.scrub.findings import Findings
-from node_agent.scrub.repair import Mending
+from node_agent.scrub.repair import rewrite
 path = Path(sys.argv[1])
 os.chown(path, 65534, 65534)
 os.setgid(65534), os.setuid(65534)
-Mending(BufferPool(1)).put_back(path, PlacedChunk(digest_of(b"right"), 0, ByteRange(0, 5)), memoryview(b"right"))
+rewrite(path, PlacedChunk(digest_of(b"right"), 0, ByteRange(0, 5)), BufferPool(1), memoryview(b"right"))
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from bdn.core.errors import InvalidRequestError
-from bdn.wire.eviction_schema import EvictionRequest
+from bdn.wire.operation_schema import EvictionRequest
 
 ONE_EACH: list[dict[str, Any]] = [
     {"source": "hf://o/r"},

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from bdn.core.errors import InvalidRequestError, LimitExceededError
-from bdn.wire.secret_schema import LIMIT_VALUE_BYTES, SecretBody, is_secret_name
+from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, is_secret_name
 
 
 @pytest.mark.parametrize("value", ["hf_token", " padded\n", '{"aws_access_key_id": "a"}', "x" * LIMIT_VALUE_BYTES, "ü"])

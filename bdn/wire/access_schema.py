@@ -1,24 +1,68 @@
-"""Secrets by name: values go in and never come out."""
+"""Tokens of callers, and secrets of upstreams: a value goes in and never comes out."""
 
 from __future__ import annotations
 
 import json
 import re
 from datetime import datetime
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
+from bdn.core.caller import ORGANISATION_PATTERN, Role
 from bdn.core.errors import InvalidRequestError, LimitExceededError
+from bdn.wire.shapes import Items, StrictBody
+
+LONGEST_SECONDS: Final = 100 * 365 * 24 * 3600
+Line = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Organisation = Annotated[StrictStr, Field(pattern=f"^{ORGANISATION_PATTERN}$")]
+
+
+class TokenRequest(StrictBody):
+    """A token to be made. ``name`` is for people; ``expires_seconds`` null means until it is revoked.
+
+    ``cluster`` is for the role ``agent``: then the token speaks for agents of this cluster alone.
+    """
+
+    name: Line
+    organisation: Organisation
+    role: Role
+    cluster: Line | None = None
+    expires_seconds: Annotated[int, Field(gt=0, le=LONGEST_SECONDS)] | None = None
+
+    def check(self) -> None:
+        """Refuse a request whose parts contradict each other."""
+        if self.cluster is not None and self.role is not Role.AGENT:
+            raise InvalidRequestError(f"cluster is for tokens of role agent, and this one is for a {self.role}")
+
+
+class Token(BaseModel):
+    """A token, without itself: it is known by its SHA-256 alone."""
+
+    id: str
+    name: str
+    organisation: str
+    role: Role
+    cluster: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewToken(Token):
+    """A token that was just made. Nobody can show ``token`` again."""
+
+    token: str = Field(repr=False)
+
 
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 LIMIT_VALUE_BYTES: Final = 64 * 1024
 
 
-class SecretBody(BaseModel):
+class SecretBody(StrictBody):
     """A secret's value, on its way in: a token, or a JSON object with keys."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     value: StrictStr = Field(repr=False)
 
@@ -48,13 +92,7 @@ class SecretEntry(BaseModel):
     outranked: bool
 
 
-class SecretEntries(BaseModel):
-    """The secrets of the caller's organisation."""
-
-    items: list[SecretEntry]
-
-
-class SecretRotation(SecretEntries):
+class SecretRotation(Items[SecretEntry]):
     """``others_left``: how many secrets of other organisations are left under keys that the mirror does not have.
 
     Null: only the caller's organisation was looked at, and the older keys may still be needed.

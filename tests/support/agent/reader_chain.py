@@ -15,8 +15,8 @@ from bdn.core.store.layout import FileLayout
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from bdn.wire import agent_schema
-from bdn.wire.eviction_schema import Tier
 from bdn.wire.layout_form import Layout
+from bdn.wire.operation_schema import Tier
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.fill_context import FillContext, RetryBudget
@@ -240,5 +240,5 @@ def bench(
 def join(members: Members, addresses: Mapping[str, str]) -> None:
     """These are the members now."""
     epoch = members.current().epoch + 1
-    told = [agent_schema.Member(node=node, advertise=url, roles=["cluster"]) for node, url in addresses.items()]
+    told = [agent_schema.MemberDocument(node=node, advertise=url, roles=["cluster"]) for node, url in addresses.items()]
     members.take(epoch, told, members.ask())

@@ -1,0 +1,98 @@
+"""Examples of the index of each tier, and what the machines in ``tests/property`` do not try against their models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from bdn.core.cache.index import IN_USE_SECONDS, Admission, CacheIndex, ChunkIndex, EvictionPlan, Leased, Victim
+from bdn.core.cache.leases import LeaseBook
+from bdn.core.cache.recency import RecencyOrder
+from bdn.core.digest import Digest
+from bdn.core.errors import CacheFullError
+from tests.support.content.names import named, sizes, stage
+
+M, N, P = (named(word) for word in ("M", "N", "P"))
+A, B, C, D = (named(word) for word in "abcd")
+
+
+def held(*manifests: tuple[Digest, Mapping[Digest, int]]) -> CacheIndex:
+    """Whole manifests that nobody leases, used in this order."""
+    index = CacheIndex()
+    for at, (manifest, contents) in enumerate(manifests):
+        index.restore(manifest, contents, dict.fromkeys(contents, True), last_used=at)
+    return index
+
+
+def test_least_recently_used_manifests_make_room_and_what_others_name_stays() -> None:
+    index = held((M, sizes(a=1, b=2)), (N, sizes(b=2, c=4)), (P, sizes(d=8)))
+    index.leases.take(N, stage("user"))
+    admission = index.admit(named("Q"), sizes(b=2, e=9), stage("s"), now=9, budget=17)
+    assert admission == Admission((Victim(M, (A,), 1), Victim(P, (D,), 8)), (named("e"),))
+    assert (index.manifests(), index.leased_bytes()) == ((N, named("Q")), 15)
+
+
+def test_a_plan_takes_what_no_other_manifest_names_and_force_names_whose_leases_it_breaks() -> None:
+    index = held((M, sizes(a=1, b=2)), (N, sizes(b=2, c=4)), (P, sizes(d=8)))
+    index.leases.take(N, stage("s"))
+    assert index.plan([M, N, P]) == EvictionPlan((Victim(M, (A,), 1), Victim(P, (D,), 8)), (Leased(N, (stage("s"),)),))
+    forced = index.plan([N, M], force=True)
+    assert forced == EvictionPlan((Victim(N, (C,), 4, (stage("s"),)), Victim(M, (A, B), 3)), ())
+    index.evict(forced)
+    assert (index.manifests(), index.leases.leased(), index.ledger.used_bytes) == ((P,), (), 8)
+
+
+def test_a_manifest_may_be_complete_but_for_one_content() -> None:
+    index = CacheIndex()
+    index.admit(M, sizes(a=3, b=4), stage("s"), now=1, budget=7)
+    assert not index.is_complete_but_for(M, A)
+    index.commit(B)
+    index.commit(B)
+    assert index.is_complete_but_for(M, A)
+    assert not index.is_complete_but_for(M, B)  # it is there
+    assert not index.is_complete_but_for(M, C)  # it is not one of its contents
+    assert not index.is_complete_but_for(N, A)
+    index.commit(A)
+    assert index.is_complete(M)
+    with pytest.raises(KeyError):
+        index.commit(C)
+
+
+def test_where_inodes_are_short_files_are_evicted_for_them_and_the_error_says_how_many_lack() -> None:
+    index = held((M, sizes(a=1, b=1)), (N, sizes(c=1)))
+    admission = index.admit(P, sizes(d=1, e=1, f=1), stage("s"), now=3, budget=100, free_files=1)
+    assert [victim.manifest for victim in admission.victims] == [M]
+    index.leases.take(N, stage("s"))
+    with pytest.raises(CacheFullError, match="2 more files do not fit now: the file system has inodes for 0") as caught:
+        index.admit(M, sizes(a=1, g=0), stage("s"), now=3, budget=100, free_files=0)
+    assert (caught.value.needed_files, caught.value.free_files) == (2, 0)
+    assert index.manifests() == (N, P)
+
+
+def test_a_manifest_whose_chunks_are_in_use_makes_no_room_and_the_error_says_how_much_is() -> None:
+    index = ChunkIndex()
+    index.admit(M, A, 5, now=100.0, budget=8)
+    index.commit(A)
+    with pytest.raises(CacheFullError) as full:
+        index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS - 0.01, budget=8)
+    assert tuple(full.value.details().values())[:4] == (4, 3, 5, 8)
+    assert index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS, budget=8) == Admission((Victim(M, (A,), 5),), (B,))
+
+
+def test_a_stage_that_holds_two_manifests_expires_once_and_is_shown_as_its_job_and_stage() -> None:
+    book = LeaseBook()
+    for manifest in (A, B):
+        book.take(manifest, stage("s1", until=10))
+    assert book.of("s1") == (A, B)
+    assert book.expired(11) == (stage("s1", until=10),)
+    assert str(stage("s1")) == "job job-s1 (stage s1)"
+
+
+def test_the_order_of_use_may_change_while_it_is_walked() -> None:
+    order = RecencyOrder()
+    for manifest in (A, B):
+        order.touch(manifest, 1)
+    for manifest in order.oldest_first():
+        order.forget(manifest)
+    assert list(order.oldest_first()) == []
