@@ -146,6 +146,8 @@ async def test_every_number_of_a_heartbeat_may_be_any_number(
             ("prefetches", "/prefetches", {"manifest": manifest, "nodes": nodes}),
             ("verifications", "/verifications", {"manifest": manifest}),
         ):
+            if what != path[0]:
+                continue  # it is not about what is answered
             answer = await either.http.post(where, json=request)
             assert answer.status_code == 202, answer.text
             begun[what] = f"{where}/{answer.json()['id']}"
@@ -153,8 +155,11 @@ async def test_every_number_of_a_heartbeat_may_be_any_number(
             body = heartbeat(manifest, node)
             body = body if number is None else with_number(body, path, number)
             body["events"][0]["id"] = f"{node}/{'_'.join(map(str, path))}"
-            for what, address in begun.items():
-                body[what][0]["id"] = address.rpartition("/")[2]
+            for what in ("reports", "prefetches", "verifications"):
+                if what in begun:
+                    body[what][0]["id"] = begun[what].rpartition("/")[2]
+                else:
+                    del body[what]
             await asker.beat(body, f"{path} {number!r:.6}")
         await asker.look(str(path), *begun.values())
     assert asker.wrong == []
