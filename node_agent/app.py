@@ -43,6 +43,7 @@ from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
+from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import Evictions
 from node_agent.mirror_link.heartbeats import Heartbeats, Identity
 from node_agent.mirror_link.holdings import Holdings
@@ -231,18 +232,7 @@ async def open_agent(
             on_change=news.tell,
             decided=journal.record,
         )
-        housekeeping = Housekeeping(
-            registry,
-            lifecycle,
-            records,
-            tiers.manifests,
-            tiers.node,
-            tiers.cluster,
-            views,
-            pulls,
-            clock,
-            disk.is_rebooted,
-        )
+        housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
 
         # Scrub: the disk is read again, and repaired.
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
@@ -264,34 +254,23 @@ async def open_agent(
         )
 
         # Mirror link: what the mirror hears of this node, and what it asks of it.
-        verifications = Verifications(stage_tasks, scrubber, staged, news.wake)
+        verifications = Verifications(scrubber, staged)
         holdings = Holdings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
-        prefetches = Prefetches(stage_tasks, provision, tiers.node, trust, news.wake)
+        prefetches = Prefetches(provision, tiers.node, trust, news.wake)
+        evictions = Evictions(
+            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
+        )
         heartbeats = Heartbeats(
             _identity(settings, server.port),
             client,
             trust=trust,
             members=members,
             holdings=holdings,
-            prefetches=prefetches,
-            verifications=verifications,
+            inbox=CommandInbox(stage_tasks, evictions, prefetches, verifications, news.wake),
             news=news,
             journal=journal,
         )
-        evictions = Evictions(
-            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
-        )
-        stages = StageService(
-            registry,
-            lifecycle,
-            records,
-            views,
-            pulls,
-            trust,
-            heartbeats.ask_for_keys,
-            clock,
-            "node" in settings.roles,
-        )
+        stages = StageService(registry, lifecycle, trust, heartbeats.ask_for_keys, is_node="node" in settings.roles)
 
         metrics.watch(
             "bdn_agent_direct_writes",
@@ -321,7 +300,7 @@ async def open_agent(
         stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(BackgroundTasks())
         stack.callback(stop_scrub.set)
-        heartbeats.start(background, evictions.carry_out)
+        heartbeats.start(background)
         background.start(housekeeping.run(), "housekeeping")
         background.start(rounds.run(), "scrub")
         yield Agent(

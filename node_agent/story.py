@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.wire.event_schema import NodeEvents, ShownEvent, StagedPath
+from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.stage.record import MountRecord
@@ -34,14 +34,14 @@ class Story:
         """The events that mention a digest or a name; with nothing to look for, all."""
         return NodeEvents(items=await self._items(mention, limit))
 
-    async def _items(self, mention: str, limit: int) -> list[ShownEvent]:
+    async def _items(self, mention: str, limit: int) -> list[EventDocument]:
         settings = self.agent.settings
         found = await in_thread(lambda: list(islice(self.agent.journal.events(mention), limit)))
-        return [ShownEvent.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
+        return [EventDocument.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
 
     async def _staged(self, path: PurePosixPath) -> StagedPath:
         stage, mount, name = self._find(path)
-        manifest = await in_thread(self.agent.cache.records.load, mount.digest)
+        manifest = await in_thread(self.agent.cache.files.records.load, mount.digest)
         inside = {} if manifest is None else {entry.path: entry for entry in manifest.files}
         is_folder = name == "." or any(other.startswith(f"{name}/") for other in inside)
         entry = inside.get(name)
@@ -62,10 +62,12 @@ class Story:
         """The stage that shows the path now, or else the one that was asked for last."""
         if not path.is_absolute():
             raise InvalidRequestError(f"{path} is not an absolute path")
-        stages = sorted(self.agent.stages.book.all(), key=lambda stage: stage.record.state != "READY")
+        stages = sorted(self.agent.stages.registry.all(), key=lambda stage: stage.record.state != "READY")
         for stage in stages:
             for mount in stage.record.mounts:
-                root = stage.record.destination or self.agent.stages.views.place(stage.record.id, mount.mount_location)
+                root = stage.record.destination or self.agent.stages.lifecycle.views.place(
+                    stage.record.id, mount.mount_location
+                )
                 if path.is_relative_to(root):
                     return stage, mount, str(path.relative_to(root))
         raise NotFoundError(f"a stage of this node that shows {path}")

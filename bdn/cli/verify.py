@@ -13,11 +13,11 @@ from bdn.cli.output import DONE, FAILED, Output, check_usage, command_line, wait
 from bdn.core.units import format_size
 from bdn.wire.operation_schema import (
     DamagedItem,
+    PathVerification,
     PathVerificationRequest,
     Tier,
     Verification,
     VerificationRequest,
-    VerifyReport,
 )
 
 
@@ -97,7 +97,7 @@ def _absolute(what: str) -> str:
     return str(Path(what).absolute())
 
 
-def _lines(found: Verification | VerifyReport, remarks: Sequence[str]) -> list[str]:
+def _lines(found: Verification | PathVerification, remarks: Sequence[str]) -> list[str]:
     lines = [*map(_item_line, found.items), *remarks]
     if found.error is not None:
         lines.append(f"{found.error.message} [{found.error.code}]")

@@ -17,14 +17,14 @@ from bdn.core.units import format_size, format_time
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.client.service_client import Params
 from bdn.wire.errors import ReportedError
-from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Named, NodeEvents, ShownEvent, StagedPath
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, NodeEvents, StagedPath
 from bdn.wire.mirror_schema import HeldManifest
 
 _READ: Final = 1000  # of the newest events, from which the places are explained
 _MIRROR: Final = "the mirror"
 
 
-class Place(BaseModel):
+class PlaceExplanation(BaseModel):
     """One place, what it does with a manifest, and why."""
 
     manifest: str
@@ -37,8 +37,8 @@ class Explanation(BaseModel):
     """What ``--json`` prints for a digest or a source. ``events`` are newest first."""
 
     named: Named | None
-    places: list[Place]
-    events: list[ShownEvent]
+    places: list[PlaceExplanation]
+    events: list[EventDocument]
 
 
 @click.command()
@@ -82,12 +82,12 @@ async def _explain(client: MirrorClient, what: str, node: str | None, limit: int
     return Explanation(named=named, places=places, events=events[:limit])
 
 
-async def _events(client: MirrorClient, what: str, named: Named | None, node: str | None) -> list[ShownEvent]:
+async def _events(client: MirrorClient, what: str, named: Named | None, node: str | None) -> list[EventDocument]:
     """Newest first, in several requests: a source may have been mirrored as hundreds of manifests."""
     manifests = list(named.manifests) if named else []
     several = (manifests[start : start + MANIFESTS_AT_ONCE] for start in range(0, len(manifests), MANIFESTS_AT_ONCE))
     subjects: list[Params] = [{"manifest": some} for some in several] or [{"digest": what}]
-    found: list[ShownEvent] = []
+    found: list[EventDocument] = []
     for subject in subjects:
         found += (await client.events({**subject, "limit": str(_READ), **({"node": node} if node else {})})).items
     return sorted(found, key=lambda event: (event.at, event.id), reverse=True)[:_READ]
@@ -103,7 +103,9 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
         return None
 
 
-def _places(manifest: str, held: HeldManifest | None, events: Sequence[ShownEvent], node: str | None) -> list[Place]:
+def _places(
+    manifest: str, held: HeldManifest | None, events: Sequence[EventDocument], node: str | None
+) -> list[PlaceExplanation]:
     """The mirror, every node that holds the manifest, and every node that has decided something about it."""
     stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
     holding = held.nodes if held else {}
@@ -119,7 +121,7 @@ def _places(manifest: str, held: HeldManifest | None, events: Sequence[ShownEven
     there = {f"node {name}" for name, one in holding.items() if one.bytes}
     there |= {_MIRROR} if held and held.mirror else set()
     return [
-        Place(
+        PlaceExplanation(
             manifest=manifest,
             place=place,
             cached=place in there,
@@ -153,7 +155,7 @@ def _named_lines(named: Named) -> list[str]:
     return lines
 
 
-def _story_lines(events: Sequence[ShownEvent]) -> list[str]:
+def _story_lines(events: Sequence[EventDocument]) -> list[str]:
     return [
         f"  {format_time(event.at.timestamp())}  {event.node or _MIRROR}  {_short(event.manifest or event.digest or '')} {event.sentence}"
         for event in reversed(events)

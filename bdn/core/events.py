@@ -91,7 +91,7 @@ class EventKind:
 
     def say(self, digest: str | None, facts: _Given) -> str:
         """The sentence with these facts."""
-        shown = {name: self.facts[name].show(value) for name, value in facts.items() if value is not None}
+        shown = {name: "None" if value is None else self.facts[name].show(value) for name, value in facts.items()}
         if "stage" in facts:
             shown["holder"] = _holder(facts["job"], facts["stage"])
         return (self.sentence if isinstance(self.sentence, str) else self.sentence(facts)).format(

@@ -42,6 +42,7 @@ from bdn.mirror.operations.collections import Collections
 from bdn.mirror.operations.evictions import Evictions
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
+from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import Verifications
 from bdn.mirror.retention.collector import Collector
@@ -149,8 +150,10 @@ async def open_mirror(
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, clock)
         collector = Collector(database, store, settings.tombstone_seconds, damaged_records, clock)
+        operations = Operations(database, watch, clock)
         collections = Collections(
             database,
+            operations,
             collector,
             watch,
             settings.collect_grace_seconds,
@@ -205,11 +208,12 @@ async def open_mirror(
         views = MirrorViews(database, signer, settings.grant_seconds)
         requests = MirrorRequests(database, planner, views, watch)
         store_eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
-        evictions = Evictions(database, store_eviction, watch, clock)
-        prefetches = Prefetches(database, signer, settings.grant_seconds, watch)
-        verifications = Verifications(database, watch, Lending(database, signer, settings.grant_seconds), clock)
+        evictions = Evictions(database, operations, store_eviction)
+        prefetches = Prefetches(database, operations, signer, settings.grant_seconds)
+        lending = Lending(database, signer, settings.grant_seconds)
+        verifications = Verifications(database, operations, lending, watch)
         members = Roll(database, clock)
-        heartbeats = Membership(database, members, evictions, prefetches, verifications, events, signer, watch, clock)
+        heartbeats = Membership(database, members, operations, prefetches, verifications, events, signer, watch, clock)
         services = (
             requests,
             evictions,

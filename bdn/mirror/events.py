@@ -14,7 +14,7 @@ from bdn.core.groups import single_error
 from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Wanted
-from bdn.wire.event_schema import NodeEvent, ShownEvent
+from bdn.wire.event_schema import EventDocument, NodeEvent
 
 logger = logging.getLogger(__name__)
 _EXPIRE_SECONDS: Final = 600.0  # between two looks for what is too old
@@ -42,13 +42,13 @@ class Events:
 
     async def page(
         self, organisation: str, wanted: Wanted, before: tuple[float, str] | None, limit: int
-    ) -> tuple[list[ShownEvent], tuple[float, str] | None]:
+    ) -> tuple[list[EventDocument], tuple[float, str] | None]:
         """What the organisation may see, newest first, and where the next page begins (None on the last one)."""
         async with self.database.read() as session:
             found = await events.page(session, organisation, wanted, before=before, limit=limit + 1)
         seen = [one for event in found[:limit] if (one := event.seen_by(organisation)) is not None]
         last = found[limit - 1] if len(found) > limit else None
-        return [ShownEvent.of(one) for one in seen], (last.at, last.id) if last else None
+        return [EventDocument.of(one) for one in seen], (last.at, last.id) if last else None
 
     @asynccontextmanager
     async def expiring(self) -> AsyncIterator[None]:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
 from bdn.core.ports import Inspection
-from bdn.mirror.agents.liveness import is_alive
+from bdn.mirror.agents.members import is_alive
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects, quarantine, tombstones
 from bdn.mirror.db.database import Database
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from bdn.wire.errors import ErrorBody
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import (
@@ -18,6 +19,26 @@ from bdn.wire.operation_schema import (
     VerifyReport,
 )
 from bdn.wire.stage_schema import TierUse
+
+
+class Command(BaseModel):
+    """What the mirror asks of an agent: one of the fields beside ``id``. An agent that knows none of them answers an error."""
+
+    id: str
+    evict: EvictCommand | None = None
+    prefetch: PrefetchCommand | None = None
+    verify: VerifyCommand | None = None
+
+
+class Report(BaseModel):
+    """How far an agent is with a command. The mirror repeats what is neither reported as ``running`` nor answered."""
+
+    id: str
+    running: bool = False
+    evict: EvictReport | None = None
+    prefetch: PrefetchReport | None = None
+    verify: VerifyReport | None = None
+    error: ErrorBody | None = None
 
 
 class Heartbeat(BaseModel):
@@ -36,9 +57,7 @@ class Heartbeat(BaseModel):
     version: str
     tiers: dict[str, TierUse]
     holdings: list[Holding] | None
-    reports: list[EvictReport] = []
-    prefetches: list[PrefetchReport] = []
-    verifications: list[VerifyReport] = []
+    reports: list[Report] = []
     events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
     epoch: int | None = None
     leaving: bool = False
@@ -61,9 +80,7 @@ class HeartbeatReply(BaseModel):
 
     members: list[MemberDocument] | None
     epoch: int
-    commands: list[EvictCommand]
-    prefetches: list[PrefetchCommand] = []
-    verifications: list[VerifyCommand] = []
+    commands: list[Command]
     public_keys: list[dict[str, Any]]
     interval_seconds: float
 

@@ -40,7 +40,7 @@ class NodeEvent(BaseModel):
         return Event(**dict(self), cluster=cluster, node=node)
 
 
-class ShownEvent(BaseModel):
+class EventDocument(BaseModel):
     """One event as an organisation sees it. ``node`` is null for the mirror's own."""
 
     id: str
@@ -109,4 +109,4 @@ class NodeEvents(BaseModel):
     """An agent's own events, newest first, and what the path is that was asked for."""
 
     staged: StagedPath | None = None
-    items: list[ShownEvent]
+    items: list[EventDocument]

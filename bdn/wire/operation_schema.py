@@ -95,16 +95,13 @@ class EvictCommand(BaseModel):
 
 
 class EvictReport(BaseModel):
-    """An agent's answer to one command."""
+    """What went on an agent, and what was refused."""
 
-    id: str
     items: list[EvictedItem] = []
-    error: ErrorBody | None = None
 
 
 PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
 NodeState = Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
-ReportedState = Literal["RUNNING", "READY", "FAILED"]
 
 
 class PrefetchRequest(StrictBody):
@@ -156,13 +153,10 @@ class PrefetchCommand(BaseModel):
 
 
 class PrefetchReport(BaseModel):
-    """How far an agent is. The mirror repeats a command that no report speaks of."""
+    """How far an agent is."""
 
-    id: str
-    state: ReportedState
     bytes_total: Quantity | None = None
     bytes_from: BytesFrom = BytesFrom()
-    error: ErrorBody | None = None
 
 
 VerificationStatus = Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
@@ -241,12 +235,17 @@ class VerifyCommand(BaseModel):
 
 
 class VerifyReport(BaseModel):
-    """An agent's answer to one command, or to a ``PathVerificationRequest``."""
+    """What an agent has read, and what was wrong."""
 
-    id: str
     items: list[DamagedItem] = []
     chunks_read: Quantity = 0
     bytes_read: Quantity = 0
+
+
+class PathVerification(VerifyReport):
+    """An agent's answer to a ``PathVerificationRequest``; ``id`` is the path."""
+
+    id: str
     error: ErrorBody | None = None
 
 

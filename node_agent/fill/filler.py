@@ -19,7 +19,7 @@ from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, Position
-from node_agent.fill.fill_unit import FileReport
+from node_agent.fill.fills import FileReport
 from node_agent.fill.lanes import Lane, Place, PlaceOf
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import PartialFile

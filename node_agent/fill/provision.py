@@ -23,9 +23,8 @@ from node_agent.fetch.fill_context import FillContext, RetryBudget
 from node_agent.fetch.members import Members
 from node_agent.fetch.peers import Peers
 from node_agent.fetch.routing import Routing
-from node_agent.fill.fill_unit import FillUnit, Report, units_of
 from node_agent.fill.filler import Filler, FillOrder
-from node_agent.fill.fills import Fill, Fills
+from node_agent.fill.fills import Fill, Fills, FillUnit, Report, units_of
 from node_agent.fill.lanes import Lanes, Place, Pools
 
 _UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real limit

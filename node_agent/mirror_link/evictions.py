@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
 from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
-from bdn.wire.errors import body_of
+from bdn.core.errors import CanceledError, InvalidRequestError
+from bdn.wire.agent_schema import Report
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, EvictReport, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import OnRequest
@@ -48,21 +49,17 @@ class Evictions:
 
     cluster: str
     node: str
-    book: StageRegistry
+    registry: StageRegistry
     lifecycle: Lifecycle
     cache: NodeCache
     tier: ClusterTier
     break_prefetch: Callable[[str], Awaitable[bool]]  # False: no prefetch has this id
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def carry_out(self, command: EvictCommand) -> EvictReport:
-        """The report; errors are in it, because somebody waits for it elsewhere."""
-        try:
-            return EvictReport(id=command.id, items=await self.evict(command))
-        except BdnError as error:
-            return EvictReport(id=command.id, error=body_of(error))
-        except Exception as error:
-            logger.exception("eviction %s failed", command.id)
-            return EvictReport(id=command.id, error=body_of(InternalError(f"{type(error).__name__}: {error}")))
+    async def run(self, command: EvictCommand, tell: Callable[[Report], None]) -> None:
+        """One at a time. Raises what ``evict`` raises."""
+        async with self._turn:
+            tell(Report(id=command.id, evict=EvictReport(items=await self.evict(command))))
 
     async def evict(self, command: EvictCommand) -> list[EvictedItem]:
         """What went, or in a dry run would go, and what was refused because of whom.
@@ -119,7 +116,7 @@ class Evictions:
                 logger.warning("a forced eviction of manifest %s takes it away from %s", victim.manifest, holder)
                 if await self.break_prefetch(holder.stage_id):
                     continue
-                stage = self.book.get(holder.stage_id)
+                stage = self.registry.get(holder.stage_id)
                 if stage is not None:  # otherwise it has ended by itself meanwhile
                     error = CanceledError(f"{holder}, by a forced eviction,")
                     await self.lifecycle.release(stage, error, ending="forced")
@@ -144,12 +141,12 @@ class Evictions:
                 raise InvalidRequestError(str(error)) from error
         if command.job is None:
             return None
-        stages = [stage for stage in self.book.all() if stage.record.job_id == command.job]
+        stages = [stage for stage in self.registry.all() if stage.record.job_id == command.job]
         return list(dict.fromkeys(manifest for stage in stages for manifest in stage.record.manifests))
 
     def _items(self, tier: Tier, plan: EvictionPlan) -> list[EvictedItem]:
         sources: dict[str, list[str]] = {}
-        for stage in self.book.all():
+        for stage in self.registry.all():
             for mount in stage.record.mounts:
                 if mount.source not in sources.setdefault(mount.manifest, []):
                     sources[mount.manifest].append(mount.source)

@@ -1,10 +1,9 @@
-"""The mirror hears how this node is, and says what to evict and whose signatures to believe."""
+"""The mirror hears how this node is, and says what to do and whose signatures to believe."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -12,14 +11,12 @@ from typing import Final
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
-from bdn.wire.operation_schema import EvictCommand, EvictReport
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.change_signal import ChangeSignal
 from node_agent.fetch.members import Members
 from node_agent.journal import Journal
+from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.holdings import Holdings
-from node_agent.mirror_link.prefetches import Prefetches
-from node_agent.mirror_link.verifications import Verifications
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -27,7 +24,6 @@ _WAIT_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 10.0  # a mirror that comes back shall hear of its members before it misses any
 _LEAVE_SECONDS: Final = 2.0
 _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, and would be told of each one twice
-_REMEMBERED: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -43,10 +39,7 @@ class Identity:
 
 
 class Heartbeats:
-    """Two loops on one state: one listens with long requests, one tells soon what has changed.
-
-    The mirror repeats a command until it has the report; a command that is known is not carried out again.
-    """
+    """Two loops on one state: one listens with long requests, one tells soon what has changed."""
 
     def __init__(
         self,
@@ -56,8 +49,7 @@ class Heartbeats:
         trust: Trust,
         members: Members,
         holdings: Holdings,
-        prefetches: Prefetches,
-        verifications: Verifications,
+        inbox: CommandInbox,
         news: ChangeSignal,
         journal: Journal,
     ) -> None:
@@ -66,23 +58,18 @@ class Heartbeats:
         self._trust = trust
         self._members = members
         self._holdings = holdings
-        self._prefetches = prefetches
-        self._verifications = verifications
+        self._inbox = inbox
         self._news = news
         self._journal = journal
-        self._commands: asyncio.Queue[EvictCommand] = asyncio.Queue()
-        self._seen: dict[str, None] = {}
-        self._reports: dict[str, EvictReport] = {}
         self._told = 0  # the version of the news that the mirror has heard
         self._asked = 0
         self._believed = 0  # which of them the keys are from
         self._is_down = False
 
-    def start(self, background: BackgroundTasks, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
+    def start(self, background: BackgroundTasks) -> None:
         """Begin; the loops end with the background."""
         background.start(self._listen(), "heartbeat")
         background.start(self._tell(), "heartbeat: news")
-        background.start(self._work(carry_out), "commands")
 
     async def beat(self, wait_seconds: float = 0) -> HeartbeatReply:
         """One heartbeat; takes up what the answer brings. Raises ``BdnError`` when there is none."""
@@ -102,19 +89,12 @@ class Heartbeats:
         heartbeat = await self._heartbeat(wait_seconds)
         reply = await self._client.heartbeat(heartbeat)
         self._told = max(self._told, version)
-        for report in heartbeat.reports:
-            self._reports.pop(report.id, None)
-        self._prefetches.delivered(heartbeat.prefetches)
-        self._verifications.delivered(heartbeat.verifications)
+        self._inbox.delivered(heartbeat.reports)
         are_others = await self._believe(reply, asked, number)
         if heartbeat.events:
             await in_thread(self._journal.told, heartbeat.events)
         for command in reply.commands:
-            self._take(command)
-        for prefetch in reply.prefetches:
-            self._prefetches.take(prefetch)
-        for verification in reply.verifications:
-            self._verifications.take(verification)
+            self._inbox.accept(command)
         return reply, are_others
 
     async def _heartbeat(self, wait_seconds: float) -> Heartbeat:
@@ -129,9 +109,7 @@ class Heartbeats:
             version=who.version,
             tiers=await self._holdings.tiers(),
             holdings=await self._holdings.all() if version != self._told else None,
-            reports=list(self._reports.values()),
-            prefetches=self._prefetches.reports(),
-            verifications=self._verifications.reports(),
+            reports=self._inbox.reports(),
             # Not with a request that is kept open: they would be told again before it is answered.
             events=[] if wait_seconds else await in_thread(self._journal.untold),
             epoch=self._members.current().epoch,
@@ -158,13 +136,6 @@ class Heartbeats:
         except BdnError as error:
             self._note_failure(error)
 
-    def _take(self, command: EvictCommand) -> None:
-        if command.id not in self._seen:
-            self._seen[command.id] = None
-            if len(self._seen) > _REMEMBERED:
-                self._seen.pop(next(iter(self._seen)))
-            self._commands.put_nowait(command)
-
     async def _listen(self) -> None:
         pause = 1.0
         loop = asyncio.get_running_loop()
@@ -182,8 +153,7 @@ class Heartbeats:
             if self._journal.waiting:
                 self._news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, others come and go, or it keeps no request open
-                is_news = reply.commands or reply.prefetches or reply.verifications or are_others
-                await asyncio.sleep(1.0 if is_news else reply.interval_seconds)
+                await asyncio.sleep(1.0 if reply.commands or are_others else reply.interval_seconds)
 
     async def _tell(self) -> None:
         while True:
@@ -196,12 +166,6 @@ class Heartbeats:
                 if self._journal.waiting:  # there were more than one heartbeat takes, or it was recorded meanwhile
                     self._news.wake()
             await asyncio.sleep(_NEWS_PAUSE_SECONDS)  # what happens meanwhile is told together
-
-    async def _work(self, carry_out: Callable[[EvictCommand], Awaitable[EvictReport]]) -> None:
-        while True:
-            command = await self._commands.get()
-            self._reports[command.id] = await carry_out(command)
-            self._news.wake()
 
     def _note_failure(self, error: Exception) -> None:
         """Said once, until heartbeats are taken again; a bug of ours is said with its traceback."""

@@ -13,10 +13,10 @@ from bdn.core.cache.leases import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.wire.errors import ErrorBody, body_of
-from bdn.wire.operation_schema import PrefetchCommand, PrefetchReport, ReportedState, Tier
+from bdn.wire.agent_schema import Report
+from bdn.wire.operation_schema import PrefetchCommand, PrefetchReport, Tier
 from bdn.wire.stage_schema import BytesFrom
-from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
+from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.cache_events import about_holder
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
@@ -32,94 +32,81 @@ _TELL_SECONDS: Final = 2.0  # between two words about progress
 class Prefetches:
     """Carries out the mirror's commands. Their manifests are leased while they are being filled, and no longer.
 
-    Nothing is recorded here: the mirror repeats what was not reported, and a fill goes on from what is on disk. ``wake`` is
-    called when there is something to report. One event loop.
+    A fill goes on from what is on disk. ``wake`` is called when there is progress to report. One event loop.
     """
 
-    def __init__(
-        self,
-        background: BackgroundTasks,
-        provision: Provision,
-        cache: NodeCache,
-        trust: Trust,
-        wake: Callable[[], None],
-    ) -> None:
-        self._background = background
+    def __init__(self, provision: Provision, cache: NodeCache, trust: Trust, wake: Callable[[], None]) -> None:
         self._provision = provision
         self._cache = cache
         self._trust = trust
         self._wake = wake
         self._runs: dict[str, _Run] = {}
 
-    def take(self, command: PrefetchCommand) -> None:
-        """Begin, unless it is at work or has ended and the mirror has not heard of it."""
-        if command.id not in self._runs:
-            run = self._runs[command.id] = _Run(command.id, self._wake)
-            run.task = self._background.start(self._work(run, command.grant), f"prefetch {command.id}")
+    async def run(self, command: PrefetchCommand, tell: Callable[[Report], None]) -> None:
+        """Fill what the grant names.
 
-    def reports(self) -> list[PrefetchReport]:
-        """How far each is; one that has ended is told until ``delivered``."""
-        return [run.report() for run in self._runs.values()]
-
-    def delivered(self, reports: Sequence[PrefetchReport]) -> None:
-        """The mirror has these."""
-        for report in reports:
-            if report.state != "RUNNING":
-                self._runs.pop(report.id, None)
+        Raises:
+            BdnError: it could not be filled, which is recorded; ``CanceledError`` after ``cancel``.
+        """
+        run = self._runs[command.id] = _Run(command.id, tell, self._wake)
+        try:
+            await self._fill_unless_canceled(run, command.grant)
+        except Exception as error:
+            known = error if isinstance(error, BdnError) else InternalError(f"{type(error).__name__}: {error}")
+            logger.warning("prefetch %s failed: %s", run.id, known)
+            facts = {"code": known.code, "problem": str(known)}
+            failed = [about_holder("failed", manifest, run.holder, facts) for manifest in run.manifests]
+            await in_thread(self._cache.events.decided, failed)
+            raise
+        finally:
+            run.tell()
+            del self._runs[command.id]
 
     async def cancel(self, prefetch_id: str) -> bool:
         """End a prefetch and its lease, for a forced eviction; False when none is at work under this id."""
         run = self._runs.get(prefetch_id)
-        if run is None or run.task is None or run.state != "RUNNING":
+        if run is None:
             return False
+        run.is_canceled = True
         run.task.cancel()
         await asyncio.wait([run.task])
-        if run.task.cancelled():  # otherwise it ended before it heard of it
-            error = CanceledError(f"prefetch {prefetch_id}, by a forced eviction,")
-            await self._fail(run, error)
         return True
 
-    async def _work(self, run: _Run, grant: str) -> None:
+    async def _fill_unless_canceled(self, run: _Run, grant: str) -> None:
         try:
-            granted = self._trust.verify(grant)
-            run.manifests = list(dict.fromkeys(mount.manifest for mount in granted.mounts))
-            run.holder = Holder(run.id, "prefetch", organisation=granted.organisation)
-            try:
-                await self._provision.run(
-                    FillRequest(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin)
-                )
-            finally:
-                await to_the_end(self._cache.leave(run.id))
-        except BdnError as error:
-            logger.warning("prefetch %s failed: %s", run.id, error)
-            await self._fail(run, error)
-        except Exception as error:
-            logger.exception("prefetch %s failed", run.id)
-            await self._fail(run, InternalError(f"{type(error).__name__}: {error}"))
-        else:
-            came = zip(run.manifests, run.came(), strict=True)
-            arrived = [about_holder("arrived", one, run.holder, bytes_from.model_dump()) for one, bytes_from in came]
-            await in_thread(self._cache.events.decided, arrived)
-            run.end("READY")
+            await self._fill(run, grant)
+        except asyncio.CancelledError:
+            if not run.is_canceled:
+                raise  # the agent ends
+            run.task.uncancel()
+            raise CanceledError(f"prefetch {run.id}, by a forced eviction,") from None
 
-    async def _fail(self, run: _Run, error: BdnError) -> None:
-        facts = {"code": error.code, "problem": str(error)}
-        failed = [about_holder("failed", manifest, run.holder, facts) for manifest in run.manifests]
-        await in_thread(self._cache.events.decided, failed)
-        run.end("FAILED", error)
+    async def _fill(self, run: _Run, grant: str) -> None:
+        granted = self._trust.verify(grant)
+        run.manifests = list(dict.fromkeys(mount.manifest for mount in granted.mounts))
+        run.holder = Holder(run.id, "prefetch", organisation=granted.organisation)
+        try:
+            await self._provision.run(FillRequest(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin))
+        finally:
+            await to_the_end(self._cache.leave(run.id))
+        came = zip(run.manifests, run.came(), strict=True)
+        arrived = [about_holder("arrived", one, run.holder, bytes_from.model_dump()) for one, bytes_from in came]
+        await in_thread(self._cache.events.decided, arrived)
 
 
 class _Run:
     """One prefetch, and how far it is."""
 
-    def __init__(self, prefetch_id: str, wake: Callable[[], None]) -> None:
+    def __init__(self, prefetch_id: str, tell: Callable[[Report], None], wake: Callable[[], None]) -> None:
         self.id = prefetch_id
         self.holder = Holder(prefetch_id, "prefetch")
         self.manifests: list[Digest] = []
-        self.task: asyncio.Task[None] | None = None
-        self.state: ReportedState = "RUNNING"
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - commands run in tasks
+        self.task = task
+        self.is_canceled = False
+        self._tell = tell
         self._wake = wake
-        self._error: ErrorBody | None = None
         self._bytes_total: int | None = None
         self._watch: _Watch | None = None
 
@@ -127,28 +114,26 @@ class _Run:
         """What is to come is known."""
         manifests = [one.manifest for one in held]
         self._bytes_total = sum(manifest.bytes_total for manifest in manifests)
-        self._watch = _Watch(StageProgress(manifests, missing), len(manifests), self._wake)
+        self._watch = _Watch(StageProgress(manifests, missing), len(manifests), self.tell_soon)
+        self.tell()
         return self._watch
 
     def came(self) -> list[BytesFrom]:
         """Where the bytes of each manifest came from."""
         return self._watch.came() if self._watch else []
 
-    def end(self, state: ReportedState, error: BdnError | None = None) -> None:
-        """It is over."""
-        self.state = state
-        self._error = body_of(error) if error else None
-        self._wake()
-
-    def report(self) -> PrefetchReport:
-        """For the mirror."""
+    def tell(self) -> None:
+        """How far it is."""
         total = Counter[str]()
         for one in self.came():
             total.update(one.model_dump())
-        came = BytesFrom(**total)
-        return PrefetchReport(
-            id=self.id, state=self.state, bytes_total=self._bytes_total, bytes_from=came, error=self._error
-        )
+        report = PrefetchReport(bytes_total=self._bytes_total, bytes_from=BytesFrom(**total))
+        self._tell(Report(id=self.id, prefetch=report))
+
+    def tell_soon(self) -> None:
+        """There is progress that the mirror shall hear of."""
+        self.tell()
+        self._wake()
 
 
 class _Watch:

@@ -69,12 +69,10 @@ class Findings:
         self.chunks_read += 1
         self.bytes_read += size
 
-    def report(self, report_id: str, error: ErrorBody | None = None) -> VerifyReport:
-        """All of it, or as much as is told."""
+    def report(self) -> tuple[VerifyReport, ErrorBody | None]:
+        """All of it; or as much as is told, and the error that says so."""
         items, too_many = listed(self.items)
-        return VerifyReport(
-            id=report_id, items=items, chunks_read=self.chunks_read, bytes_read=self.bytes_read, error=error or too_many
-        )
+        return VerifyReport(items=items, chunks_read=self.chunks_read, bytes_read=self.bytes_read), too_many
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,8 @@ BREAKAGES: Final = [
         _PROMISE,
         "bdn/mirror/operations/collections.py",
         "what a killed worker had begun is forgotten",
-        "                    asked = await collections.open_ones(session)",
-        "                    asked = (await collections.open_ones(session))[1:]",
+        "asked = await operations.open_of_mirror(session, COLLECTION.name)",
+        "asked = (await operations.open_of_mirror(session, COLLECTION.name))[1:]",
         _RESTORING + "test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_begun_is_carried_out",
     ),
     Breakage(
@@ -205,10 +205,10 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/db/collections.py",
+        "bdn/mirror/db/operations.py",
         "a dry run counts as the collection that was due",
-        ".where(is_real, ",
-        ".where(",
+        ' == "collection", is_real, ',
+        ' == "collection", ',
         _RESTORING + "test_asking_what_would_go_does_not_put_off_the_collection_that_is_due",
     ),
     Breakage(
@@ -222,9 +222,9 @@ BREAKAGES: Final = [
     ),
     Breakage(
         _PROMISE,
-        "bdn/mirror/db/collections.py",
+        "bdn/mirror/db/operations.py",
         "collections from before the clock was set back count as the newest",
-        ", CollectionRow.created_at <= now",
+        ", OperationRow.created_at <= now",
         "",
         _RESTORING + "test_a_clock_that_was_set_back_puts_off_no_collection",
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_SUPPLY: Final = "tests/unit/node_agent/test_ring_supply.py::"
+_SUPPLY: Final = "tests/unit/node_agent/test_reader_chain.py::"
 _WIRE: Final = "tests/fault/test_agent_wire.py::"
 
 

@@ -163,8 +163,8 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/scrub/store_verification.py",
         "a verification that was killed is forgotten",
-        "if MIRROR in row.pending]",
-        "if MIRROR in row.pending and not row.created_at]",
+        'rows = await operations.open_of_mirror(session, "verification")',
+        'rows = [row for row in await operations.open_of_mirror(session, "verification") if not row.created_at]',
         _KILLED,
     ),
     _breakage(
@@ -177,7 +177,7 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/scrub/store_verification.py",
         "who hears not of all damage hears nothing of that",
-        "                    fresh.error = too_many.model_dump()",
+        "                    mine.error = too_many.model_dump()",
         "                    pass",
         f"{_STORE}::test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all",
     ),

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import GrantInvalidError
-from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
+from bdn.wire.agent_schema import Command, Heartbeat, HeartbeatReply, Report
 from bdn.wire.event_schema import NodeEvent
 from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.operation_schema import EvictCommand, EvictReport
+from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.disk.cache_directory import boot_id
 from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat
@@ -46,6 +46,11 @@ class ListeningMirror(AgentMirror):
                 heartbeat = await self._beats.get()
                 if condition(heartbeat):
                     return heartbeat
+
+    async def answered(self, command_id: str) -> Report:
+        """What the agent says when the command is over."""
+        await self.heard(lambda _: bool(self.reports(command_id)))
+        return self.reports(command_id)[0]
 
 
 @asynccontextmanager
@@ -123,15 +128,16 @@ async def test_a_command_is_carried_out_and_reported(tmp_path: Path) -> None:
             kept = await staged(agent, mirror, one, job="kept")
             stage = await staged(agent, mirror, two, job="gone")
             await agent.stages.release(stage.id)
-            mirror.commands.append(EvictCommand(id="evc_1", all=True))
+            mirror.ask(EvictCommand(id="evc_1", all=True))
 
-            reports = (await mirror.heard(lambda beat: bool(beat.reports))).reports
+            evicted = (await mirror.answered("evc_1")).evict
 
-            assert [(item.manifest, item.refused, item.bytes) for item in reports[0].items] == [
+            assert evicted is not None
+            assert [(item.manifest, item.refused, item.bytes) for item in evicted.items] == [
                 (str(two.digest), False, 100),
                 (str(one.digest), True, 0),
             ]
-            assert reports[0].items[1].holders == [f"job kept (stage {kept.id})"]
+            assert evicted.items[1].holders == [f"job kept (stage {kept.id})"]
             assert agent.cache.index.manifests() == (one.digest,)
             await mirror.heard(lambda beat: not beat.reports)  # told until it was heard
 
@@ -140,31 +146,32 @@ async def test_a_command_that_the_mirror_repeats_is_carried_out_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carried: list[str] = []
-    real = Evictions.carry_out
+    real = Evictions.evict
 
-    async def note(evictions: Evictions, command: EvictCommand) -> EvictReport:
+    async def note(evictions: Evictions, command: EvictCommand) -> list[EvictedItem]:
         carried.append(command.id)
         return await real(evictions, command)
 
-    monkeypatch.setattr(Evictions, "carry_out", note)
+    monkeypatch.setattr(Evictions, "evict", note)
     async with listening() as mirror, Rig(mirror, tmp_path).agent() as agent:
         for _ in range(3):
-            mirror.commands = [EvictCommand(id="evc_1", all=True)]
+            mirror.ask(EvictCommand(id="evc_1", all=True))
             await agent.heartbeats.beat()
-        mirror.commands = [EvictCommand(id="evc_2", all=True)]
-        await mirror.heard(lambda beat: any(report.id == "evc_2" for report in beat.reports))
+        mirror.ask(EvictCommand(id="evc_2", all=True))
+        await mirror.answered("evc_2")
 
         assert carried == ["evc_1", "evc_2"]
 
 
-async def test_a_command_that_cannot_be_carried_out_is_reported_with_its_error(tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_carried_out_or_is_unknown_is_reported_with_its_error(tmp_path: Path) -> None:
     async with listening() as mirror, Rig(mirror, tmp_path).agent():
-        mirror.commands.append(EvictCommand(id="evc_1"))
+        mirror.ask(EvictCommand(id="evc_1"))
+        mirror.commands.append(Command(id="of_a_later_version"))
 
-        report: EvictReport = (await mirror.heard(lambda beat: bool(beat.reports))).reports[0]
-
-        assert report.error is not None
-        assert report.error.code == "INVALID_REQUEST"
+        for command in ("evc_1", "of_a_later_version"):
+            report = await mirror.answered(command)
+            assert report.error is not None
+            assert report.error.code == "INVALID_REQUEST"
 
 
 async def test_a_bug_in_a_heartbeat_does_not_end_the_agent(

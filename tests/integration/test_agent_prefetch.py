@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import Digest
-from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, PrefetchReport
+from bdn.wire.agent_schema import Report
+from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged
@@ -35,16 +36,13 @@ def gate() -> Iterator[threading.Event]:
     opened.set()
 
 
-async def ended(agent: Agent, mirror: AgentMirror) -> PrefetchReport:
+async def ended(agent: Agent, mirror: AgentMirror) -> Report:
     """What the agent says last of its only prefetch."""
     async with asyncio.timeout(30):
-        while True:
+        while not mirror.reports("pre_1"):
             await agent.heartbeats.beat()
-            for heartbeat in mirror.heartbeats:
-                for report in heartbeat.prefetches:
-                    if report.state != "RUNNING":
-                        return report
             await asyncio.sleep(0.01)
+    return mirror.reports("pre_1")[0]
 
 
 async def arrived(requested: asyncio.Event) -> None:
@@ -67,10 +65,12 @@ def told_of(mirror: AgentMirror, chunk: Digest) -> asyncio.Event:
 async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)
     async with Rig(mirror, tmp_path).agent() as agent:
-        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
         report = await ended(agent, mirror)
 
-        assert (report.state, report.bytes_total, report.bytes_from.mirror, report.error) == ("READY", SIZE, SIZE, None)
+        assert report.error is None
+        assert report.prefetch is not None
+        assert (report.prefetch.bytes_total, report.prefetch.bytes_from.mirror) == (SIZE, SIZE)
         assert agent.cache.index.is_complete(manifest.digest)
         (victim,) = agent.cache.index.plan([manifest.digest]).victims
         assert victim.holders == ()
@@ -85,7 +85,7 @@ async def test_the_mirror_hears_that_what_was_prefetched_is_whole_and_in_use_by_
     manifest = mirror.publish(FILES)
     mirror.heartbeats.clear()
     async with Rig(mirror, tmp_path).agent() as agent:
-        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
         await ended(agent, mirror)
 
         def told() -> list[tuple[bool, list[str]]]:
@@ -98,10 +98,9 @@ async def test_the_mirror_hears_that_what_was_prefetched_is_whole_and_in_use_by_
 async def test_a_grant_that_is_not_the_mirror_s_fails_the_prefetch(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)
     async with Rig(mirror, tmp_path).agent() as agent:
-        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=AgentMirror().grant(manifest))]
+        mirror.ask(PrefetchCommand(id="pre_1", grant=AgentMirror().grant(manifest)))
         report = await ended(agent, mirror)
 
-    assert report.state == "FAILED"
     assert report.error is not None
     assert report.error.code == "GRANT_INVALID"
     assert mirror.requests == 0
@@ -116,7 +115,7 @@ async def test_a_prefetch_goes_on_where_a_restart_broke_it_off(
     rig = Rig(mirror, tmp_path, {"byte_threads": 1})
     async with rig.agent() as agent:
         requested = told_of(mirror, last)
-        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
         await agent.heartbeats.beat()
         await arrived(requested)
     mirror.forget()
@@ -124,7 +123,7 @@ async def test_a_prefetch_goes_on_where_a_restart_broke_it_off(
     async with rig.agent() as agent:
         report = await ended(agent, mirror)
 
-    assert report.state == "READY"
+    assert report.error is None
     assert last in mirror.chunk_requests
     assert not {*mirror.chunks(manifest, "a.bin")[:-1]} & mirror.chunk_requests.keys()
 
@@ -137,7 +136,7 @@ async def test_what_is_being_prefetched_is_evicted_only_by_force_and_the_prefetc
     mirror.faults[last].append(held_by(gate))
     async with Rig(mirror, tmp_path).agent() as agent:
         requested = told_of(mirror, last)
-        mirror.prefetches = [PrefetchCommand(id="pre_1", grant=mirror.grant(manifest))]
+        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
         await agent.heartbeats.beat()
         await arrived(requested)
 
@@ -148,5 +147,5 @@ async def test_what_is_being_prefetched_is_evicted_only_by_force_and_the_prefetc
         assert [item.refused for item in forced] == [False]
         report = await ended(agent, mirror)
         assert report.error is not None
-        assert (report.state, report.error.code) == ("FAILED", "CANCELED")
+        assert report.error.code == "CANCELED"
         assert agent.cache.index.manifests() == ()

@@ -97,7 +97,8 @@ async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring
         assert all(stage.transfer and stage.transfer.retries for stage in stages)
         assert all(stage.transfer and stage.transfer.bytes_hedged == 0 for stage in stages)
         documents = [
-            agent.stages.document(agent.stages.book.find(stage.id)) for agent, stage in zip(agents, stages, strict=True)
+            agent.stages.document(agent.stages.registry.find(stage.id))
+            for agent, stage in zip(agents, stages, strict=True)
         ]
         assert documents == stages  # what was spent is still there when the peer is well again
 
@@ -153,7 +154,7 @@ async def test_a_cluster_serves_a_node_that_joined_last_while_the_mirror_is_away
 
             assert tree(Path(stage.mounts[0].path)) == FILES
             assert stage.mounts[0].bytes_from.model_dump() == {"node": 0, "cluster": SIZE, "mirror": 0}
-            assert [len(agent.stages.book.all()) for agent in agents] == [1, 1]
+            assert [len(agent.stages.registry.all()) for agent in agents] == [1, 1]
 
 
 async def test_a_peer_gives_a_manifest_only_for_a_grant_that_names_it(ring: Ring, mirror: AgentMirror) -> None:

@@ -140,7 +140,7 @@ async def test_every_route_refuses_who_has_no_token(guarded: MirrorUnderTest, su
                     assert wrong.status_code == (403 if reading else 401)  # a bearer of contents may be a bad grant
     assert guarded.count("mirrors") == 1
     assert (
-        guarded.count("evictions")
+        guarded.count("operations")
         == guarded.count("agents")
         == guarded.count("secrets")
         == guarded.count("tokens")

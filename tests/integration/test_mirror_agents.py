@@ -156,7 +156,12 @@ async def test_a_command_answers_the_open_heartbeat_at_once_and_its_report_ends_
     await asyncio.sleep(0)
     eviction = await begun(mirror, source="hf://org/model", tier="node")
     reply = await asyncio.wait_for(waiting, 10)
-    assert reply["commands"][0] | {"id": ""} == {"id": "", "manifests": [manifest], "job": None, "lru_bytes": None} | {
+    assert reply["commands"][0]["evict"] | {"id": ""} == {
+        "id": "",
+        "manifests": [manifest],
+        "job": None,
+        "lru_bytes": None,
+    } | {
         "all": False,
         "dry_run": False,
         "force": False,
@@ -210,7 +215,7 @@ async def test_an_eviction_is_not_over_before_the_mirror_has_done_its_own_part(
     turn.set()
 
     done = await asking
-    assert [(one["tier"], one["refused"]) for one in done["items"]] == [("node", False), ("mirror", True)]
+    assert [(one["tier"], one["refused"]) for one in done["items"]] == [("mirror", True), ("node", False)]
     assert done["status"] == "REFUSED"
 
 
@@ -225,14 +230,16 @@ async def test_an_agent_s_own_failure_fails_the_eviction(mirror: MirrorUnderTest
 
 
 async def test_an_agent_that_never_answers_fails_the_eviction_after_its_time_and_is_then_left_alone(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    agent = FakeAgent(mirror, "n1")
-    await agent.beat()
-    eviction = await begun(mirror, all=True, tier="node")
-    monkeypatch.setattr("bdn.mirror.operations.evictions.ANSWER_SECONDS", -1.0)
-    assert (await agent.beat())["commands"] == []  # it came too late: nobody waits for its answer
-    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    clock = SetClock()
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as mirror:
+        agent = FakeAgent(mirror, "n1")
+        await agent.beat()
+        eviction = await begun(mirror, all=True, tier="node")
+        clock.now += 46
+        assert (await agent.beat())["commands"] == []  # it came too late: nobody waits for its answer
+        done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
     assert done["completed_at"]
 
@@ -252,7 +259,7 @@ async def test_an_agent_that_was_silent_before_is_named_as_unreachable(
     mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await FakeAgent(mirror, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.agents.liveness.ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.agents.members.ALIVE_SECONDS", -1.0)
     done = await mirror.evict(all=True, tier="node")
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 
@@ -275,4 +282,4 @@ async def test_what_an_agent_leases_stays_unless_forced_and_the_holder_is_named(
     assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 404
     assert forced["request"]["force"]
     assert forced["items"][0]["holders"] == ["job-7 on n1"]
-    assert mirror.count("evictions") == 4  # every one is recorded
+    assert mirror.count("operations") == 4  # every one is recorded

@@ -172,7 +172,8 @@ async def test_a_dry_run_tells_the_same_and_changes_nothing_but_its_record(
         before = mirror.rows(), mirror.chunks()
         planned = await evicted(mirror, dry_run=True, **request)
         after = mirror.rows(), mirror.chunks()
-        assert len(after[0].pop("evictions")) == len(before[0].pop("evictions")) + 1
+        for table in ("operations", "operation_parts"):
+            assert len(after[0].pop(table)) == len(before[0].pop(table)) + 1
         assert after == before
     assert await evicted(mirror, **requests[-1]) == planned
 
@@ -189,7 +190,7 @@ async def test_a_selector_says_exactly_one_thing(idle: MirrorUnderTest, subtests
         with subtests.test(**request):
             answer = await idle.http.post("/evictions", json=request)
             assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
-    assert idle.count("evictions") == 0
+    assert idle.count("operations") == 0
 
 
 async def test_what_a_mirror_that_runs_has_published_is_not_evicted_forced_or_not(
@@ -267,8 +268,8 @@ async def test_chunks_that_could_not_be_deleted_are_collected_later_and_mirrorin
         patch.setattr(DirectoryStore, "collect", fail)
         answer = await mirror.http.post("/evictions", json={"source": "hf://org/one"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
-    (eviction,) = mirror.rows("evictions")["evictions"]
-    document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
+    (eviction,) = mirror.operations("eviction")
+    document = (await mirror.http.get(f"/evictions/{eviction}")).json()
     assert (document["status"], len(document["items"])) == ("FAILED", 2)
     assert await held(mirror) == {filled["two"]}
     assert mirror.chunks() == before
@@ -288,8 +289,8 @@ async def test_an_eviction_whose_plan_fails_has_failed_and_evicted_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(StoreEviction, "_plan", fail)
         assert (await mirror.http.post("/evictions", json={"all": True})).status_code == 503
-    (eviction,) = mirror.rows("evictions")["evictions"]
-    document = (await mirror.http.get(f"/evictions/{eviction[0]}")).json()
+    (eviction,) = mirror.operations("eviction")
+    document = (await mirror.http.get(f"/evictions/{eviction}")).json()
     assert (document["status"], document["error"]["code"], document["items"]) == ("FAILED", "STORE_UNAVAILABLE", [])
     assert mirror.chunks() == before
     assert await held(mirror) == set(filled.names.values())

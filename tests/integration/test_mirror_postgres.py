@@ -39,10 +39,7 @@ def model(hub: Hub) -> None:
 
 
 @pytest.fixture
-async def database_url(upstreams: None, postgres_url: str) -> str:
-    database = Database(postgres_url)
-    await database.migrate()
-    await database.close()
+def database_url(upstreams: None, postgres_url: str) -> str:
     return postgres_url
 
 
@@ -250,7 +247,8 @@ async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirro
     last = (await pg_mirror.http.post("/agents/heartbeat", json=body(0))).json()
     assert (len(last["members"]), last["epoch"]) == (8, max(reply.json()["epoch"] for reply in replies))
     eviction = (await pg_mirror.http.post("/evictions", json={"all": True, "tier": "node"})).json()
-    report = {"id": eviction["id"], "items": [{"tier": "node", "manifest": f"b3:{'0' * 64}", "bytes": 1}]}
+    evicted = {"items": [{"tier": "node", "manifest": f"b3:{'0' * 64}", "bytes": 1}]}
+    report = {"id": eviction["id"], "evict": evicted}
     await asyncio.gather(
         *(pg_mirror.http.post("/agents/heartbeat", json={**body(node), "reports": [report]}) for node in range(8))
     )

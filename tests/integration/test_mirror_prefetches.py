@@ -39,8 +39,8 @@ async def now(mirror: MirrorUnderTest, prefetch: Json, wait_seconds: float = 0) 
     return dict((await mirror.http.get(f"/prefetches/{prefetch['id']}", params={"wait": wait_seconds})).json())
 
 
-def report(prefetch: Json, state: str, **facts: Any) -> Json:
-    return {"prefetches": [{"id": prefetch["id"], "state": state, **facts}]}
+def report(prefetch: Json, *, running: bool = False, error: Json | None = None, **facts: Any) -> Json:
+    return {"reports": [{"id": prefetch["id"], "running": running, "error": error, "prefetch": facts}]}
 
 
 async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_part(either: MirrorUnderTest) -> None:
@@ -50,14 +50,14 @@ async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_p
     waiting = asyncio.create_task(one.beat(wait_seconds=30))
     await asyncio.sleep(0)
     prefetch = await begun(either, cluster="c")
-    told = (await asyncio.wait_for(waiting, 10))["prefetches"]
+    told = (await asyncio.wait_for(waiting, 10))["commands"]
 
     assert [command["id"] for command in told] == [prefetch["id"]]
-    assert [command["id"] for command in (await one.beat())["prefetches"]] == [prefetch["id"]]  # it may have restarted
-    assert (await one.beat(**report(prefetch, "RUNNING", bytes_total=5)))["prefetches"] == []
+    assert [command["id"] for command in (await one.beat())["commands"]] == [prefetch["id"]]  # it may have restarted
+    assert (await one.beat(**report(prefetch, running=True, bytes_total=5)))["commands"] == []
     came = {"node": 0, "cluster": 2, "mirror": 3}
-    assert (await one.beat(**report(prefetch, "READY", bytes_total=5, bytes_from=came)))["prefetches"] == []
-    await one.beat(**report(prefetch, "RUNNING"))  # late; what has ended stays as it is
+    assert (await one.beat(**report(prefetch, bytes_total=5, bytes_from=came)))["commands"] == []
+    await one.beat(**report(prefetch, running=True))  # late; what has ended stays as it is
     half = await now(either, prefetch)
     assert half["status"] == "RUNNING"
     assert [(node["node"], node["state"], node["bytes_from"]) for node in half["nodes"]] == [
@@ -68,7 +68,7 @@ async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_p
     ending = asyncio.create_task(now(either, prefetch, 30))
     await asyncio.sleep(0)
     error = {"code": "CACHE_FULL", "message": "the cache is full", "retryable": True}
-    await two.beat(**report(prefetch, "FAILED", error=error))
+    await two.beat(**report(prefetch, error=error))
     done = await asyncio.wait_for(ending, 10)
     assert (done["status"], done["nodes"][1]["error"]["code"]) == ("FAILED", "CACHE_FULL")
     assert done["completed_at"]
@@ -78,7 +78,7 @@ async def test_a_prefetch_is_ready_when_all_its_nodes_are(either: MirrorUnderTes
     one = FakeAgent(either, "n1")
     await one.beat()
     prefetch = await begun(either, nodes=["n1"])
-    await one.beat(**report(prefetch, "READY"))
+    await one.beat(**report(prefetch))
     assert (await now(either, prefetch))["status"] == "READY"
 
 
@@ -86,7 +86,7 @@ async def test_a_named_node_that_does_not_live_is_unreachable_at_once(
     either: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await FakeAgent(either, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.agents.liveness.ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.agents.members.ALIVE_SECONDS", -1.0)
     prefetch = await begun(either, nodes=["n1"])
     assert (prefetch["status"], [node["state"] for node in prefetch["nodes"]]) == ("FAILED", ["UNREACHABLE"])
 
@@ -133,6 +133,6 @@ async def test_a_prefetch_outlives_a_restart_of_the_mirror(hub: Hub, upstreams: 
         prefetch = await begun(mirror, nodes=["n1"])
     async with mirror_under_test(tmp_path / "mirror") as mirror:
         agent = FakeAgent(mirror, "n1")
-        assert [command["id"] for command in (await agent.beat())["prefetches"]] == [prefetch["id"]]
-        await agent.beat(**report(prefetch, "READY"))
+        assert [command["id"] for command in (await agent.beat())["commands"]] == [prefetch["id"]]
+        await agent.beat(**report(prefetch))
         assert (await now(mirror, prefetch))["status"] == "READY"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bdn.core.digest import digest_of
-from bdn.mirror.agents.liveness import ALIVE_SECONDS
+from bdn.mirror.agents.members import ALIVE_SECONDS
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
@@ -50,6 +50,10 @@ async def ended(mirror: MirrorUnderTest, verification: Json) -> Json:
     return dict(answer.json())
 
 
+def report(verification: Json, **facts: Any) -> Json:
+    return {"id": verification["id"], "verify": facts}
+
+
 async def test_store_and_agents_together_make_the_outcome(either: MirrorUnderTest) -> None:
     one, two = FakeAgent(either, "n1"), FakeAgent(either, "n2")
     await one.beat()
@@ -57,16 +61,17 @@ async def test_store_and_agents_together_make_the_outcome(either: MirrorUnderTes
     waiting = asyncio.create_task(one.beat(wait_seconds=30))
     await asyncio.sleep(0)
     verification = await begun(either, all=True)
-    (told,) = (await asyncio.wait_for(waiting, 10))["verifications"]
+    (command,) = (await asyncio.wait_for(waiting, 10))["commands"]
+    told = command["verify"]
     assert (told["id"], told["all"], told["manifests"], told["repair"]) == (verification["id"], True, None, True)
-    # Told again, but not awoken again: it may be at work for hours.
-    assert [again["id"] for again in (await one.beat(wait_seconds=0.2))["verifications"]] == [told["id"]]
-    report = {"id": told["id"], "items": [DAMAGED], "chunks_read": 7, "bytes_read": 70}
-    assert (await one.beat(verifications=[report]))["verifications"] == []
+    assert (await one.beat())["commands"] == [command]  # it may have restarted
+    at_work = {"id": told["id"], "running": True}
+    assert (await one.beat(reports=[at_work], wait_seconds=0.2))["commands"] == []
+    assert (await one.beat(reports=[report(told, items=[DAMAGED], chunks_read=7, bytes_read=70)]))["commands"] == []
     assert (await begun(either, tier="mirror", all=True, wait=LONGEST_SECONDS))["status"] == "DONE"
     answer = await either.http.get(f"/verifications/{told['id']}")
     assert answer.json()["status"] == "RUNNING"
-    await two.beat(verifications=[{"id": told["id"], "chunks_read": 1, "bytes_read": 5}])
+    await two.beat(reports=[report(told, chunks_read=1, bytes_read=5)])
     done = await ended(either, verification)
     (item,) = done["items"]
     assert (done["status"], item["cluster"], item["node"], item["outcome"]) == ("DAMAGED", "c", "n1", "lost")
@@ -80,14 +85,14 @@ async def test_an_agent_that_shall_mend_is_lent_grants_for_what_it_holds_and_no_
     agent = FakeAgent(either, "n1", holdings=[{"manifest": name, **holding} for name in (manifest, other)])
     await agent.beat()
     await begun(either, all=True, tier="node")
-    (told,) = (await agent.beat())["verifications"]
+    told = (await agent.beat())["commands"][0]["verify"]
     (token,) = told["grants"]
     keys = (await agent.beat())["public_keys"]
     grant = GrantVerifier(keys).verify(token, now=time.time())
     assert [str(mount.manifest) for mount in grant.mounts] == [manifest]
-    await agent.beat(verifications=[{"id": told["id"]}])
+    await agent.beat(reports=[report(told)])
     await begun(either, all=True, tier="node", repair=False)
-    (told,) = (await agent.beat())["verifications"]
+    told = (await agent.beat())["commands"][0]["verify"]
     assert told["grants"] == []
 
 
@@ -108,7 +113,7 @@ async def test_an_agent_that_falls_silent_is_unreachable_and_the_others_count(up
         await one.beat()
         await two.beat()
         verification = await begun(mirror, all=True, tier="node")
-        await one.beat(verifications=[{"id": verification["id"]}])
+        await one.beat(reports=[report(verification)])
         assert (await mirror.http.get(f"/verifications/{verification['id']}")).json()["status"] == "RUNNING"
         clock.now += ALIVE_SECONDS
         done = await ended(mirror, verification)

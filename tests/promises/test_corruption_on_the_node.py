@@ -31,7 +31,7 @@ from node_agent.scrub.scrubber import Scrubber
 from tests.support.agent.mirror import FORMS, AgentMirror, held_by, missing
 from tests.support.agent.mounts import mounted_xfs, needs_xfs
 from tests.support.agent.process import Program
-from tests.support.agent.rig import Rig, noise, staged
+from tests.support.agent.rig import Rig, noise, staged, verified
 from tests.support.agent.ring import Ring
 from tests.support.content.trees import tree
 from tests.support.crash.rot import (
@@ -147,7 +147,7 @@ async def test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stag
         assert (repaired(found, outcome="lost"), found["bdn_agent_lost_files_total"]) == (1, 1)
         for digest in (bad, digest_of_path(manifest, "weights")):
             with pytest.raises(NotFoundError):
-                agent.cache.shelf.open(digest)
+                agent.cache.chunks.open(digest)
         ledger = agent.cache.index.ledger
         assert ledger.used_bytes == manifest.bytes_total  # its part is counted
 
@@ -171,12 +171,12 @@ async def test_without_a_grant_that_is_good_it_is_put_aside_and_a_command_may_le
         clock.now += 7200  # the grant is good for an hour
         command = VerifyCommand(id="ver_1", manifests=[str(manifest.digest)], grants=[])
         flip(cached(agent, manifest, "one.bin"), 5)
-        lost = await agent.verifications.carry_out(command)
+        lost = await verified(agent, command)
 
         assert [(item.outcome, item.path) for item in lost.items] == [("lost", "one.bin")]
         flip(cached(agent, manifest, "weights"), 5)
         grant = mirror.grant(manifest, expires_in=86400)
-        lent = await agent.verifications.carry_out(command.model_copy(update={"grants": [grant]}))
+        lent = await verified(agent, command.model_copy(update={"grants": [grant]}))
 
         assert [(item.outcome, item.path) for item in lent.items] == [("repaired", "weights")]
         assert (Path(stage.mounts[0].path) / "weights").read_bytes() == FILES["weights"]
@@ -210,7 +210,7 @@ async def half_filled(agent: Agent, mirror: AgentMirror, part: Manifest) -> Mani
         with suppress(NotFoundError, ReportedError):
             await staged(agent, mirror, manifest, job=str(manifest.digest))
     mirror.every = None
-    for stage in agent.stages.book.all():
+    for stage in agent.stages.registry.all():
         await agent.stages.release(stage.record.id)
     mirror.forget()
     return whole
@@ -325,9 +325,9 @@ async def test_a_file_whose_chunks_nobody_knows_is_checked_as_a_whole(
         await staged(agent, mirror, manifest)
         agent.places.layout(manifest.digest).unlink()
         clock.now += 7200  # and no grant to ask the mirror with
-        right = await agent.verifications.carry_out(VerifyCommand(id="1", all=True))
+        right = await verified(agent, VerifyCommand(id="1", all=True))
         flip(cached(agent, manifest, "weights"), 9)
-        wrong = await agent.verifications.carry_out(VerifyCommand(id="2", all=True))
+        wrong = await verified(agent, VerifyCommand(id="2", all=True))
 
         assert (right.items, right.bytes_read) == ([], manifest.bytes_total)
         assert [(item.outcome, item.path) for item in wrong.items] == [("lost", "weights")]
@@ -531,13 +531,13 @@ async def test_a_wrong_file_is_not_served_while_it_is_repaired(rig: Rig, mirror:
         mirror.faults[bad] = [held_by(gate)]
         mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(agent.verifications.carry_out(VerifyCommand(id="1", all=True)))
+            work = group.create_task(verified(agent, VerifyCommand(id="1", all=True)))
             async with asyncio.timeout(20):
                 await asked.wait()
-            assert not agent.cache.shelf.holds(bad)
+            assert not agent.cache.chunks.holds(bad)
             gate.set()
         assert [item.outcome for item in work.result().items] == ["repaired"]
-        assert agent.cache.shelf.holds(bad)
+        assert agent.cache.chunks.holds(bad)
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
@@ -548,9 +548,9 @@ async def test_the_mirror_commands_a_verification_and_hears_what_was_found(
     async with rig.agent() as agent:
         await staged(agent, mirror, manifest)
         flip(cached(agent, manifest, "one.bin"), 0)
-        mirror.verifications.append(VerifyCommand(id="ver_look", manifests=[str(manifest.digest)], repair=False))
+        mirror.ask(VerifyCommand(id="ver_look", manifests=[str(manifest.digest)], repair=False))
         look = await told(mirror, "ver_look")
-        mirror.verifications.append(VerifyCommand(id="ver_mend", all=True, tier="node"))
+        mirror.ask(VerifyCommand(id="ver_mend", all=True, tier="node"))
         mend = await told(mirror, "ver_mend")
 
         assert [(item.outcome, item.node, item.sources) for item in look.items] == [
@@ -565,10 +565,9 @@ async def test_the_mirror_commands_a_verification_and_hears_what_was_found(
 async def told(mirror: AgentMirror, verification: str) -> VerifyReport:
     async with asyncio.timeout(30):
         while True:
-            for beat in mirror.heartbeats:
-                for report in beat.verifications:
-                    if report.id == verification:
-                        return report
+            for report in mirror.reports(verification):
+                assert report.verify is not None
+                return report.verify
             await asyncio.sleep(0.01)  # it comes from another thread
 
 

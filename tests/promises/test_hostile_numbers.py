@@ -18,7 +18,7 @@ from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
 from bdn.wire.agent_schema import Heartbeat
-from bdn.wire.event_schema import NodeEvent, ShownEvent
+from bdn.wire.event_schema import EventDocument, NodeEvent
 from bdn.wire.shapes import Page
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
@@ -57,17 +57,15 @@ def heartbeat(manifest: str, node: str = "n") -> Json:
         "version": "1.2",
         "tiers": {"node": USE},
         "holdings": [{"manifest": manifest, "bytes": 5, "last_used": 1.0, "cluster_bytes": 0}],
-        "reports": [{"id": "", "items": [{"tier": "node", "manifest": manifest, "bytes": 5}]}],
-        "prefetches": [
+        "reports": [
+            {"id": "", "evict": {"items": [{"tier": "node", "manifest": manifest, "bytes": 5}]}},
             {
                 "id": "",
-                "state": "FAILED",
-                "bytes_total": 5,
-                "bytes_from": {"node": 1, "cluster": 2, "mirror": 2},
+                "prefetch": {"bytes_total": 5, "bytes_from": {"node": 1, "cluster": 2, "mirror": 2}},
                 "error": {"code": "CACHE_FULL", "message": "full", "retryable": False, "details": {"needed": 5}},
-            }
+            },
+            {"id": "", "verify": {"chunks_read": 1, "bytes_read": 5}},
         ],
-        "verifications": [{"id": "", "chunks_read": 1, "bytes_read": 5}],
         "events": [{"id": f"{node}/1", "at": 1.8e9, "kind": "other", "manifest": manifest, "facts": {"size": 5}}],
         "epoch": 1,
         "wait_seconds": 0,
@@ -140,28 +138,23 @@ async def test_every_number_of_a_heartbeat_may_be_any_number(
         await asker.beat(heartbeat(manifest, node) | {"events": []})
     assert not tally.counts["refused"]
     for path in numbers_of(heartbeat(manifest)):
-        begun = {}
-        for what, where, request in (
-            ("reports", "/evictions", {"manifest": manifest, "tier": "node"}),
-            ("prefetches", "/prefetches", {"manifest": manifest, "nodes": nodes}),
-            ("verifications", "/verifications", {"manifest": manifest}),
-        ):
-            if what != path[0]:
-                continue  # it is not about what is answered
+        where, asked = "", []  # what the number is an answer to
+        if path[0] == "reports":
+            where, request = (
+                ("/evictions", {"manifest": manifest, "tier": "node"}),
+                ("/prefetches", {"manifest": manifest, "nodes": nodes}),
+                ("/verifications", {"manifest": manifest}),
+            )[int(path[1])]
             answer = await either.http.post(where, json=request)
             assert answer.status_code == 202, answer.text
-            begun[what] = f"{where}/{answer.json()['id']}"
+            asked = [answer.json()["id"]]
         for node, number in zip(nodes, (*numbers, None), strict=True):
             body = heartbeat(manifest, node)
             body = body if number is None else with_number(body, path, number)
             body["events"][0]["id"] = f"{node}/{'_'.join(map(str, path))}"
-            for what in ("reports", "prefetches", "verifications"):
-                if what in begun:
-                    body[what][0]["id"] = begun[what].rpartition("/")[2]
-                else:
-                    del body[what]
+            body["reports"] = [body["reports"][int(path[1])] | {"id": one} for one in asked]
             await asker.beat(body, f"{path} {number!r:.6}")
-        await asker.look(str(path), *begun.values())
+        await asker.look(str(path), *(f"{where}/{one}" for one in asked))
     assert asker.wrong == []
 
 
@@ -183,7 +176,7 @@ async def test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time(
         async def shown() -> dict[str, str]:
             answer = await mirror.http.get("/events", params={"manifest": manifest})
             assert answer.status_code == 200, answer.text
-            assert Page[ShownEvent].model_validate_json(answer.content).items
+            assert Page[EventDocument].model_validate_json(answer.content).items
             return {one["id"]: one["at"] for one in answer.json()["items"] if one["kind"] == "x"}
 
         told = [event(at, "told") | {"manifest": manifest} for at in (*ahead, *behind, *early)]

@@ -31,7 +31,7 @@ from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig
 from tests.support.agent.site import serving_agent
 from tests.support.crash.spoiled import Spoiler
-from tests.support.mirror.service import mirror_under_test
+from tests.support.mirror.service import Json, mirror_under_test
 from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("hostile-input")
@@ -141,7 +141,7 @@ async def test_the_mirror_answers_whatever_its_own_description_makes_up(
     monkeypatch.setenv("BDN_EGRESS_ALLOW", "")
     for name in ("HF_ENDPOINT", "AWS_ENDPOINT_URL_S3", "BDN_R2_ENDPOINT_URL"):
         monkeypatch.setenv(name, NOWHERE)
-    given_token = {"auth": auth, "token": TOKEN} if auth == "token" else {}
+    given_token: Json = {"auth": auth, "token": TOKEN} if auth == "token" else {}
     headers = {"Authorization": f"Bearer {TOKEN}"} if auth == "token" else {}
     async with mirror_under_test(outside, **given_token) as mirror:
         fuzzed = Fuzzed(mirror.service.api, mirror.http, headers, tally)

@@ -17,7 +17,7 @@ from node_agent.app import Agent
 from node_agent.journal import Journal
 from node_agent.stage.stage import NodeStage
 from tests.support.agent.mirror import AgentMirror, missing
-from tests.support.agent.rig import Clock, Rig, noise, staged
+from tests.support.agent.rig import Clock, Rig, noise, staged, verified
 from tests.support.content.trees import tree
 from tests.support.crash.rot import cached, flip
 from tests.support.promises.tally import Tally
@@ -34,7 +34,7 @@ def mirror(server: AgentMirror) -> AgentMirror:
 
 async def looked_through(agent: Agent) -> NodeStage:
     """The only stage, when nothing works on it any more."""
-    (stage,) = agent.stages.book.all()
+    (stage,) = agent.stages.registry.all()
     while stage.task and stage.is_working:
         await asyncio.wait([stage.task])
     return stage
@@ -124,7 +124,7 @@ async def test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_wher
         flip(cached(agent, manifest, "weights"), CHUNK_SIZE + 5)  # the right size and wrong bytes
         mirror.faults[mirror.chunks(manifest, "weights")[1]] = [missing] * 50
         command = VerifyCommand(id="ver_1", manifests=[str(manifest.digest)], grants=[])
-        assert [item.outcome for item in (await agent.verifications.carry_out(command)).items] == ["lost"]
+        assert [item.outcome for item in (await verified(agent, command)).items] == ["lost"]
         await agent.housekeeping.reap()
         stage = await looked_through(agent)
         document = agent.stages.document(stage)

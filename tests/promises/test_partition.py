@@ -12,7 +12,6 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.mirror.api import control
-from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import worker
 from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.faults import stall
@@ -90,9 +89,6 @@ async def test_a_node_that_sees_the_mirror_and_no_peer_stages_from_the_mirror(
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[tuple[ByteProxy, str]]:
     """A migrated PostgreSQL behind a proxy, and the address that leads through it."""
-    migrating = Database(postgres_url)
-    await migrating.migrate()
-    await migrating.close()
     server = urlsplit(postgres_url)
     proxy = ByteProxy((server.hostname or "", server.port or 0))
     with proxy.running():

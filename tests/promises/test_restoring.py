@@ -182,7 +182,7 @@ async def test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_b
     async with mirror_under_test(tmp_path, clock=calendar) as mirror:
         await mirror.ready(ONE)
         await mirror.evict(all=True, tier="mirror")
-        assert mirror.count("collections") == 0
+        assert mirror.operations("collection") == []
     async with mirror_under_test(tmp_path, clock=calendar, work=False) as mirror:
         asked = (await mirror.http.post("/collections", json={})).json()
         assert (asked["status"], asked["kinds"]) == ("RUNNING", [])
@@ -190,9 +190,9 @@ async def test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_b
     async with mirror_under_test(tmp_path, clock=calendar) as mirror:
         done = (await mirror.http.get(f"/collections/{asked['id']}", params={"wait": 20})).json()
         assert done["status"] == "DONE"
-        for row in mirror.rows("collections")["collections"]:
-            await mirror.http.get(f"/collections/{row[0]}", params={"wait": 20})
-        assert (mirror.count("collections"), mirror.chunks()) == (2, {})
+        for collection in mirror.operations("collection"):
+            await mirror.http.get(f"/collections/{collection}", params={"wait": 20})
+        assert (len(mirror.operations("collection")), mirror.chunks()) == (2, {})
         assert b"bdn_mirror_collected_bytes_total 1.0" in (await mirror.http.get("/metrics")).content
     tally.add(scenarios=1)
 
@@ -205,7 +205,7 @@ async def test_asking_what_would_go_does_not_put_off_the_collection_that_is_due(
         await mirror.ready(ONE)
         calendar.days = 1
         await mirror.collect(dry_run=True)
-        assert mirror.count("collections") == 2
+        assert len(mirror.operations("collection")) == 2
 
 
 async def test_a_clock_that_was_set_back_puts_off_no_collection(
@@ -217,7 +217,7 @@ async def test_a_clock_that_was_set_back_puts_off_no_collection(
         for day, rows in ((1, 2), (-30, 4), (-31, 6), (-31, 7)):  # each asking is a row, and each that was due
             calendar.days = day
             await mirror.collect(dry_run=True)
-            assert mirror.count("collections") == rows
+            assert len(mirror.operations("collection")) == rows
 
 
 async def test_a_collection_that_fails_for_a_bug_has_failed_and_the_mirror_goes_on(

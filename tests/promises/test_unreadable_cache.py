@@ -8,7 +8,7 @@ import pytest
 
 from bdn.wire.operation_schema import VerifyCommand
 from tests.support.agent.mirror import AgentMirror, missing
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import MIB, Rig, noise, staged, verified
 from tests.support.content.trees import tree
 from tests.support.crash.not_permitted import not_permitted
 from tests.support.crash.rot import a_week_later, cached, evidence, now
@@ -48,7 +48,7 @@ async def test_what_may_not_be_read_any_more_is_told_and_replaced_in_one_round_a
             mirror.forget()
             await a_week_later(agent, clock)  # there is nothing left to do
             assert not mirror.chunk_requests
-            assert agent.stages.document(agent.stages.book.find(held.id)).state == "READY"
+            assert agent.stages.document(agent.stages.registry.find(held.id)).state == "READY"
             tally.add(scenarios=2, faults=len(chunks), repaired=len(chunks))
             tally.add(wrong=sum(cached(agent, manifest, name).read_bytes() != FILES[name] for name in FILES))
         for shown in (view, Path(held.mounts[0].path)):
@@ -67,10 +67,10 @@ async def test_a_stage_that_still_shows_an_unreadable_file_is_mended_also_when_t
         await agent.scrub.catch_up()
         with not_permitted({cached(agent, manifest, "weights")}):
             mirror.every = missing
-            await agent.verifications.carry_out(VerifyCommand(id="1", all=True))
+            await verified(agent, VerifyCommand(id="1", all=True))
             mirror.every = None
             await staged(agent, mirror, manifest, job="other")
-            stage = agent.stages.book.find(held.id)
+            stage = agent.stages.registry.find(held.id)
             assert agent.stages.lifecycle.is_lacking(stage)
             await agent.housekeeping.reap()
             await stage.wait(None)

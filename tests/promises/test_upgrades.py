@@ -25,6 +25,7 @@ from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 EARLIER = "0005"  # the schema of the first landed version
+OPERATIONS = ("evictions", "verifications", "prefetches", "prefetch_nodes", "collections")  # one table by now
 FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
 
 
@@ -53,7 +54,7 @@ def written_by_the_earlier_version(now: Path, then: Path) -> None:
         connection.execute("ATTACH ? AS now", (str(now),))
         tables = [name for (name,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
         for table in tables:
-            if table not in ("alembic_version", "sqlite_sequence"):
+            if table not in ("alembic_version", "sqlite_sequence", *OPERATIONS):
                 kept = {row[1] for row in connection.execute(f"PRAGMA now.table_info({table})")}
                 had = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
                 columns = ", ".join(column for column in had if column in kept)
@@ -86,6 +87,66 @@ async def test_a_database_and_store_of_the_first_version_are_kept_whole(
             tally.add(scenarios=1)
     assert not hub.log.find(origin="cdn")
     assert rows(old / "mirror.sqlite")["alembic_version"] == [(HEAD,)]
+
+
+@pytest.mark.promise("upgrades")
+async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_path: Path, tally: Tally) -> None:
+    error = {"code": "CACHE_FULL", "message": "full", "retryable": True, "details": {}}
+    evicted = {"tier": "node", "cluster": "c", "node": "n1", "manifest": f"b3:{'1' * 64}", "bytes": 5}
+    damaged = {"tier": "mirror", "chunk": f"b3:{'2' * 64}", "outcome": "lost", "reason": "other bytes"}
+    asked = {"organisation": "default", "created_at": 1e9, "completed_at": 1e9 + 1, "error": None}
+    before: dict[str, list[dict[str, object]]] = {
+        "evictions": [
+            {"id": f"evi_{'0' * 24}", "status": "FAILED", "request": {"all": True}, "command": {}, "pending": []}
+            | {"items": [evicted, evicted | {"tier": "mirror", "node": None}], "unreachable": ["c/n2"], **asked},
+            {"id": f"evi_{'1' * 24}", "status": "FAILED", "request": {"all": True}, "command": {}, "pending": []}
+            | {"items": [], "unreachable": [], **asked, "error": error},
+        ],
+        "verifications": [
+            {"id": f"ver_{'0' * 24}", "status": "DAMAGED", "request": {"all": True}, "command": {}, "pending": []}
+            | {"items": [damaged], "unreachable": [], "chunks_read": 7, "bytes_read": 70, "cursor": None, **asked},
+        ],
+        "prefetches": [
+            {"id": f"pre_{'0' * 24}", "organisation": "default", "status": "RUNNING", "created_at": 1e9}
+            | {"request": {"source": "hf://org/model"}, "mounts": [{"manifest": "3" * 64, "source": "hf://org/model"}]},
+        ],
+        "prefetch_nodes": [
+            {"prefetch": f"pre_{'0' * 24}", "cluster": "c", "node": node, "state": state, "bytes_total": 5}
+            | {"bytes_from": {"mirror": 5}, "error": error if state == "FAILED" else None}
+            for node, state in (("n1", "READY"), ("n2", "FAILED"), ("n3", "UNREACHABLE"))
+        ],
+        "collections": [
+            {"id": f"col_{'0' * 24}", "status": "DONE", "created_at": 1e9, "completed_at": 1e9, "error": None}
+            | {"request": {"dry_run": False}, "kinds": [{"kind": "chunks", "count": 2, "bytes": 9}]},
+        ],
+    }
+    (tmp_path / "mirror").mkdir()
+    at_migration(tmp_path / "mirror/mirror.sqlite", "0009")
+    with closing(sqlite3.connect(tmp_path / "mirror/mirror.sqlite")) as connection:
+        for table, found in before.items():
+            for row in found:
+                values = [json.dumps(value) if isinstance(value, dict | list) else value for value in row.values()]
+                marks = ", ".join("?" * len(row))
+                connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", values)
+        connection.commit()
+    async with mirror_under_test(tmp_path / "mirror", collect_seconds=0) as mirror:
+        one, two = [(await mirror.http.get(f"/evictions/evi_{n * 24}")).json() for n in "01"]
+        verified = (await mirror.http.get(f"/verifications/ver_{'0' * 24}")).json()
+        prefetched = (await mirror.http.get(f"/prefetches/pre_{'0' * 24}")).json()
+        collected = (await mirror.http.get(f"/collections/col_{'0' * 24}")).json()
+    assert (one["status"], one["unreachable"], one["bytes_freed"]) == ("FAILED", ["c/n2"], 10)
+    assert sorted((item["tier"], item["node"]) for item in one["items"]) == [("mirror", None), ("node", "n1")]
+    assert (two["status"], two["error"], two["completed_at"] is None) == ("FAILED", error, False)
+    assert (verified["status"], verified["items"][0]["outcome"]) == ("DAMAGED", "lost")
+    assert (verified["chunks_read"], verified["bytes_read"]) == (7, 70)
+    assert [(node["node"], node["state"]) for node in prefetched["nodes"]] == [
+        ("n1", "READY"),
+        ("n2", "FAILED"),
+        ("n3", "UNREACHABLE"),
+    ]
+    assert (prefetched["status"], prefetched["nodes"][1]["error"]) == ("FAILED", error)
+    assert (collected["status"], collected["bytes_freed"], collected["kinds"][0]["count"]) == ("DONE", 9, 2)
+    tally.add(scenarios=5)
 
 
 @pytest.mark.promise("upgrades")

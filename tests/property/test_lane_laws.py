@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import lanes
+from bdn.core.ring.routes import lanes, own_in_flight
 from tests.support.content.names import named
 
 placements = st.builds(
@@ -61,3 +62,26 @@ def test_in_a_round_of_all_owners_no_two_members_ask_the_same_one_at_the_same_ti
     for position in range(min(have[member] for member in members) * (len(members) - 1)):
         asked = [placement.owner(order[position]) for order in orders]
         assert len(set(asked)) == len(members)
+
+
+# --- single clusters ---
+
+CHUNKS = [named(f"chunk {number}") for number in range(40)]
+
+
+def test_without_members_all_is_read_from_the_mirror_and_a_single_member_asks_no_peer() -> None:
+    alone = lanes(Placement(CHUNKS, []), "me")
+    assert (alone.own, alone.peers) == (tuple(range(40)), ())
+    assert lanes(Placement(CHUNKS, ["me"]), "me").peers == ()
+
+
+def test_nodes_that_are_no_members_ask_for_everything_and_begin_with_different_owners() -> None:
+    placement = Placement(CHUNKS, ["a", "b", "c"])
+    orders = [lanes(placement, f"node-{number}") for number in range(20)]
+    assert {order.own for order in orders} == {()}
+    assert {placement.owner(order.peers[0]) for order in orders} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(("members", "each"), [(0, 8), (1, 8), (2, 4), (3, 3), (8, 1), (9, 1), (1000, 1)])
+def test_all_members_together_read_from_the_mirror_what_one_alone_would(members: int, each: int) -> None:
+    assert own_in_flight(members, 8) == each

@@ -1,23 +1,116 @@
 """How many requests one host is asked at once: as many as pay off, and fewer as soon as it is too much for the host.
 
-Additive increase and multiplicative decrease, steered by what an increase brings. An ever higher limit would find the
-host's collapse; a fixed one is too much for one host and too little for another. The same holds for the threads that carry
+Additive increase and multiplicative decrease, steered by what an increase brings. An ever higher limit would find the collapse of
+the host; a fixed one is too much for one host and too little for another. The same holds for the threads that carry
 chunks to a disk: a mirror next door keeps a disk busy with four, one far away needs many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import log
 from typing import Final
 
-from bdn.core.pace.window import Measure, Window
+from bdn.core.store.slabs import SMALL_FILE_SIZE
+
+_LEAST_CHANGE: Final = log(1.08)  # of the number in flight; a smaller one tells nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    amount: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.amount / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One window. ``in_flight`` is the mean while anything was; ``_shares`` what small and large requests achieved.
+
+    A small request is judged by the time it takes and a large one by its bytes per second, each against its own kind: a
+    host is not slower because large files are followed by small ones.
+    """
+
+    in_flight: float
+    _shares: Mapping[bool, _Share]
+
+    def speed_against(self, before: Measure) -> float | None:
+        """What one request gets, as a multiple of what it got before; None where the two cannot be compared."""
+        kinds = self._shares.keys() & before._shares.keys()
+        seconds = sum(self._shares[kind].seconds for kind in kinds)
+        if not seconds:
+            return None
+        return sum(
+            self._shares[kind].rate / before._shares[kind].rate * self._shares[kind].seconds / seconds for kind in kinds
+        )
+
+    def worth_against(self, before: Measure) -> float | None:
+        """What a change of the number in flight did to goodput: 1 all that it could, 0 nothing, below 0 harm.
+
+        It is the elasticity of goodput: with n times as many in flight, goodput became n ** worth times as much. None where
+        the two windows cannot be compared.
+        """
+        speed = self.speed_against(before)
+        change = log(self.in_flight / before.in_flight)
+        if not speed or abs(change) < _LEAST_CHANGE:
+            return None
+        return 1 + log(speed) / change
+
+
+class Window:
+    """Collects one measure. Times are seconds of any clock that does not go back."""
+
+    def __init__(self, now: float, active: int) -> None:
+        self._start = now
+        self._active = active
+        self._last = now
+        self._idle = 0.0
+        self._request_seconds = 0.0
+        self._amounts = [0.0, 0.0]  # requests that were small, bytes of those that were not
+        self._seconds = [0.0, 0.0]
+        self.ended = 0
+        self.failed = 0
+
+    def advance(self, now: float, change: int) -> None:
+        """The number in flight changes."""
+        passed = now - self._last
+        if self._active:
+            self._request_seconds += passed * self._active
+        else:
+            self._idle += passed
+        self._last = now
+        self._active += change
+
+    def arrived(self, size: int, seconds: float) -> None:
+        """A request brought ``size`` bytes."""
+        is_large = size >= SMALL_FILE_SIZE
+        self._amounts[is_large] += size if is_large else 1
+        self._seconds[is_large] += seconds
+
+    def seconds(self, now: float) -> float:
+        """How long anything was in flight."""
+        return now - self._start - self._idle
+
+    def measure(self, now: float) -> Measure | None:
+        """None when nothing arrived."""
+        shares = {
+            bool(kind): _Share(self._amounts[kind], self._seconds[kind])
+            for kind in (0, 1)
+            if self._amounts[kind] and self._seconds[kind] > 0
+        }
+        busy = self.seconds(now)
+        return Measure(self._request_seconds / busy, shares) if shares and busy > 0 and self._request_seconds else None
+
 
 _SLOWER: Final = 0.7  # a request that gets less than this share of what it got: the host has become slower
 _FASTER: Final = 1.3
 _FAILING: Final = 0.1  # share of failures from which they are taken for congestion
 _CUT: Final = 0.7
-_NEAR_CEILING: Final = 0.9
 _SHORTEST_HOLD: Final = 4  # windows
 _LONGEST_HOLD: Final = 16
 _LONGEST_PAUSE_SECONDS: Final = 3600.0  # whatever a host asks for, it is looked at again after an hour
@@ -75,7 +168,6 @@ class Pace:
         self._known: Measure | None = None  # what this limit gave, if it was used up
         self._trial: _Trial | None = None
         self._is_steep = True  # nothing is known yet: double
-        self._ceiling: int | None = None  # where the host last had too much
         self._wait = 0  # windows until the next trial
         self._hold = _SHORTEST_HOLD
         self._next_is_up = True
@@ -180,20 +272,8 @@ class Pace:
         elif self._wait:
             self._wait -= 1
             self._restart(now)
-        elif self._ceiling is not None:
-            self._recover(now, self._ceiling)
         else:
             self._try(now, measure, self._higher() if self._next_is_up else self._lower())
-
-    def _recover(self, now: float, ceiling: int) -> None:
-        """Back to where the host had too much, one by one; shortly before it, a rest."""
-        following = self.limit + 1
-        if following > ceiling:
-            self._ceiling = None
-            self._hold = _SHORTEST_HOLD
-        elif self.limit <= _NEAR_CEILING * ceiling < following:
-            self._rest()
-        self._set(now, following)
 
     def _higher(self) -> int:
         return self.limit + (self.limit if self._is_steep else max(1, self.limit // 4))
@@ -211,7 +291,6 @@ class Pace:
         self._set(now, following)
 
     def _cut(self, now: float) -> None:
-        self._ceiling = self.limit
         self._is_steep = False
         self._trial = self._known = None
         self._wait = 1

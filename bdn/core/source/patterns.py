@@ -8,15 +8,17 @@ Baseten's documentation; in ``huggingface_hub`` a ``*`` crosses ``/``, hence the
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from bdn.core.errors import InvalidRequestError
 
 LENGTH_LIMIT: Final = 4096  # characters; no path is longer, and a pattern of a megabyte takes a minute to understand
 COUNT_LIMIT: Final = 1000
+MOST_PREFIXES: Final = 16  # each may cost a source a request of its own
 _WITHIN: Final = "[^/]*?"
 _FOLDERS: Final = "(?:[^/]+/)*?"
 _ACROSS: Final = ".*?"
@@ -51,14 +53,14 @@ EVERYTHING: Final = Patterns()
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class SelectedPaths:
     """What ``select`` chose, in the order given, and a warning for each pattern that matched nothing."""
 
     paths: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-def select(paths: Sequence[str], patterns: Patterns) -> Selection:
+def select(paths: Sequence[str], patterns: Patterns) -> SelectedPaths:
     """Apply the patterns to normalised paths. Selecting nothing is the caller's error to raise, not ours."""
     allow = [(pattern, compile_pattern(pattern)) for pattern in patterns.allow]
     ignore = [(pattern, compile_pattern(pattern)) for pattern in patterns.ignore]
@@ -76,7 +78,7 @@ def select(paths: Sequence[str], patterns: Patterns) -> Selection:
         for pattern in dict.fromkeys(given)
         if pattern in unmatched
     ]
-    return Selection(tuple(chosen), tuple(warnings))
+    return SelectedPaths(tuple(chosen), tuple(warnings))
 
 
 def hint_for(pattern: str, paths: Sequence[str]) -> str:
@@ -181,3 +183,43 @@ def _character_class(body: str) -> str:
     if negated:
         return f"[^/{''.join(parts)}]"
     return f"(?!/)[{''.join(parts)}]" if parts else "(?!)"
+
+
+# --- which part of a source patterns can select from: a listing can be narrowed to it ---
+
+
+def literal_prefixes(patterns: Patterns) -> tuple[str, ...]:
+    """Every selected path begins with one of these; ``("",)`` when nothing is known.
+
+    Sorted, none the beginning of another, and at most ``MOST_PREFIXES``: of more, neighbours are replaced by what they have in common.
+    """
+    if not patterns.allow:
+        return ("",)
+    return common_beginnings(map(literal_start, patterns.allow))
+
+
+def common_beginnings(texts: Iterable[str]) -> tuple[str, ...]:
+    """Every one of these texts begins with one of the answer's, which are as ``literal_prefixes`` says."""
+    return _merged(_outermost(texts))
+
+
+def _outermost(prefixes: Iterable[str]) -> list[str]:
+    """Without those that begin with another one. A prefix sorts directly before all that begin with it."""
+    outermost: list[str] = []
+    for prefix in sorted(prefixes):
+        if not outermost or not prefix.startswith(outermost[-1]):
+            outermost.append(prefix)
+    return outermost
+
+
+def _merged(prefixes: list[str]) -> tuple[str, ...]:
+    """Cut between the neighbours that have least in common; each part becomes what its first and its last share."""
+    gaps = range(1, len(prefixes))
+    by_kinship = sorted(gaps, key=lambda gap: len(_common(prefixes[gap - 1], prefixes[gap])))
+    cuts = [0, *sorted(by_kinship[: MOST_PREFIXES - 1]), len(prefixes)]
+    return tuple(_outermost(_common(prefixes[start], prefixes[stop - 1]) for start, stop in pairwise(cuts)))
+
+
+def _common(one: str, other: str) -> str:
+    length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]

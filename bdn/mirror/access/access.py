@@ -16,7 +16,7 @@ from bdn.mirror.db import layouts, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.single_flight import SingleFlight
 from bdn.wire.grants import GrantVerifier
-from bdn.wire.operation_schema import EvictionRequest
+from bdn.wire.operation_schema import EvictionRequest, VerificationRequest
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
@@ -146,9 +146,15 @@ def check_may_evict(caller: Caller, request: EvictionRequest) -> None:
     Raises:
         NotPermittedError: before anything is looked up.
     """
-    if caller.role is Role.OPERATOR:
-        return
-    if request.tier != "mirror" or request.force:
+    if caller.role is not Role.OPERATOR and (request.tier != "mirror" or request.force):
         raise NotPermittedError(
             f"a token of role {caller.role} evicts with tier mirror and without force; the caches of nodes are the operator's"
+        )
+
+
+def check_may_verify(caller: Caller, request: VerificationRequest) -> None:
+    """Likewise: reading a cache of a node takes from all who work there, and everything is everybody's."""
+    if caller.role is not Role.OPERATOR and (request.tier != "mirror" or request.all):
+        raise NotPermittedError(
+            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
         )

@@ -1,4 +1,4 @@
-"""From what an operator names to manifests that his organisation mirrored, whether or not they are still held."""
+"""From what an operator names to manifests that the organisation mirrored, whether or not they are still held."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import ReadSession
 
 
-async def of_manifest(session: ReadSession, organisation: str, text: str) -> list[str]:
-    """The manifest itself, as hex; ``NotFoundError`` when it was never this organisation's."""
+async def named(session: ReadSession, organisation: str, manifest: str | None, source: str | None) -> list[str]:
+    """The manifest, as hex; else everything that the source was mirrored as, all its revisions unless it names one.
+
+    Raises:
+        InvalidRequestError: the manifest is no digest.
+        NotFoundError: it was never this organisation's.
+    """
+    if manifest is None:
+        return await of_source(session, organisation, source or "")
     try:
-        digest = Digest.parse(text)
+        digest = Digest.parse(manifest)
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
     if not await mirrors.sources_by_manifest(session, organisation, [digest.hex]):

@@ -13,7 +13,7 @@ from bdn.mirror.db.events import Wanted
 from bdn.mirror.events import Events
 from bdn.mirror.operations.names import Names
 from bdn.net.api_server.service import new_router, provided
-from bdn.wire.event_schema import MANIFESTS_AT_ONCE, Named, ShownEvent
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
 from bdn.wire.shapes import Page
 
 _TEXT: Final = r"^[^\x00]*$"
@@ -41,9 +41,9 @@ async def page(
     wanted: Annotated[Wanted, Depends(_wanted)],
     cursor: _Name = None,
     limit: _Limit = 100,
-) -> Page[ShownEvent]:
+) -> Page[EventDocument]:
     items, before = await events.page(caller.organisation, wanted, read_cursor(cursor), limit)
-    return Page[ShownEvent](items=items, next_cursor=before and write_cursor(*before))
+    return Page[EventDocument](items=items, next_cursor=before and write_cursor(*before))
 
 
 @router.get("/names", summary="What a digest or a source stands for")

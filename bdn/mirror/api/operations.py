@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Path
 
-from bdn.core.caller import Caller, NotPermittedError, Role
-from bdn.mirror.access.access import check_may_evict
+from bdn.core.caller import Caller, Role
+from bdn.mirror.access.access import check_may_evict, check_may_verify
 from bdn.mirror.api.parameters import Controller, Operator, WaitSeconds
 from bdn.mirror.operations.collections import Collections
 from bdn.mirror.operations.evictions import Evictions
@@ -46,8 +46,7 @@ router = new_router("control")
 @router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
 async def evict(evictions: _Evictions, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
     check_may_evict(caller, body)
-    eviction = await evictions.start(body, caller.organisation)
-    return _shown(caller, await evictions.get(eviction.id, caller.organisation, wait))
+    return _shown(caller, await evictions.start(body, caller.organisation, wait))
 
 
 @router.get("/evictions/{eviction_id}", summary="A recorded eviction")
@@ -61,8 +60,7 @@ async def eviction(
 async def prefetch(
     prefetches: _Prefetches, body: PrefetchRequest, caller: Controller, wait: WaitSeconds = 0
 ) -> Prefetch:
-    begun = await prefetches.start(body, caller.organisation)
-    return await prefetches.get(begun.id, caller.organisation, wait)
+    return await prefetches.start(body, caller.organisation, wait)
 
 
 @router.get("/prefetches/{prefetch_id}", summary="A recorded prefetch, node by node")
@@ -80,9 +78,8 @@ def _shown(caller: Caller, eviction: Eviction) -> Eviction:
 async def verify(
     verifications: _Verifications, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
 ) -> Verification:
-    _check_verification(caller, body)
-    begun = await verifications.start(body, caller.organisation)
-    return await verifications.get(begun.id, caller.organisation, wait)
+    check_may_verify(caller, body)
+    return await verifications.start(body, caller.organisation, wait)
 
 
 @router.get("/verifications/{verification_id}", summary="A recorded verification")
@@ -92,17 +89,9 @@ async def verification(
     return await verifications.get(verification_id, caller.organisation, wait)
 
 
-def _check_verification(caller: Caller, request: VerificationRequest) -> None:
-    """Reading a cache of a node takes from all who work there, and everything is everybody's: as for evictions."""
-    if caller.role is not Role.OPERATOR and (request.all or request.tier != "mirror"):
-        raise NotPermittedError(
-            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
-        )
-
-
 @router.post("/collections", status_code=202, summary="Collect what nothing names, or plan it with dry_run")
 async def collect(collections: _Collections, body: CollectionRequest, _: Operator, wait: WaitSeconds = 0) -> Collection:
-    return await collections.get((await collections.start(body)).id, wait)
+    return await collections.start(body, wait)
 
 
 @router.get("/collections/{collection_id}", summary="A recorded collection")

@@ -18,7 +18,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.db.alone import lock_held
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 
-HEAD: Final = "0009"  # the newest migration; a test compares it with the folder
+HEAD: Final = "0010"  # the newest migration; a test compares it with the folder
 MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 
 # How long a write waits for others of this process, and as long again for another process that holds SQLite's one lock:

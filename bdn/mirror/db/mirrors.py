@@ -300,3 +300,21 @@ async def running_with(session: ReadSession, organisation: str) -> dict[str, lis
     for manifest, mirror_id in (await session.execute(query)).all():
         found.setdefault(str(manifest), []).append(mirror_id)
     return found
+
+
+async def newest_ready(session: ReadSession, organisation: str, source: str) -> MirrorSourceRow | None:
+    """What a source was last mirrored as. One that names no revision means its default, or else the newest of any."""
+    name = source.rstrip("/")
+    is_revision = MirrorSourceRow.source.startswith(f"{name}@", autoescape=True)
+    query = (
+        select(MirrorSourceRow)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(
+            MirrorRow.organisation == organisation,
+            or_(MirrorSourceRow.source.in_([source, name]), is_revision),
+            MirrorSourceRow.status == "READY",
+        )
+        .order_by(is_revision, MirrorRow.created_at.desc(), MirrorSourceRow.position)
+        .limit(1)
+    )
+    return (await session.execute(query)).scalar()

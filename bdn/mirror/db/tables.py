@@ -211,68 +211,36 @@ class ClusterRow(Base):
     epoch: Mapped[int]
 
 
-class AskedRow(Base):
-    """What was asked of several. ``pending`` names the agents (cluster/node) that have not answered, and ``mirror``."""
+class OperationRow(Base):
+    """An eviction, prefetch, verification or collection. ``command`` is what its kind has to remember beside the request."""
 
-    __abstract__ = True
+    __tablename__ = "operations"
+    __table_args__ = (Index("ix_operations_newest", "kind", "created_at"),)
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    organisation: Mapped[str] = mapped_column(String(256))
+    kind: Mapped[str] = mapped_column(String(16))
+    organisation: Mapped[str | None] = mapped_column(String(256))
     status: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[float]
     completed_at: Mapped[float | None]
     request: Mapped[Json]
     command: Mapped[Json]
-    items: Mapped[list[Any]]
-    pending: Mapped[list[Any]]
-    unreachable: Mapped[list[Any]]
-    error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
 
 
-class EvictionRow(AskedRow):
-    """A recorded eviction."""
+class OperationPartRow(Base):
+    """What one of those did who were asked: an agent, or the mirror, whose cluster is empty.
 
-    __tablename__ = "evictions"
-    __table_args__ = (Index("ix_evictions_status", "status"),)
+    A row of its own: a thousand agents report. ``state`` is PENDING, RUNNING, DONE, FAILED or UNREACHABLE.
+    """
 
+    __tablename__ = "operation_parts"
+    __table_args__ = (Index("ix_operation_parts_state", "state"),)
 
-class VerificationRow(AskedRow):
-    """A recorded verification. ``mirror`` is pending until the store has been read; ``cursor`` is how far that is."""
-
-    __tablename__ = "verifications"
-    __table_args__ = (Index("ix_verifications_status", "status"),)
-
-    cursor: Mapped[str | None]
-    chunks_read: Mapped[int] = mapped_column(default=0)
-    bytes_read: Mapped[int] = mapped_column(default=0)
-
-
-class PrefetchRow(Base):
-    """Manifests to be placed on nodes. ``mounts`` is what the grants of its commands name."""
-
-    __tablename__ = "prefetches"
-
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    organisation: Mapped[str] = mapped_column(String(256))
-    status: Mapped[str] = mapped_column(String(16))
-    created_at: Mapped[float]
-    completed_at: Mapped[float | None]
-    request: Mapped[Json]
-    mounts: Mapped[list[Any]]
-
-
-class PrefetchNodeRow(Base):
-    """One node's part of a prefetch, as its agent last reported it. A row of its own: a thousand agents report."""
-
-    __tablename__ = "prefetch_nodes"
-    __table_args__ = (Index("ix_prefetch_nodes_state", "state"),)
-
-    prefetch: Mapped[str] = mapped_column(ForeignKey("prefetches.id", ondelete="CASCADE"), primary_key=True)
+    operation: Mapped[str] = mapped_column(ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True)
     cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
     node: Mapped[str] = mapped_column(String(256), primary_key=True)
     state: Mapped[str] = mapped_column(String(16))
-    bytes_total: Mapped[int | None]
-    bytes_from: Mapped[Json]
+    result: Mapped[Json]
     error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
 
 
@@ -323,21 +291,6 @@ class TombstoneRow(Base):
     created_at: Mapped[float]
     eviction: Mapped[str] = mapped_column(String(64))
     collected_at: Mapped[float | None]
-
-
-class CollectionRow(Base):
-    """A collection that was asked for, is under way, or is over. ``kinds`` is what it took, kind by kind."""
-
-    __tablename__ = "collections"
-    __table_args__ = (Index("ix_collections_newest", "created_at"), Index("ix_collections_status", "status"))
-
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    status: Mapped[str] = mapped_column(String(16))
-    created_at: Mapped[float]
-    completed_at: Mapped[float | None]
-    request: Mapped[Json]
-    kinds: Mapped[list[Any]]
-    error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
 
 
 class DamagedChunkRow(Base):

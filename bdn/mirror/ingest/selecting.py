@@ -9,9 +9,8 @@ from typing import Final
 
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
 from bdn.core.ports import Resolution, Source
-from bdn.core.source.literal_prefixes import literal_prefixes
 from bdn.core.source.paths import UnsafePathError, check_tree
-from bdn.core.source.patterns import hint_for, select
+from bdn.core.source.patterns import hint_for, literal_prefixes, select
 from bdn.core.source.upstream import UpstreamFile
 from bdn.core.source.weights import WeightsSource
 

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from bdn.core.errors import BdnError, InternalError, NotFoundError
+from bdn.core.errors import BdnError, InternalError
 from bdn.core.groups import single_error
 from bdn.core.pace.rounds import is_round_due
-from bdn.core.store.collection import KINDS, Kind
-from bdn.mirror.db import collections, mirrors
+from bdn.core.store.collection import KINDS
+from bdn.mirror.db import mirrors, operations
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import CollectionRow
+from bdn.mirror.operations.operations import COLLECTION, Operations
 from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.watch import Watch
-from bdn.wire.errors import ErrorBody, body_of
+from bdn.wire.errors import body_of
 from bdn.wire.operation_schema import CollectedKind, Collection, CollectionRequest
-from bdn.wire.shapes import moment
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 5.0  # between two looks for what another process was asked for
-_LOOK_AGAIN_SECONDS: Final = 0.5
 _ASKED: Final = "a collection was asked for"
 
 
@@ -43,6 +39,7 @@ class Collections:
     """
 
     database: Database
+    operations: Operations
     collector: Collector
     watch: Watch
     grace_seconds: float
@@ -50,30 +47,20 @@ class Collections:
     on_collected: Callable[[int], object]
     clock: Callable[[], float] = time.time
 
-    async def start(self, request: CollectionRequest) -> Collection:
+    async def start(self, request: CollectionRequest, wait_seconds: float = 0) -> Collection:
         """Record what a worker is to do."""
-        row = self._row(request)
-        async with self.database.write() as session:
-            await collections.insert(session, row)
+        collection_id = await self._begin(request)
         self.watch.notify(_ASKED)
-        return _view(row)
+        return await self.get(collection_id, wait_seconds)
+
+    async def _begin(self, request: CollectionRequest) -> str:
+        return await self.operations.begin(COLLECTION, request, lambda _: {}, mirror=True)
 
     async def get(self, collection_id: str, wait_seconds: float = 0) -> Collection:
         """The collection, once it is over or when the time is."""
-        return await self.watch.look_until(
-            collection_id,
-            partial(self._look, collection_id),
-            lambda seen: seen.status != "RUNNING",
-            wait_seconds,
-            _LOOK_AGAIN_SECONDS,
-        )
-
-    async def _look(self, collection_id: str) -> Collection:
-        async with self.database.read() as session:
-            row = await collections.get(session, collection_id)
-        if row is None:
-            raise NotFoundError(f"collection {collection_id}")
-        return _view(row)
+        operation = await self.operations.get(COLLECTION, collection_id, wait_seconds=wait_seconds)
+        kinds = [CollectedKind.model_validate(kind) for kind in operation.all("kinds")]
+        return Collection(**operation.document(), kinds=kinds, bytes_freed=sum(kind.bytes for kind in kinds))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -89,9 +76,9 @@ class Collections:
             try:
                 await self._begin_what_is_due()
                 async with self.database.read() as session:
-                    asked = await collections.open_ones(session)
-                for collection_id in asked:
-                    await self._carry_out(collection_id)
+                    asked = await operations.open_of_mirror(session, COLLECTION.name)
+                for row in asked:
+                    await self._carry_out(row.id)
                 if asked:
                     continue  # somebody may have asked meanwhile
             except BdnError as error:  # the database is away: what is open stays open
@@ -103,21 +90,20 @@ class Collections:
             return
         async with self.database.alone("collections"):
             if await self._is_due():
-                async with self.database.write() as session:
-                    await collections.insert(session, self._row(CollectionRequest()))
+                await self._begin(CollectionRequest())
 
     async def _is_due(self) -> bool:
         """A period after the last one, or else after the first mirror: before that there is nothing to collect."""
         now = self.clock()
         async with self.database.read() as session:
-            since = await collections.newest(session, now) or await mirrors.first_at(session)
+            since = await operations.newest_collection(session, now) or await mirrors.first_at(session)
         return since is not None and is_round_due(since, self.period_seconds, now)
 
     async def _carry_out(self, collection_id: str) -> None:
         """A and B see the same request; A carries it out, and B, who waited, sees that it is over."""
         async with self.database.alone("collections"):
             async with self.database.read() as session:
-                row = await collections.get(session, collection_id)
+                row = await operations.get(session, collection_id)
             if row is None or row.status != "RUNNING":
                 return
             request = CollectionRequest.model_validate(row.request)
@@ -125,13 +111,11 @@ class Collections:
             collected, failure = await self._collect(collection_id, grace, dry_run=request.dry_run)
             if not request.dry_run:
                 self.on_collected(sum(collected.bytes.values()))
-            async with self.database.write() as session:
-                row = await collections.get(session, collection_id) or row
-                row.status = "FAILED" if failure else "DONE"
-                row.completed_at = self.clock()
-                row.kinds = [_kind(collected, kind).model_dump() for kind in KINDS]
-                row.error = body_of(failure).model_dump() if failure else None
-        self.watch.notify(collection_id)
+            kinds = [
+                CollectedKind(kind=kind, count=collected.counts[kind], bytes=collected.bytes[kind]).model_dump()
+                for kind in KINDS
+            ]
+            await self.operations.answer(collection_id, {"kinds": kinds}, body_of(failure) if failure else None)
         facts: dict[str, object] = {kind: count for kind, count in collected.counts.items() if count}
         logger.info("collected", extra={"collection": collection_id, "dry_run": request.dry_run, **facts})
 
@@ -146,32 +130,3 @@ class Collections:
         except Exception as error:
             logger.exception("a collection failed", extra={"collection": collection_id})
             return Collected(), InternalError(f"{type(error).__name__} while collecting")
-
-    def _row(self, request: CollectionRequest) -> CollectionRow:
-        return CollectionRow(
-            id=f"col_{secrets.token_hex(12)}",
-            status="RUNNING",
-            created_at=self.clock(),
-            completed_at=None,
-            request=request.model_dump(),
-            kinds=[],
-            error=None,
-        )
-
-
-def _kind(collected: Collected, kind: Kind) -> CollectedKind:
-    return CollectedKind(kind=kind, count=collected.counts[kind], bytes=collected.bytes[kind])
-
-
-def _view(row: CollectionRow) -> Collection:
-    kinds = [CollectedKind.model_validate(kind) for kind in row.kinds]
-    return Collection(
-        id=row.id,
-        status=row.status,  # type: ignore[arg-type] # the column holds nothing else
-        created_at=moment(row.created_at),
-        completed_at=moment(row.completed_at) if row.completed_at else None,
-        request=CollectionRequest.model_validate(row.request),
-        kinds=kinds,
-        bytes_freed=sum(kind.bytes for kind in kinds),
-        error=ErrorBody.model_validate(row.error) if row.error else None,
-    )

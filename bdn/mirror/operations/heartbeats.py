@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bdn.mirror.agents.liveness import ALIVE_SECONDS, INTERVAL_SECONDS, is_alive
-from bdn.mirror.agents.members import Roll
+from bdn.mirror.agents.members import ALIVE_SECONDS, INTERVAL_SECONDS, Roll, is_alive
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import AgentRow
+from bdn.mirror.db.tables import AgentRow, OperationRow
 from bdn.mirror.events import Events
-from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import Verifications
 from bdn.mirror.watch import Watch, agent_topic
-from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, Report
 from bdn.wire.grants import GrantSigner
+from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.shapes import Items, moment
 from bdn.wire.stage_schema import TierUse
 
@@ -31,7 +31,7 @@ class Membership:
 
     database: Database
     roll: Roll
-    evictions: Evictions
+    operations: Operations
     prefetches: Prefetches
     verifications: Verifications
     events: Events
@@ -44,11 +44,7 @@ class Membership:
         await self.roll.note(heartbeat)
         await self.events.take(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
-            await self.evictions.take_report(heartbeat.cluster, heartbeat.node, report)
-        for progress in heartbeat.prefetches:
-            await self.prefetches.take_report(heartbeat.cluster, heartbeat.node, progress)
-        for verified in heartbeat.verifications:
-            await self.verifications.take_report(heartbeat.cluster, heartbeat.node, verified)
+            await self._answer(heartbeat, report)
         reply, _ = await self.watch.look_until(
             agent_topic(heartbeat.cluster, heartbeat.node),
             partial(self._look, heartbeat),
@@ -60,22 +56,44 @@ class Membership:
 
     async def _look(self, heartbeat: Heartbeat) -> tuple[HeartbeatReply, bool]:
         """The answer as it is now, and whether it tells the agent to do something, or of other members."""
-        cluster, node = heartbeat.cluster, heartbeat.node
-        view = await self.roll.view(cluster)
+        view = await self.roll.view(heartbeat.cluster)
         are_known = heartbeat.epoch == view.epoch
-        at_work = {report.id for report in heartbeat.prefetches if report.state == "RUNNING"}
+        commands = [] if heartbeat.leaving else await self._commands(heartbeat)
         reply = HeartbeatReply(
             members=None if are_known else view.members,
             epoch=view.epoch,
-            commands=[] if heartbeat.leaving else await self.evictions.commands_for(cluster, node),
-            prefetches=[] if heartbeat.leaving else await self.prefetches.commands_for(cluster, node, at_work),
-            verifications=[] if heartbeat.leaving else await self.verifications.commands_for(cluster, node),
+            commands=commands,
             public_keys=[self.signer.public_key],
             interval_seconds=INTERVAL_SECONDS,
         )
         are_others = heartbeat.epoch is not None and not are_known
-        shall_verify = self.verifications.is_news(cluster, node, heartbeat.boot_id, reply.verifications)
-        return reply, bool(heartbeat.leaving or reply.commands or reply.prefetches or shall_verify or are_others)
+        return reply, bool(heartbeat.leaving or commands or are_others)
+
+    async def _answer(self, heartbeat: Heartbeat, report: Report) -> None:
+        result = report.evict or report.prefetch or report.verify
+        await self.operations.answer(
+            report.id,
+            None if result is None else result.model_dump(mode="json"),
+            report.error,
+            cluster=heartbeat.cluster,
+            node=heartbeat.node,
+            is_running=report.running,
+        )
+
+    async def _commands(self, heartbeat: Heartbeat) -> list[Command]:
+        """What the agent is asked and does not know yet."""
+        cluster, node = heartbeat.cluster, heartbeat.node
+        running = {report.id for report in heartbeat.reports if report.running}
+        return [
+            await self._command(row, cluster, node) for row in await self.operations.asked_of(cluster, node, running)
+        ]
+
+    async def _command(self, row: OperationRow, cluster: str, node: str) -> Command:
+        if row.kind == EVICTION.name:
+            return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
+        if row.kind == PREFETCH.name:
+            return Command(id=row.id, prefetch=self.prefetches.command(row))
+        return Command(id=row.id, verify=await self.verifications.command(row, cluster, node))
 
     async def agents(self) -> Items[AgentDocument]:
         """Every agent."""

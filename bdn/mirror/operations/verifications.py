@@ -1,59 +1,37 @@
-"""Verifications across tiers: agents read their caches and report, the keeper reads the store, all is recorded.
-
-Reading takes as long as it takes: an agent has no time limit so long as it is heard of.
-"""
+"""Verifications across tiers: agents read their caches and report, the keeper reads the store."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from bdn.core.digest import Digest
-from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.errors import NotFoundError
 from bdn.mirror.access import selectors
-from bdn.mirror.agents.addressees import MIRROR, asks_mirror, name_of
-from bdn.mirror.agents.liveness import is_alive
 from bdn.mirror.damages import DAMAGE
-from bdn.mirror.db import agents, mirrors
-from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.tables import VerificationRow
-from bdn.mirror.operations.commands import Asking
+from bdn.mirror.db import mirrors
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import OperationRow
+from bdn.mirror.operations.operations import VERIFICATION, Operation, Operations, asks_mirror
 from bdn.mirror.scrub.repair_grants import Lending
 from bdn.mirror.watch import Watch
-from bdn.wire.errors import ErrorBody
 from bdn.wire.operation_schema import (
     DamagedItem,
     Verification,
     VerificationRequest,
     VerifyCommand,
-    VerifyReport,
 )
-from bdn.wire.shapes import added, moment
+from bdn.wire.shapes import added
 
 
-@dataclass
+@dataclass(frozen=True)
 class Verifications:
     """The service behind ``/verifications``."""
 
     database: Database
-    watch: Watch
+    operations: Operations
     lending: Lending
-    clock: Callable[[], float]
-    _told: dict[str, set[str]] = field(default_factory=dict)  # by agent: what its open heartbeat was answered for
+    watch: Watch
 
-    def __post_init__(self) -> None:
-        self._asking = Asking(
-            VerificationRow,
-            "verification",
-            self.database,
-            self.watch,
-            self.clock,
-            given_up=self._silent,
-            verdict=lambda row: "DAMAGED" if any(item["outcome"] != "repaired" for item in row.items) else "DONE",
-        )
-
-    async def start(self, request: VerificationRequest, organisation: str) -> Verification:
+    async def start(self, request: VerificationRequest, organisation: str, wait_seconds: float = 0) -> Verification:
         """Record it and tell those who shall read.
 
         Raises:
@@ -61,87 +39,49 @@ class Verifications:
             NotFoundError: no such source or manifest was mirrored, or no agent of that name was ever heard of.
         """
         request.check()
-        async with self.database.read() as session:
-            manifests = await self._manifests(session, request, organisation)
-        command = VerifyCommand(
-            id=f"ver_{secrets.token_hex(12)}",
-            tier=request.tier,
-            manifests=manifests,
-            all=request.all,
-            repair=request.repair,
+        manifests = None if request.all else await self._manifests(request, organisation)
+
+        def command(verification_id: str) -> VerifyCommand:
+            return VerifyCommand(
+                id=verification_id, tier=request.tier, manifests=manifests, all=request.all, repair=request.repair
+            )
+
+        verification_id = await self.operations.begin(
+            VERIFICATION,
+            request,
+            lambda new_id: command(new_id).model_dump(),
+            organisation=organisation,
+            agents=await self.operations.agents_asked(request),
+            mirror=asks_mirror(request),
         )
-        await self._asking.begin(command.id, organisation, request, command, is_for_mirror=asks_mirror(request))
         self.watch.notify(DAMAGE)
-        return _view(await self._asking.settle(command.id, organisation))
+        return await self.get(verification_id, organisation, wait_seconds)
 
-    async def _manifests(
-        self, session: ReadSession, request: VerificationRequest, organisation: str
-    ) -> list[str] | None:
-        """What a source or a manifest selects; None for everything."""
-        if request.manifest is not None:
-            try:
-                digest = Digest.parse(request.manifest)
-            except ValueError as error:
-                raise InvalidRequestError(str(error)) from error
-            if not await mirrors.may_read(session, organisation, digest.hex):
-                raise NotFoundError(f"manifest {digest}")
-            return [str(digest)]
-        if request.source is None:
-            return None
-        return [f"b3:{digest}" for digest in await selectors.of_source(session, organisation, request.source)]
+    async def _manifests(self, request: VerificationRequest, organisation: str) -> list[str]:
+        async with self.database.read() as session:
+            found = await selectors.named(session, organisation, request.manifest, request.source)
+            if request.manifest is not None and not await mirrors.may_read(session, organisation, found[0]):
+                raise NotFoundError(f"manifest {request.manifest}")
+        return [f"b3:{digest}" for digest in found]
 
-    async def commands_for(self, cluster: str, node: str) -> list[VerifyCommand]:
-        """What an agent has not answered yet, with the grants for what it will have to fetch."""
-        commands = []
-        for row in await self._asking.pending_at(cluster, node):
-            command = VerifyCommand.model_validate(row.command)
-            if command.repair:
-                command.grants = await self.lending.grants(row.organisation, cluster, node, command.manifests)
-            commands.append(command)
-        return commands
-
-    def is_news(self, cluster: str, node: str, boot_id: str, commands: Sequence[VerifyCommand]) -> bool:
-        """Whether the agent shall be told now. It is told again with every answer, until it reports, which may take hours."""
-        agent, ids = f"{cluster}/{node} {boot_id}", {command.id for command in commands}
-        known = self._told.pop(agent, set())
-        if ids:
-            self._told[agent] = ids
-        return bool(ids - known)
-
-    async def take_report(self, cluster: str, node: str, report: VerifyReport) -> None:
-        """An agent's answer."""
-
-        def add(row: VerificationRow) -> None:
-            place = {"cluster": cluster, "node": node}
-            row.items = [*row.items, *(item.model_copy(update=place).model_dump() for item in report.items)]
-            row.chunks_read = added(row.chunks_read, report.chunks_read)
-            row.bytes_read = added(row.bytes_read, report.bytes_read)
-
-        await self._asking.answer(report.id, cluster, node, add, report.error)
+    async def command(self, row: OperationRow, cluster: str, node: str) -> VerifyCommand:
+        """What an agent is told, with the grants for what it will have to fetch."""
+        command = VerifyCommand.model_validate(row.command)
+        if command.repair:
+            command.grants = await self.lending.grants(row.organisation or "", cluster, node, command.manifests)
+        return command
 
     async def get(self, verification_id: str, organisation: str, wait_seconds: float = 0) -> Verification:
-        """The verification, once it is settled or when the time is over."""
-        return _view(await self._asking.get(verification_id, organisation, wait_seconds))
-
-    async def _silent(self, session: ReadSession, row: VerificationRow) -> list[str]:
-        """Of those who have not answered, who is not there to answer."""
-        if set(row.pending) <= {MIRROR}:
-            return []
-        now = self.clock()
-        alive = {name_of(agent) for agent in await agents.all_agents(session) if is_alive(agent, now)}
-        return [name for name in row.pending if name != MIRROR and name not in alive]
+        """The verification, once it is over or when the time is."""
+        return _document(await self.operations.get(VERIFICATION, verification_id, organisation, wait_seconds))
 
 
-def _view(row: VerificationRow) -> Verification:
-    return Verification(
-        id=row.id,
-        status=row.status,  # type: ignore[arg-type] # the column holds nothing else
-        created_at=moment(row.created_at),
-        completed_at=moment(row.completed_at) if row.completed_at else None,
-        request=VerificationRequest.model_validate(row.request),
-        items=[DamagedItem.model_validate(item) for item in row.items],
-        chunks_read=row.chunks_read,
-        bytes_read=row.bytes_read,
-        unreachable=row.unreachable,
-        error=ErrorBody.model_validate(row.error) if row.error else None,
-    )
+def _document(operation: Operation) -> Verification:
+    items: list[DamagedItem] = []
+    chunks_read = bytes_read = 0
+    for part in operation.parts:
+        place = {"cluster": part.cluster, "node": part.node} if part.cluster else {}
+        items += [DamagedItem.model_validate(item | place) for item in part.result.get("items", [])]
+        chunks_read = added(chunks_read, part.result.get("chunks_read", 0))
+        bytes_read = added(bytes_read, part.result.get("bytes_read", 0))
+    return Verification(**operation.document(), items=items, chunks_read=chunks_read, bytes_read=bytes_read)

@@ -33,10 +33,7 @@ class Restorations:
         async with self.database.write() as session:
             # A collection goes first, and then there is nothing to restore, or it waits.
             await mirrors.hold_claims(session)
-            if request.manifest is not None:
-                named = await selectors.of_manifest(session, organisation, request.manifest)
-            else:
-                named = await selectors.of_source(session, organisation, request.source or "")
+            named = await selectors.named(session, organisation, request.manifest, request.source)
             restored = sorted(await tombstones.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
             decided = [

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 from bdn.core.errors import Fact
 from bdn.core.events import Event
-from bdn.mirror.agents.addressees import MIRROR
-from bdn.mirror.db import agents, asked, contents, events, mirrors, tombstones
+from bdn.mirror.db import agents, contents, events, mirrors, operations, tombstones
 from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.tables import EvictionRow
 from bdn.mirror.retention.collector import Collector
 from bdn.mirror.retention.weights import EvictionWeights
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
@@ -32,19 +30,21 @@ class StoreEviction:
     clock: Callable[[], float] = field(default=time.time)
 
     async def run(self, command: EvictCommand, organisation: str) -> None:
-        """Plan, record and, unless it is a dry run, carry out; not if nobody waits for the mirror's answer any more."""
+        """Plan, record and, unless it is a dry run, carry out; not if nobody waits for the mirror's answer any more.
+
+        What the plan takes is recorded with what it does; the caller says when the mirror's part is over.
+        """
         async with self.database.alone("eviction"):
             async with self.database.write() as session:
-                row = await asked.change(session, EvictionRow, command.id)
-                if row is None or MIRROR not in row.pending:
+                part = await operations.lock_mirrors_part(session, command.id)
+                if part is None:
                     return
                 if not command.dry_run:
                     # A looks at what mirrors at work have published; B publishes, and is at work; A gives up what B counts on.
                     await mirrors.hold_claims(session)
                 now = self.clock()
                 items = await self._plan(session, command, organisation, now)
-                row.items = [*row.items, *(item.model_dump(mode="json") for item in items)]
-                row.pending = [name for name in row.pending if name != MIRROR]
+                part.result = {"items": [item.model_dump(mode="json") for item in items]}
                 victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
                 if not command.dry_run:
                     await tombstones.write(session, organisation, victims, command.id, now)

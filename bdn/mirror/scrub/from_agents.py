@@ -12,7 +12,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.store.damage import Piece
-from bdn.mirror.agents.liveness import is_alive
+from bdn.mirror.agents.members import is_alive
 from bdn.mirror.db import agents, origins
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.origins import Origin

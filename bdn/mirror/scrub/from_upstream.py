@@ -13,7 +13,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError
 from bdn.core.manifest import Manifest
 from bdn.core.ports import Source
-from bdn.core.source.literal_prefixes import common_beginnings
+from bdn.core.source.patterns import common_beginnings
 from bdn.core.source.upstream import Checksum
 from bdn.core.source.weights import WeightsSource
 from bdn.core.store.damage import Piece

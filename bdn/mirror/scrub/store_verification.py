@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from bdn.core.digest import Digest
 from bdn.core.manifest import Manifest
-from bdn.mirror.agents.addressees import MIRROR
-from bdn.mirror.db import asked, mirrors, origins
+from bdn.mirror.db import mirrors, operations, origins
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.objects import Reach, StoredObject
+from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.records import Record
-from bdn.mirror.db.tables import VerificationRow
 from bdn.mirror.scrub.reading import StoreReading
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.watch import Watch
@@ -32,38 +31,42 @@ class StoreVerification:
     async def go_on(self) -> bool:
         """One part further; False when nobody waits."""
         async with self.database.read() as session:
-            rows = [row for row in await asked.running(session, VerificationRow) if MIRROR in row.pending]
+            rows = await operations.open_of_mirror(session, "verification")
+            parts = await operations.parts_of(session, rows[0].id) if rows else []
         if not rows:
             return False
-        row = rows[0]
+        row, sofar = rows[0], parts[0].result
+        organisation = row.organisation or ""
         command = VerifyCommand.model_validate(row.command)
         reach = None
         if command.manifests is not None:
-            reach = Reach([manifest.removeprefix("b3:") for manifest in command.manifests], row.organisation)
-        part = await self.reading.part(row.cursor, reach)
-        known = {item["chunk"] for item in row.items if item["tier"] == MIRROR}
+            reach = Reach([manifest.removeprefix("b3:") for manifest in command.manifests], organisation)
+        part = await self.reading.part(sofar.get("cursor"), reach)
+        known = {item["chunk"] for item in sofar.get("items", [])}
         items = [
-            await self._settle(one, reason, row.organisation, command)
+            await self._settle(one, reason, organisation, command)
             for one, reason in part.faults
             if str(one.digest) not in known
         ]
         items += [
-            await self._describe_record(record, fault, row.organisation)
+            await self._describe_record(record, fault, organisation)
             for record, fault in part.records
             if str(record.digest) not in known
         ]
         async with self.database.write() as session:
-            fresh = await asked.change(session, VerificationRow, row.id)
-            if fresh is not None:
-                before = sum(item["tier"] == MIRROR for item in fresh.items)
-                told, too_many = listed(items, before=before)
-                fresh.items = [*fresh.items, *(item.model_dump() for item in told)]
+            mine = await operations.lock_mirrors_part(session, row.id)
+            if mine is not None:
+                before = mine.result.get("items", [])
+                told, too_many = listed(items, before=len(before))
+                mine.result = {
+                    "items": [*before, *(item.model_dump() for item in told)],
+                    "chunks_read": added(mine.result.get("chunks_read", 0), part.chunks_read),
+                    "bytes_read": added(mine.result.get("bytes_read", 0), part.bytes_read),
+                    "cursor": part.cursor,
+                }
                 if too_many is not None:
-                    fresh.error = too_many.model_dump()
-                fresh.chunks_read = added(fresh.chunks_read, part.chunks_read)
-                fresh.bytes_read = added(fresh.bytes_read, part.bytes_read)
-                fresh.cursor = part.cursor
-                fresh.pending = [name for name in fresh.pending if part.cursor is not None or name != MIRROR]
+                    mine.error = too_many.model_dump()
+                mine.state = "RUNNING" if part.cursor is not None else "FAILED" if mine.error else "DONE"
         if part.cursor is None:
             self.watch.notify(row.id)
         return True

@@ -15,7 +15,7 @@ from bdn.net.client.service_client import OUTAGE_RETRY, OutageRetry, Params, Ser
 from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
 from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.errors import WrongDocumentError
-from bdn.wire.event_schema import Named, NodeEvents, ShownEvent
+from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, Plan
@@ -24,6 +24,7 @@ from bdn.wire.operation_schema import (
     CollectionRequest,
     Eviction,
     EvictionRequest,
+    PathVerification,
     PathVerificationRequest,
     Prefetch,
     PrefetchRequest,
@@ -31,7 +32,6 @@ from bdn.wire.operation_schema import (
     RestoredItem,
     Verification,
     VerificationRequest,
-    VerifyReport,
 )
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
@@ -149,9 +149,9 @@ class MirrorClient(ServiceClient):
         """``GET /names``."""
         return await self._call(Named, "GET", "/names", params={"of": of})
 
-    async def events(self, params: Params) -> Page[ShownEvent]:
+    async def events(self, params: Params) -> Page[EventDocument]:
         """``GET /events``."""
-        return await self._call(Page[ShownEvent], "GET", "/events", params=params)
+        return await self._call(Page[EventDocument], "GET", "/events", params=params)
 
     async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
         """``PUT /secrets/{name}``."""
@@ -237,9 +237,9 @@ class AgentClient(ServiceClient):
         """``DELETE /stages/{id}``."""
         return await self._call(StageDocument, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
 
-    async def verify(self, request: PathVerificationRequest) -> VerifyReport:
+    async def verify(self, request: PathVerificationRequest) -> PathVerification:
         """``POST /verifications``; the answer comes when all of it has been read, however long that takes."""
-        return await self._call(VerifyReport, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
+        return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
 
     async def events(self, params: Params) -> NodeEvents:
         """``GET /events``."""

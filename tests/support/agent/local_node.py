@@ -22,7 +22,7 @@ from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import RetryBudget
-from node_agent.fill.fill_unit import FillUnit, units_of
+from node_agent.fill.fills import FillUnit, units_of
 from node_agent.fill.packed_parts import PackedParts
 from node_agent.fill.part import PartialFile
 from node_agent.fill.provision import FillRequest
@@ -137,7 +137,7 @@ class LocalNode:
 
     async def settled(self) -> None:
         """No stage is worked on any more."""
-        while working := [stage.task for stage in self.stages.book.all() if stage.task and stage.is_working]:
+        while working := [stage.task for stage in self.stages.registry.all() if stage.task and stage.is_working]:
             await asyncio.wait(working)  # a task that looks through a stage may begin another, that mends it
 
 
@@ -189,20 +189,9 @@ async def local_node(
             on_change=lambda: None,
             decided=journal.record,
         )
-        housekeeping = Housekeeping(
-            registry,
-            lifecycle,
-            records,
-            tiers.manifests,
-            tiers.node,
-            tiers.cluster,
-            views,
-            pulls,
-            wall,
-            disk.is_rebooted,
-        )
+        housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
         trust = cast("Any", OpenTrust())
-        stages = StageService(registry, lifecycle, records, views, pulls, trust, _no_keys, wall, is_node=True)
+        stages = StageService(registry, lifecycle, trust, _no_keys, is_node=True)
         evictions = Evictions("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
         await housekeeping.resume()
         yield LocalNode(disk, tiers, provision, stages, evictions, housekeeping)

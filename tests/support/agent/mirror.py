@@ -26,7 +26,7 @@ from bdn.core.store.slabs import SMALL_FILE_SIZE, seal_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.store.memory import MemoryStore
-from bdn.wire.agent_schema import Heartbeat, HeartbeatReply, MemberDocument
+from bdn.wire.agent_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
@@ -103,9 +103,7 @@ class AgentMirror:
     chunk_requests: Counter[Digest] = field(default_factory=Counter)
     documents: Counter[str] = field(default_factory=Counter)
     heartbeats: list[Heartbeat] = field(default_factory=list)
-    commands: list[EvictCommand] = field(default_factory=list)
-    prefetches: list[PrefetchCommand] = field(default_factory=list)
-    verifications: list[VerifyCommand] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
     faults: defaultdict[Digest, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     every: Fault | None = None  # met by each request that has no fault of its own
     on_request: Callable[[Digest], object] = lambda _: None
@@ -172,6 +170,17 @@ class AgentMirror:
         body = next(one for one in self.layouts[manifest.digest].files if one.digest == str(digest))
         return _requested(body)
 
+    def ask(self, command: EvictCommand | PrefetchCommand | VerifyCommand) -> None:
+        """Ask it of every agent, until one has answered."""
+        kind = {EvictCommand: "evict", PrefetchCommand: "prefetch", VerifyCommand: "verify"}[type(command)]
+        with self.lock:
+            self.commands.append(Command.model_validate({"id": command.id, kind: command}))
+
+    def reports(self, command_id: str | None = None) -> list[Report]:
+        """What agents have reported of commands that were over, or of this one."""
+        found = [report for beat in list(self.heartbeats) for report in beat.reports if not report.running]
+        return [report for report in found if command_id in (None, report.id)]
+
     @property
     def requests(self) -> int:
         """Chunk requests since the last ``forget``."""
@@ -212,20 +221,14 @@ class AgentMirror:
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         with self.lock:
             self.heartbeats.append(heartbeat)
-            reported = {report.id for report in heartbeat.reports}
-            self.commands = [command for command in self.commands if command.id not in reported]
+            ended = {report.id for report in heartbeat.reports if not report.running}
+            self.commands = [command for command in self.commands if command.id not in ended]
             commands = list(self.commands)
-            ended = {report.id for report in heartbeat.prefetches if report.state != "RUNNING"}
-            self.prefetches = [one for one in self.prefetches if one.id not in ended]
-            reported = {report.id for report in heartbeat.verifications}
-            self.verifications = [one for one in self.verifications if one.id not in reported]
             epoch, members = self._join(heartbeat)
         return HeartbeatReply(
             members=members,
             epoch=epoch,
             commands=commands,
-            prefetches=list(self.prefetches),
-            verifications=list(self.verifications),
             public_keys=[self.signer.public_key],
             interval_seconds=0.2,
         )

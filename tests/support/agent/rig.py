@@ -14,6 +14,8 @@ from blake3 import blake3
 
 from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
+from bdn.wire.agent_schema import Report
+from bdn.wire.operation_schema import VerifyCommand, VerifyReport
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.fetch.deadlines import Waits
@@ -78,6 +80,14 @@ async def staged(agent: Agent, mirror: AgentMirror, *manifests: Manifest, job: s
     stage = await agent.stages.start(job, mirror.grant(*manifests))
     async with asyncio.timeout(30):
         return await agent.stages.finish(stage.record.id)
+
+
+async def verified(agent: Agent, command: VerifyCommand) -> VerifyReport:
+    """Carry a verification out; what it reports."""
+    reports: list[Report] = []
+    await agent.verifications.run(command, reports.append)
+    assert reports[-1].verify is not None
+    return reports[-1].verify
 
 
 def noise(size: int, seed: int = 0) -> bytes:

@@ -20,11 +20,10 @@ from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.ports import StoredChunk
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout
-from bdn.mirror.agents.addressees import MIRROR
 from bdn.mirror.damages import DamagedRecords
-from bdn.mirror.db import asked, contents, layouts, mirrors
+from bdn.mirror.db import contents, layouts, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
-from bdn.mirror.db.tables import EvictionRow, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
 from bdn.mirror.ingest.copy_missing import StoredContents
 from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.retention.restorations import Restorations
@@ -85,19 +84,18 @@ class World:
     async def evict(self, organisation: str, manifest: str) -> None:
         self.now += 1
         command = EvictCommand(id=f"evi_{next(self.numbers)}", manifests=[f"b3:{manifest}"], tier="mirror")
-        row = EvictionRow(
+        row = OperationRow(
             id=command.id,
+            kind="eviction",
             organisation=organisation,
             status="RUNNING",
             created_at=self.now,
             request={},
             command={},
-            items=[],
-            pending=[MIRROR],
-            unreachable=[],
         )
+        part = OperationPartRow(operation=command.id, cluster="", node=operations.MIRROR, state="PENDING", result={})
         async with self.database.write() as session:
-            await asked.insert(session, row)
+            await operations.insert(session, row, [part])
         await StoreEviction(self.database, self.collector(), TOMBSTONE_SECONDS, self.clock).run(command, organisation)
         async with self.database.read() as session:
             given_up = manifest not in await mirrors.readable(session, organisation, [manifest])

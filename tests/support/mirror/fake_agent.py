@@ -30,4 +30,5 @@ class FakeAgent:
 
     async def carry_out(self, reply: Json, *items: Json, error: Json | None = None) -> Json:
         (command,) = reply["commands"]
-        return await self.beat(reports=[{"id": command["id"], "items": list(items), "error": error}])
+        report = {"id": command["id"], "evict": {"items": list(items)}, "error": error}
+        return await self.beat(reports=[report])

@@ -132,6 +132,10 @@ class MirrorUnderTest:
     def count(self, table: str) -> int:
         return len(self.rows(table)[table])
 
+    def operations(self, kind: str) -> list[str]:
+        """The ids of recorded operations of this kind."""
+        return [row[0] for row in self.rows("operations")["operations"] if row[1] == kind]
+
     def published(self) -> dict[str, list[tuple[Any, ...]]]:
         return self.rows("manifests", "manifest_contents")
 
@@ -161,7 +165,7 @@ async def mirror_under_test(
 ) -> AsyncIterator[MirrorUnderTest]:
     """A mirror that does not wait between attempts, with a data plane on a free port only where one is asked for."""
     if "database_url" not in settings:
-        await asyncio.to_thread(_prepare, data_dir)
+        await asyncio.to_thread(prepare_database, data_dir)
     async with open_mirror(
         MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings),
         serve=serve,
@@ -178,7 +182,8 @@ async def mirror_under_test(
             yield MirrorUnderTest(service, http, data_dir)
 
 
-def _prepare(data_dir: Path) -> None:
+def prepare_database(data_dir: Path) -> None:
+    """An embedded database at the newest migration, unless there is one."""
     data_dir.mkdir(exist_ok=True)
     if not (data_dir / "mirror.sqlite").exists():
         copyfile(_migrated(), data_dir / "mirror.sqlite")

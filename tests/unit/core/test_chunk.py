@@ -4,41 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
+from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_range
 
 
 def test_a_chunk_is_eight_mebibytes() -> None:
     assert CHUNK_SIZE == 8_388_608
-
-
-@pytest.mark.parametrize(
-    ("size", "count"),
-    [
-        (0, 0),
-        (1, 1),
-        (CHUNK_SIZE - 1, 1),
-        (CHUNK_SIZE, 1),
-        (CHUNK_SIZE + 1, 2),
-        (3 * CHUNK_SIZE, 3),
-        (10**15, 119_209_290),
-    ],
-)
-def test_a_file_has_as_many_chunks_as_it_needs(size: int, count: int) -> None:
-    assert chunk_count(size) == count
-
-
-@pytest.mark.parametrize(
-    ("size", "index", "expected"),
-    [
-        (1, 0, ByteRange(0, 1)),
-        (CHUNK_SIZE, 0, ByteRange(0, CHUNK_SIZE)),
-        (CHUNK_SIZE + 1, 0, ByteRange(0, CHUNK_SIZE)),
-        (CHUNK_SIZE + 1, 1, ByteRange(CHUNK_SIZE, CHUNK_SIZE + 1)),
-        (2 * CHUNK_SIZE, 1, ByteRange(CHUNK_SIZE, 2 * CHUNK_SIZE)),
-    ],
-)
-def test_only_the_last_chunk_is_short(size: int, index: int, expected: ByteRange) -> None:
-    assert chunk_range(size, index) == expected
 
 
 @pytest.mark.parametrize(("size", "index"), [(0, 0), (1, 1), (1, -1), (CHUNK_SIZE, 1), (CHUNK_SIZE + 1, 2)])

@@ -26,11 +26,6 @@ def test_the_digest_of_nothing_is_the_published_one() -> None:
     assert EMPTY.hex == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 
 
-def test_raw_bytes_go_and_come_back() -> None:
-    assert Digest.from_bytes(Digest(HEX).to_bytes()) == Digest(HEX)
-    assert len(Digest(HEX).to_bytes()) == 32
-
-
 def test_the_fan_out_is_two_folders_and_the_whole_name() -> None:
     assert Digest(HEX).fanout == f"01/23/{HEX}"
 
@@ -62,11 +57,8 @@ def test_raw_bytes_of_another_length_are_refused(raw: bytes) -> None:
         Digest.from_bytes(raw)
 
 
-def test_a_file_without_chunks_is_named_like_nothing() -> None:
+def test_a_small_file_is_named_like_its_only_chunk_or_like_nothing() -> None:
     assert file_digest(0, []) == EMPTY
-
-
-def test_a_file_of_one_chunk_is_named_like_its_chunk() -> None:
     assert file_digest(7, [digest_of(b"weights")]) == digest_of(b"weights")
 
 

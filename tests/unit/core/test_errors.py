@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import is_dataclass
 
 import pytest
@@ -108,36 +109,19 @@ def test_an_error_is_caught_as_the_root_and_equals_only_itself(error: BdnError, 
     assert error != type(error)(**vars(error))
 
 
-def test_where_something_else_helps_than_a_secret_that_is_said_instead() -> None:
-    message = str(errors.AuthRequiredError("s3://b", "AccessDenied", "Change the trust policy"))
-    assert message == "s3://b refused access (AccessDenied). Change the trust policy"
-
-
-def test_a_source_that_the_problem_names_already_is_not_named_twice() -> None:
-    assert str(errors.InvalidSourceError("s3://", "Source 's3://' is empty")) == "Source 's3://' is empty"
-
-
-def test_an_empty_source_is_told_apart_from_patterns_that_select_nothing() -> None:
-    assert str(errors.NoFilesMatchedError("s3://b", 0, ("*",), ())) == "s3://b holds no files"
-
-
-def test_a_selection_of_nothing_without_a_hint_ends_with_the_patterns() -> None:
-    message = str(errors.NoFilesMatchedError("s3://b", 2, ("a",), ()))
-    assert message == "none of the 2 files of s3://b is selected by allow_patterns=['a'], ignore_patterns=[]"
-
-
-def test_a_rate_limit_without_a_time_names_none_and_an_immediate_one_names_zero() -> None:
-    assert "wait" not in str(errors.UpstreamRateLimitedError("hf://o/r"))
-    assert "wait 0 s" in str(errors.UpstreamRateLimitedError("hf://o/r", 0.0))
-
-
-def test_a_full_disk_says_what_others_have_taken_or_that_nobody_has() -> None:
-    for others, words in ((4000, "others have taken 4 KB of it"), (0, "nobody else has taken any of it")):
-        error = errors.DiskFailedError("/cache/x", "No space left on device", is_full=True, others_bytes=others)
-        assert words in str(error)
-        assert "since room was promised" in str(error)
-
-
-def test_a_lack_of_inodes_is_told_in_files() -> None:
-    message = str(errors.CacheFullError(4, 9, 0, 9, needed_files=7, free_files=2))
-    assert message.startswith("7 more files do not fit now: the file system has inodes for 2")
+def test_a_message_says_no_more_than_is_known() -> None:
+    full = errors.DiskFailedError("/cache/x", "No space left on device", is_full=True, others_bytes=4000)
+    alone = errors.DiskFailedError("/cache/x", "No space left on device", is_full=True, others_bytes=0)
+    table: list[tuple[BdnError, str]] = [
+        (errors.AuthRequiredError("s3://b", "AccessDenied", "Change the trust policy"), "^s3://b refused access \\(AccessDenied\\). Change the trust policy$"),
+        (errors.InvalidSourceError("s3://", "Source 's3://' is empty"), "^Source 's3://' is empty$"),
+        (errors.NoFilesMatchedError("s3://b", 0, ("*",), ()), "^s3://b holds no files$"),
+        (errors.NoFilesMatchedError("s3://b", 2, ("a",), ()), r"^none of the 2 files of s3://b is selected by allow_patterns=\['a'\], ignore_patterns=\[\]$"),
+        (errors.UpstreamRateLimitedError("hf://o/r"), "^(?!.*wait)"),
+        (errors.UpstreamRateLimitedError("hf://o/r", 0.0), "wait 0 s"),
+        (full, "others have taken 4 KB of it.*since room was promised|since room was promised.*others have taken 4 KB of it"),
+        (alone, "nobody else has taken any of it.*since room was promised|since room was promised.*nobody else has taken any of it"),
+        (errors.CacheFullError(4, 9, 0, 9, needed_files=7, free_files=2), "^7 more files do not fit now: the file system has inodes for 2"),
+    ]  # fmt: skip
+    for error, words in table:
+        assert re.search(words, str(error)), error

@@ -165,6 +165,8 @@ def test_a_place_is_explained_in_one_sentence(events: list[Event], is_here: bool
             "is not leased for prefetch pre_1 any more: its time was over at 2027-01-15 08:00:00Z"),
         (made("refused", stage="s", job="j", code="CACHE_FULL", **_NUMBERS, needed_files=3, free_files=2),
             "was not let in for job j (stage s) [CACHE_FULL]: 3 more files did not fit: the file system had inodes for 2"),
+        (made("refused", stage="s", job="j", code="CACHE_FULL", **_NUMBERS, needed_files=3),
+            "was not let in for job j (stage s) [CACHE_FULL]: 3 more files did not fit: the file system had inodes for None"),
         (made("dropped", why="{job} is a name"), "was dropped: {job} is a name"),
     ],
 )  # fmt: skip

@@ -26,12 +26,6 @@ def test_a_manifest_is_named_by_its_canonical_bytes() -> None:
     assert MANIFEST.digest == digest_of(MANIFEST.canonical)
 
 
-def test_the_order_in_which_files_are_given_does_not_matter() -> None:
-    turned = Manifest.of(reversed(MANIFEST.files))
-    assert turned == MANIFEST
-    assert turned.digest == MANIFEST.digest
-
-
 def test_paths_are_sorted_by_their_utf8_bytes_not_by_locale_or_folder() -> None:
     paths = ["a/b", "a-b", "A", "z", "é", "\U0001f600", "\uffff"]
     assert [entry.path for entry in Manifest.of(FileEntry(path, 1, A) for path in paths).files] == [
@@ -43,10 +37,6 @@ def test_unicode_is_written_as_itself() -> None:
     assert "тест/模型".encode() in Manifest.of([FileEntry("тест/模型", 1, A)]).canonical
 
 
-def test_parsing_gives_the_manifest_back() -> None:
-    assert Manifest.parse(MANIFEST.canonical) == MANIFEST
-
-
 @pytest.mark.parametrize("count", [999, 1000, 1001, 2001])
 def test_a_manifest_of_any_length_is_one_document(count: int) -> None:
     manifest = Manifest.of(FileEntry(f"f/{number}", 1, A) for number in range(count))
@@ -54,11 +44,6 @@ def test_a_manifest_of_any_length_is_one_document(count: int) -> None:
     whole = json.dumps({"files": files, "schema": "bdn.manifest.v1"}, separators=(",", ":")).encode()
     assert manifest.canonical == whole
     assert Manifest.parse(whole) == manifest
-
-
-def test_totals_count_every_path_and_contents_every_content_once() -> None:
-    assert MANIFEST.bytes_total == 4
-    assert MANIFEST.contents == {A: 1, B: 2}
 
 
 def test_a_manifest_without_files_does_not_exist() -> None:
@@ -107,20 +92,9 @@ def test_the_unchanged_record_is_a_manifest() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"size": True},
-        {"size": 1.0},
-        {"size": "1"},
-        {"size": None},
-        {"size": -1},
-        {"size": 0},
-        {"path": 1},
-        {"path": None},
-        {"path": ""},
-        {"path": "../a"},
-        {"path": "\ud800"},
-        {"digest": A.hex},
-        {"digest": 5},
-        {"digest": str(EMPTY)},
+        *({"size": size} for size in (True, 1.0, "1", None, -1, 0)),
+        *({"path": path} for path in (1, None, "", "../a", "\ud800")),
+        *({"digest": digest} for digest in (A.hex, 5, str(EMPTY))),
         {"mode": 420},
     ],
     ids=repr,
@@ -178,19 +152,3 @@ def test_the_same_tree_written_differently_is_refused_because_its_name_would_dif
     assert document != CANONICAL, what
     with pytest.raises(MalformedDocumentError):
         Manifest.parse(document)
-
-
-def test_any_single_byte_changed_gives_no_manifest_or_one_of_another_name() -> None:
-    survivors = 0
-    for position in range(len(CANONICAL)):
-        for flip in (0x01, 0x02, 0x10, 0x20, 0x80):
-            document = bytearray(CANONICAL)
-            document[position] ^= flip
-            try:
-                other = Manifest.parse(bytes(document))
-            except MalformedDocumentError:
-                continue
-            assert other.digest != MANIFEST.digest
-            assert other != MANIFEST
-            survivors += 1
-    assert survivors  # a digit of a digest or a letter of a path makes another good manifest

@@ -17,25 +17,6 @@ def test_the_key_of_an_identity_is_64_hexadecimal_digits_and_stable() -> None:
     assert set(key) <= set("0123456789abcdef")
 
 
-def test_how_text_is_cut_into_parts_changes_the_key() -> None:
-    keys = {
-        Identity.of("", "ab", "c").key,
-        Identity.of("", "a", "bc").key,
-        Identity.of("", "abc").key,
-        Identity.of("", "abc", "").key,
-        Identity.of("", "", "abc").key,
-        Identity.of("abc").key,
-        Identity.of("", "2:ab", "1:c").key,
-        Identity.of("", "a:", "b").key,
-        Identity.of("", "a", ":b").key,
-    }
-    assert len(keys) == 9
-
-
-def test_another_scope_never_finds_the_same_content() -> None:
-    assert Identity.of("public", "x").key != Identity.of("org-1", "x").key != Identity.of("org-2", "x").key
-
-
 def test_held_files_are_known_by_path_and_the_others_are_missing_in_order() -> None:
     held, first, second = listed("a", "1"), listed("b", "2"), listed("c", "3")
     result = diff([held, first, second], {held.identity.key: named("content")})
@@ -52,8 +33,3 @@ def test_an_identity_listed_at_two_paths_is_copied_once_and_held_twice() -> None
 def test_what_another_organisation_holds_is_missing() -> None:
     mine, theirs = listed("a", "1", scope="org-1"), listed("a", "1", scope="org-2")
     assert diff([mine], {theirs.identity.key: named("x")}).missing == (mine,)
-
-
-def test_nothing_listed_is_nothing_to_do() -> None:
-    result = diff([], {})
-    assert (result.held, result.missing) == ({}, ())

@@ -68,6 +68,14 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert page.name == "mutants-promises.md" or [name for name in files if not list(ROOT.glob(name))] == []
 
 
+def test_the_glossary_leads_to_files_that_exist() -> None:
+    rows = re.findall(r"^\|.*\|(.*)\|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    places = {place for cell in rows for place in re.findall(r"`([^`]+)`", cell)}
+
+    assert places
+    assert [place for place in sorted(places) if not ((ROOT / "bdn" / place).exists() or (ROOT / place).exists())] == []
+
+
 def test_what_code_cites_is_in_the_repository() -> None:
     cited: set[str] = set()
     for file in [*ROOT.glob("bdn/**/*.py"), *ROOT.glob("node_agent/**/*.py"), *ROOT.glob("tests/**/*.py")]:

@@ -8,7 +8,7 @@ from bdn.core.store.layout import FileLayout, Slab
 from bdn.wire.layout_form import Layout
 from node_agent.fetch.members import Members
 from node_agent.fetch.routing import LanePlace, Routing, chunks_in_order
-from tests.support.agent.ring_supply import join
+from tests.support.agent.reader_chain import join
 from tests.support.content.names import named
 
 MIB = 1024 * 1024

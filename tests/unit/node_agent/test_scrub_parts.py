@@ -113,10 +113,10 @@ def test_the_report_of_a_disk_that_has_lost_everything_fits_into_a_heartbeat() -
     lost = DamagedItem(
         tier="node", path=path, chunk=str(digest_of(b"")), outcome="lost", reason="it is not on the disk"
     )
-    report = Findings(items=[lost] * 20_000).report("ver_1")
-    assert (len(report.items), report.error and report.error.code) == (LISTED, "LIMIT_EXCEEDED")
+    report, error = Findings(items=[lost] * 20_000).report()
+    assert (len(report.items), error and error.code) == (LISTED, "LIMIT_EXCEEDED")
     assert len(report.model_dump_json()) < MirrorSettings().limit_request_bytes * 3 // 4
-    assert Findings(items=[lost]).report("ver_1").error is None
+    assert Findings(items=[lost]).report()[1] is None
 
 
 # --- the pace ---

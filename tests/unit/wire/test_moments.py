@@ -8,7 +8,7 @@ import pytest
 
 from bdn.core.events import Event
 from bdn.core.units import format_time
-from bdn.wire.event_schema import ShownEvent
+from bdn.wire.event_schema import EventDocument
 from bdn.wire.shapes import moment
 
 
@@ -34,7 +34,7 @@ def test_a_time_is_a_date_or_the_nearest_that_there_is(seconds: float, date: str
 def test_an_agent_whose_clock_is_far_off_shows_its_own_events_and_they_are_read_again(at: float) -> None:
     found = replace(Event.of("found", {"bytes_whole": 10**400, "bytes_total": 10**400}), id="run/1", at=at)
 
-    read = ShownEvent.model_validate_json(ShownEvent.of(found).model_dump_json()).event()
+    read = EventDocument.model_validate_json(EventDocument.of(found).model_dump_json()).event()
 
     assert replace(read, at=at) == found
     assert format_time(read.at).endswith(("9999-12-31 23:59:59Z", "1-01-01 00:00:00Z"))

@@ -12,10 +12,10 @@ PEERS = ["a", "b", "c"]
 peers = st.sampled_from(PEERS)
 
 
-class StandingMachine(RuleBasedStateMachine):
+class HealthMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.standing = PeerHealth()
+        self.health = PeerHealth()
         self.now = 0.0
         self.blamed: dict[str, list[tuple[float, Fault]]] = {peer: [] for peer in PEERS}
         self.tried: dict[str, float] = {}  # trials that nobody reported, by when they began
@@ -27,36 +27,36 @@ class StandingMachine(RuleBasedStateMachine):
 
     @rule(peer=peers, fault=st.sampled_from(Fault))
     def blame(self, peer: str, fault: Fault) -> None:
-        self.standing.blame(peer, fault, self.now)
+        self.health.blame(peer, fault, self.now)
         self.blamed[peer].append((self.now, fault))
         self.tried.pop(peer, None)
         self.is_trusted[peer] = False
-        assert self.standing.is_avoided(peer, self.now)
+        assert self.health.is_avoided(peer, self.now)
 
     @rule(peer=peers)
     def claim(self, peer: str) -> None:
-        was_avoided = self.standing.is_avoided(peer, self.now)
-        assert self.standing.claim(peer, self.now) == (not was_avoided)
+        was_avoided = self.health.is_avoided(peer, self.now)
+        assert self.health.claim(peer, self.now) == (not was_avoided)
         if not was_avoided and not self.is_trusted[peer]:
             assert self.now >= self.tried.get(peer, -30.0) + 30.0
             self.tried[peer] = self.now
-            assert self.standing.is_avoided(peer, self.now)
+            assert self.health.is_avoided(peer, self.now)
 
     @rule(peer=peers)
     def succeed(self, peer: str) -> None:
         is_tried = peer in self.tried
-        self.standing.succeeded(peer, self.now)
+        self.health.succeeded(peer, self.now)
         if is_tried:
             del self.tried[peer]
             self.is_trusted[peer] = True
         if self.is_trusted[peer]:
-            assert not self.standing.is_avoided(peer, self.now)
-        elif not self.standing.is_avoided(peer, self.now):
+            assert not self.health.is_avoided(peer, self.now)
+        elif not self.health.is_avoided(peer, self.now):
             self.is_trusted[peer] = True
 
     @rule(kept=st.sets(peers))
     def keep(self, kept: set[str]) -> None:
-        self.standing.keep(kept)
+        self.health.keep(kept)
         for peer in set(PEERS) - kept:
             self.blamed[peer] = []
             self.tried.pop(peer, None)
@@ -68,21 +68,19 @@ class StandingMachine(RuleBasedStateMachine):
             faults = self.blamed[peer]
             longest = 60 if all(fault is Fault.FAILED for _, fault in faults) else 600
             last = faults[-1][0] if faults else -1000.0
-            if self.standing.is_avoided(peer, self.now):
+            if self.health.is_avoided(peer, self.now):
                 assert self.now < max(last + longest, self.tried.get(peer, -30.0) + 30.0)
 
     @invariant()
     def after_a_lie_a_peer_is_avoided_for_half_a_minute(self) -> None:
         for peer in PEERS:
             if any(fault is Fault.WRONG and self.now < at + 30 for at, fault in self.blamed[peer]):
-                assert self.standing.is_avoided(peer, self.now)
+                assert self.health.is_avoided(peer, self.now)
 
     @invariant()
     def those_who_are_avoided_are_told(self) -> None:
-        assert self.standing.avoided(self.now) == tuple(
-            peer for peer in PEERS if self.standing.is_avoided(peer, self.now)
-        )
+        assert self.health.avoided(self.now) == tuple(peer for peer in PEERS if self.health.is_avoided(peer, self.now))
 
 
-TestStandingMachine = StandingMachine.TestCase
-TestStandingMachine.settings = settings(max_examples=settings().max_examples // 2)
+TestHealthMachine = HealthMachine.TestCase
+TestHealthMachine.settings = settings(max_examples=settings().max_examples // 2)

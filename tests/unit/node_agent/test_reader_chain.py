@@ -16,8 +16,7 @@ from bdn.transfer.chunk_readers import fetch
 from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
-from tests.support.agent.rig import noise
-from tests.support.agent.ring_supply import (
+from tests.support.agent.reader_chain import (
     Play,
     bench,
     breaks_off,
@@ -29,6 +28,7 @@ from tests.support.agent.ring_supply import (
     trickles,
     works,
 )
+from tests.support.agent.rig import noise
 
 CONTENT = noise(20_000)
 SIZE = len(CONTENT)
@@ -170,6 +170,14 @@ def test_where_the_owner_fails_who_asked_it_before_us_is_asked_for_what_it_holds
         assert (len(ring.owner.starts), len(ring.second.starts), len(ring.mirror.starts)) == (1, 1, mirror)
         assert MANIFEST_HEADER.encode() not in ring.second.heads[0]
         assert ring.peers.avoided() == ("z",)
+
+
+@pytest.mark.promise("corruption")
+@pytest.mark.parametrize("owner", [breaks_off, refuses("404 Not Found")], ids=["in part", "not at all"])
+def test_what_is_damaged_here_does_not_get_into_what_came_from_elsewhere(tmp_path: Path, owner: Play) -> None:
+    with bench(tmp_path, CONTENT, (owner,), (refuses("404 Not Found"),)) as ring:
+        ring.held.chunks[digest_of(CONTENT)] = bytes(SIZE)  # it is looked for here again before the mirror is asked
+        assert ring.fetch(CONTENT)["mirror"]
 
 
 def test_a_chunk_that_cannot_be_kept_fails_and_leaves_the_lead(tmp_path: Path) -> None:

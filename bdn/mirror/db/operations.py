@@ -1,0 +1,96 @@
+"""Every statement about operations: what was asked of agents and of the mirror's store, and what each of them answered."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from sqlalchemy import CursorResult, func, select, update
+
+from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.tables import OperationPartRow, OperationRow
+
+MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
+OPEN: Final = ("PENDING", "RUNNING")
+
+
+async def insert(session: WriteSession, row: OperationRow, parts: Sequence[OperationPartRow]) -> None:
+    """Record a new operation, with the part of each that it is asked of."""
+    session.add(row)
+    await session.flush()
+    session.add_all(parts)
+    await session.flush()
+
+
+async def get(session: ReadSession, operation_id: str) -> OperationRow | None:
+    """A recorded operation."""
+    return await session.get(OperationRow, operation_id, populate_existing=True)
+
+
+async def parts_of(session: ReadSession, operation_id: str) -> list[OperationPartRow]:
+    """Its parts in the order of their names, the mirror's own first."""
+    query = select(OperationPartRow).where(OperationPartRow.operation == operation_id)
+    query = query.order_by(OperationPartRow.cluster, OperationPartRow.node)
+    return list((await session.execute(query, execution_options={"populate_existing": True})).scalars())
+
+
+async def open_of_agents(session: ReadSession) -> dict[tuple[str, str], list[OperationRow]]:
+    """By cluster and node what agents have not answered, oldest first."""
+    query = select(OperationPartRow.cluster, OperationPartRow.node, OperationPartRow.operation)
+    query = query.where(OperationPartRow.state.in_(OPEN), OperationPartRow.cluster != "")
+    agents: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for cluster, node, operation_id in (await session.execute(query)).all():
+        agents[operation_id].append((cluster, node))
+    found: defaultdict[tuple[str, str], list[OperationRow]] = defaultdict(list)
+    rows = select(OperationRow).where(OperationRow.id.in_(agents)).order_by(OperationRow.created_at)
+    for row in (await session.execute(rows)).scalars() if agents else ():
+        for agent in agents[row.id]:
+            found[agent].append(row)
+    return found
+
+
+async def open_of_mirror(session: ReadSession, kind: str) -> list[OperationRow]:
+    """Operations of this kind whose part of the mirror's is not over, oldest first; also what a killed worker had begun."""
+    query = select(OperationRow).join(OperationPartRow, OperationPartRow.operation == OperationRow.id)
+    query = query.where(OperationRow.kind == kind, OperationPartRow.cluster == "", OperationPartRow.state.in_(OPEN))
+    return list((await session.execute(query.order_by(OperationRow.created_at))).scalars())
+
+
+async def set_part(
+    session: WriteSession,
+    operation_id: str,
+    cluster: str,
+    node: str,
+    **values: Any,  # noqa: ANN401 - columns of any type
+) -> bool:
+    """Set columns of a part that is open; False when there is none: what has ended stays."""
+    statement = update(OperationPartRow).where(
+        OperationPartRow.operation == operation_id,
+        OperationPartRow.cluster == cluster,
+        OperationPartRow.node == node,
+        OperationPartRow.state.in_(OPEN),
+    )
+    statement = statement.execution_options(synchronize_session=False)
+    return cast("CursorResult[Any]", await session.execute(statement.values(**values))).rowcount > 0
+
+
+async def lock_mirrors_part(session: WriteSession, operation_id: str) -> OperationPartRow | None:
+    """The mirror's own part, if it is open, which nobody else changes until this transaction ends."""
+    part = await session.get(OperationPartRow, (operation_id, "", MIRROR), with_for_update=True)
+    return part if part is not None and part.state in OPEN else None
+
+
+async def finish(session: WriteSession, operation_id: str, status: str, now: float) -> None:
+    """Close an operation that is running; one that has ended stays."""
+    statement = update(OperationRow).where(OperationRow.id == operation_id, OperationRow.status == "RUNNING")
+    statement = statement.execution_options(synchronize_session=False)
+    await session.execute(statement.values(status=status, completed_at=now))
+
+
+async def newest_collection(session: ReadSession, now: float) -> float | None:
+    """When one was last asked for that was not only to tell what would go; before a clock was set back does not count."""
+    is_real = OperationRow.request["dry_run"].as_boolean().is_(False)
+    query = select(func.max(OperationRow.created_at))
+    query = query.where(OperationRow.kind == "collection", is_real, OperationRow.created_at <= now)
+    return (await session.execute(query)).scalar()

@@ -1,0 +1,300 @@
+"""What somebody asks of agents and of the mirror's store: recorded, told, answered by each, and then over.
+
+recorded, RUNNING: a part for each who is asked, PENDING for agents that live, UNREACHABLE for the others
+→ each answers: its part is RUNNING as long as it is at work, then DONE or FAILED
+→ no part is open, or those that are will not be answered any more, and are UNREACHABLE: the operation is over
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from pydantic import BaseModel
+
+from bdn.core.errors import NotFoundError
+from bdn.mirror.agents.members import ALIVE_SECONDS, is_alive
+from bdn.mirror.db import agents, operations
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.operations import MIRROR, OPEN
+from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
+from bdn.mirror.single_flight import SharedRead
+from bdn.mirror.watch import Watch, agent_topic
+from bdn.wire.errors import ErrorBody
+from bdn.wire.operation_schema import Tier
+from bdn.wire.shapes import moment
+
+_LOOK_AGAIN_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation as it is now."""
+
+    row: OperationRow
+    parts: list[OperationPartRow]
+
+    @property
+    def open(self) -> list[OperationPartRow]:
+        """Parts that are not over."""
+        return [part for part in self.parts if part.state in OPEN]
+
+    def all(self, key: str) -> list[Any]:
+        """What is listed under this key in the results of all parts, the mirror's first."""
+        return [item for part in self.parts for item in part.result.get(key, [])]
+
+    def document(self) -> dict[str, Any]:
+        """What the documents of all kinds have in common."""
+        return {
+            "id": self.row.id,
+            "status": self.row.status,
+            "created_at": moment(self.row.created_at),
+            "completed_at": moment(self.row.completed_at) if self.row.completed_at else None,
+            "request": self.row.request,
+            "unreachable": [_name(part) for part in self.parts if part.state == "UNREACHABLE"],
+            "error": next((part.error for part in self.parts if part.error is not None), None),
+        }
+
+
+@dataclass(frozen=True)
+class OperationKind:
+    """What is different.
+
+    Args:
+        name: how people call one.
+        prefix: of its ids.
+        verdict: the status of one that everybody has answered without an error.
+        answer_seconds: after so long since it was asked, nobody carries it out any more.
+        silent_seconds: after so long since an agent was heard of, it will not answer; a mirror's own part is waited for.
+    """
+
+    name: str
+    prefix: str
+    verdict: Callable[[Operation], str] = lambda _: "DONE"
+    answer_seconds: float | None = None
+    silent_seconds: float | None = None
+
+    def is_late(self, row: OperationRow, now: float) -> bool:
+        """Nobody carries out today what was given up yesterday."""
+        return self.answer_seconds is not None and now - row.created_at > self.answer_seconds
+
+
+EVICTION: Final = OperationKind(
+    "eviction",
+    "evi_",
+    lambda operation: "REFUSED" if any(item["refused"] for item in operation.all("items")) else "DONE",
+    answer_seconds=45.0,
+)
+VERIFICATION: Final = OperationKind(
+    "verification",
+    "ver_",
+    lambda operation: "DAMAGED" if any(item["outcome"] != "repaired" for item in operation.all("items")) else "DONE",
+    silent_seconds=ALIVE_SECONDS,  # reading takes as long as it takes: no limit so long as the agent is heard of
+)
+PREFETCH: Final = OperationKind(
+    "prefetch",
+    "pre_",
+    lambda _: "READY",
+    silent_seconds=120.0,  # an agent that restarts is back by then, and goes on
+)
+COLLECTION: Final = OperationKind("collection", "col_")
+_KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, COLLECTION)}
+
+
+class Narrowed(Protocol):
+    """A request that may be for one tier, one cluster or one node; null is any."""
+
+    @property
+    def tier(self) -> Tier | None:
+        """Whose caches, or the mirror's store."""
+        ...
+
+    @property
+    def cluster(self) -> str | None:
+        """Agents of this cluster."""
+        ...
+
+    @property
+    def node(self) -> str | None:
+        """The agent of this node."""
+        ...
+
+
+class Operations:
+    """Keeps them in the database. A process that was down judges nobody by his silence before it has listened as long."""
+
+    def __init__(self, database: Database, watch: Watch, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._watch = watch
+        self._clock = clock
+        self._began_at = clock()
+        self._open = SharedRead(self._look_for_open, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
+
+    async def begin(
+        self,
+        kind: OperationKind,
+        request: BaseModel,
+        command: Callable[[str], dict[str, Any]],
+        *,
+        organisation: str | None = None,
+        agents: Sequence[AgentRow] = (),
+        mirror: bool = False,
+    ) -> str:
+        """Record it, tell the agents, and return its id, of which ``command`` makes what is to be remembered."""
+        operation_id, now = f"{kind.prefix}{secrets.token_hex(12)}", self._clock()
+        row = OperationRow(
+            id=operation_id,
+            kind=kind.name,
+            organisation=organisation,
+            status="RUNNING",
+            created_at=now,
+            completed_at=None,
+            request=request.model_dump(),
+            command=command(operation_id),
+        )
+        parts = [_part(row, "", MIRROR, "PENDING")] if mirror else []
+        parts += [
+            _part(row, agent.cluster, agent.node, "PENDING" if is_alive(agent, now) else "UNREACHABLE")
+            for agent in agents
+        ]
+        async with self._database.write() as session:
+            await operations.insert(session, row, parts)
+        self._open.forget()
+        for agent in agents:
+            self._watch.notify(agent_topic(agent.cluster, agent.node))
+        return operation_id
+
+    async def agents_asked(self, request: Narrowed) -> list[AgentRow]:
+        """The agents that the request is for. Whatever an agent's role, it may hold chunks from when it had another one.
+
+        Raises:
+            NotFoundError: it names a cluster or a node, and no such agent was ever heard of.
+        """
+        async with self._database.read() as session:
+            rows = await agents.all_agents(session)
+        found = [row for row in rows if request.tier != MIRROR and _is_there(request, row)]
+        if not found and _names_agents(request):
+            raise NotFoundError(f"an agent of {request.cluster or 'any cluster'}, {request.node or 'any node'}")
+        return found
+
+    async def asked_of(self, cluster: str, node: str, running: Collection[str]) -> list[OperationRow]:
+        """What an agent has not answered and still may, but for those that it says to be at work on, oldest first."""
+        rows = (await self._open.get()).get((cluster, node), ())
+        now = self._clock()
+        return [row for row in rows if row.id not in running and not _KINDS[row.kind].is_late(row, now)]
+
+    async def answer(
+        self,
+        operation_id: str,
+        result: dict[str, Any] | None,
+        error: ErrorBody | None = None,
+        *,
+        cluster: str = "",
+        node: str = MIRROR,
+        is_running: bool = False,
+    ) -> None:
+        """What an agent, or the mirror, has done so far; None adds nothing. An answer that nobody waits for is passed over."""
+        values: dict[str, Any] = {"state": "RUNNING" if is_running else "FAILED" if error else "DONE"}
+        if result is not None:
+            values["result"] = result
+        if error is not None:
+            values["error"] = error.model_dump()
+        async with self._database.write() as session:
+            is_taken = await operations.set_part(session, operation_id, cluster, node, **values)
+        if is_taken and not is_running:
+            self._open.forget()
+            await self._settle(operation_id)
+
+    async def get(
+        self, kind: OperationKind, operation_id: str, organisation: str | None = None, wait_seconds: float = 0
+    ) -> Operation:
+        """Once it is over or when the time is; ``NotFoundError`` also when it is another organisation's."""
+        async with self._database.read() as session:
+            row = await operations.get(session, operation_id)
+        if row is None or (row.kind, row.organisation) != (kind.name, organisation):
+            raise NotFoundError(f"{kind.name} {operation_id}")
+        return await self._watch.look_until(
+            operation_id,
+            partial(self._settle, operation_id),
+            lambda operation: operation.row.status != "RUNNING",
+            wait_seconds,
+            _LOOK_AGAIN_SECONDS,
+        )
+
+    async def _settle(self, operation_id: str) -> Operation:
+        """As it is now: over when everybody has answered who still may."""
+        operation = await self._read(operation_id)
+        if operation.row.status != "RUNNING":
+            return operation
+        given_up = await self._given_up(operation)
+        if operation.open and not given_up:
+            return operation
+        async with self._database.write() as session:
+            for part in given_up:
+                await operations.set_part(session, operation_id, part.cluster, part.node, state="UNREACHABLE")
+            parts = await operations.parts_of(session, operation_id)
+            status = _status(Operation(operation.row, parts))
+            if status is not None:
+                await operations.finish(session, operation_id, status, self._clock())
+        self._open.forget()
+        self._watch.notify(operation_id)
+        return await self._read(operation_id)
+
+    async def _given_up(self, operation: Operation) -> list[OperationPartRow]:
+        """Open parts that nobody will answer any more."""
+        kind, now = _KINDS[operation.row.kind], self._clock()
+        if kind.is_late(operation.row, now):
+            return operation.open
+        silence = kind.silent_seconds
+        if silence is None or now - self._began_at < silence:
+            return []
+        async with self._database.read() as session:
+            heard = {(row.cluster, row.node): row.last_heartbeat for row in await agents.all_agents(session)}
+        return [
+            part
+            for part in operation.open
+            if part.cluster and now - heard.get((part.cluster, part.node), 0.0) >= silence
+        ]
+
+    async def _read(self, operation_id: str) -> Operation:
+        async with self._database.read() as session:
+            row = await operations.get(session, operation_id)
+            assert row is not None  # noqa: S101 - nothing deletes them
+            return Operation(row, await operations.parts_of(session, operation_id))
+
+    async def _look_for_open(self) -> dict[tuple[str, str], list[OperationRow]]:
+        async with self._database.read() as session:
+            return await operations.open_of_agents(session)
+
+
+def asks_mirror(request: Narrowed) -> bool:
+    """Whether the mirror's own store is meant, too."""
+    return request.tier == MIRROR or (request.tier is None and not _names_agents(request))
+
+
+def _status(operation: Operation) -> str | None:
+    """None while somebody has to answer."""
+    if operation.open:
+        return None
+    if any(part.error is not None or part.state != "DONE" for part in operation.parts):
+        return "FAILED"
+    return _KINDS[operation.row.kind].verdict(operation)
+
+
+def _part(row: OperationRow, cluster: str, node: str, state: str) -> OperationPartRow:
+    return OperationPartRow(operation=row.id, cluster=cluster, node=node, state=state, result={}, error=None)
+
+
+def _name(part: OperationPartRow) -> str:
+    return f"{part.cluster}/{part.node}" if part.cluster else part.node
+
+
+def _is_there(request: Narrowed, agent: AgentRow) -> bool:
+    return request.cluster in (None, agent.cluster) and request.node in (None, agent.node)
+
+
+def _names_agents(request: Narrowed) -> bool:
+    return request.cluster is not None or request.node is not None

@@ -1,0 +1,191 @@
+"""What commands ask for, say and end with, where it takes no service to find out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bdn.cli import admin, ls, tokens, why
+from bdn.cli.main import main as bdn
+from bdn.cli.stage import stage_code
+from bdn.cli.verify import is_path
+from bdn.net.client.service_client import Params
+from bdn.wire.access_schema import NewToken, Token, TokenRequest
+from bdn.wire.agent_schema import AgentDocument
+from bdn.wire.errors import ErrorBody
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
+from bdn.wire.shapes import Items, Page
+from bdn.wire.stage_schema import StageDocument, StageState, TierUse
+from tests.support.content.names import named
+
+MADE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+MANIFESTS = [str(named(f"revision {number}")) for number in range(2 * MANIFESTS_AT_ONCE + 1)]
+ERROR = ErrorBody(code="NOT_FOUND", message="chunk b3:… does not exist", retryable=True, details={})
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(admin.main, arguments)
+
+
+class Client:
+    """What a mirror would answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[TokenRequest] = []
+
+    async def create_token(self, request: TokenRequest) -> NewToken:
+        self.asked.append(request)
+        return NewToken(**self._token(request).model_dump(), token="bdn_sesame")
+
+    async def tokens(self) -> Items[Token]:
+        return Items[Token](items=[self._token(request) for request in self.asked])
+
+    @staticmethod
+    def _token(request: TokenRequest) -> Token:
+        return Token(
+            id="tok_1", name=request.name, organisation=request.organisation, role=request.role, cluster=request.cluster,
+            created_at=MADE, expires_at=None, revoked_at=None,
+        )  # fmt: skip
+
+    async def held(self) -> HeldManifests:
+        nodes = {
+            "c/node": Holding(manifest=MANIFESTS[0], bytes=17_000_000, held_by=["job"]),
+            "c/cache": Holding(manifest=MANIFESTS[0], bytes=0, complete=False, cluster_bytes=5_000_000),
+        }
+        one = HeldManifest(
+            manifest=MANIFESTS[0], sources=["hf://o/m"], files_total=None, bytes_total=None, mirror=False, nodes=nodes
+        )
+        return HeldManifests(items=[one])
+
+    async def agents(self) -> Items[AgentDocument]:
+        use = TierUse(budget=10, committed=10, reserved=0, leased=0, problem="Input/output error")
+        one = AgentDocument(
+            node="n", cluster="c", roles=["node"], version="1", advertise=None, tiers={"node": use},
+            last_heartbeat=MADE, alive=True, manifests=1,
+        )  # fmt: skip
+        return Items[AgentDocument](items=[one])
+
+    async def named(self, of: str) -> Named:
+        return Named(of=of, kind="source", manifests={one: [of] for one in MANIFESTS})
+
+    async def events(self, params: Params) -> Page[EventDocument]:
+        asked: Any = params["manifest"]
+        assert len(asked) <= MANIFESTS_AT_ONCE  # the mirror refuses more
+        numbers = [MANIFESTS.index(one) for one in reversed(asked)]
+        return Page[EventDocument](items=[self._event(number) for number in numbers])
+
+    @staticmethod
+    def _event(number: int) -> EventDocument:
+        at = MADE + timedelta(minutes=number)  # the revisions came one after the other
+        return EventDocument(
+            id=f"evt_{number}", at=at, kind="restored", manifest=MANIFESTS[number], facts={}, sentence=f"was number {number}"
+        )  # fmt: skip
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    client = Client()
+
+    @asynccontextmanager
+    async def reachable_mirror(_: object) -> AsyncIterator[Client]:
+        yield client
+
+    for module in (ls, tokens, why):
+        monkeypatch.setattr(module, "reachable_mirror", reachable_mirror)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("evict --lru 0", "error: lru_bytes: Input should be greater than 0\n"),
+        ("evict", "exactly one"),
+        ("evict --all --job train-7", "exactly one"),
+        ("prefetch hf://org/model", "say where to"),
+        ("verify", ""),
+        ("verify hf://org/model --all", ""),
+        ("verify /mnt/model --tier node", "a path is verified by this machine's agent"),
+        ("tokens create n --role controller", ""),
+        ("tokens create n --organisation acme", ""),
+        ("tokens create n --organisation acme --role king", ""),
+        ("tokens create n --organisation a:b --role agent", ""),
+        ("tokens create n --organisation acme --role controller --cluster c", ""),
+        ("tokens create n --organisation acme --role agent --expires soon", ""),
+    ],
+)
+def test_options_that_do_not_go_together_are_a_matter_of_usage(client: Client, arguments: str, words: str) -> None:
+    done = run(*arguments.split())
+
+    assert (done.exit_code, words in done.output, client.asked) == (2, True, [])
+
+
+def test_a_setting_that_cannot_be_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BDN_UPLOAD_RATE", "0")
+
+    done = CliRunner().invoke(bdn, ["migrate"])
+
+    assert (done.exit_code, done.output) == (2, "error: BDN_UPLOAD_RATE: Input should be greater than 0\n")
+
+
+def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_new(client: Client) -> None:
+    assert run("ls").output.splitlines() == [
+        f"hf://o/m  {MANIFESTS[0]}",
+        "  c/node: whole, 17 MB, in use by job",
+        "  c/cache: incomplete, 0 B, 5 MB for its cluster",
+    ]
+    assert run("agents").output.splitlines() == [
+        "c/n  alive since 2026-01-02 03:04:05Z  1 manifests",
+        "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
+    ]
+
+
+def test_a_new_token_stands_alone_on_standard_output_for_a_shell_to_take_and_is_never_listed(client: Client) -> None:
+    arguments = ["tokens", "create", "ci", "--organisation", "acme", "--role", "controller", "--expires", "90d"]
+    done = run(*arguments)
+
+    assert (done.exit_code, done.stdout) == (0, "bdn_sesame\n")
+    assert "tok_1  acme  controller  ci  made 2026-01-02 03:04:05Z; it is not shown again" in done.stderr
+    assert client.asked[0].expires_seconds == 90 * 24 * 3600
+    assert json.loads(run(*arguments, "--json").stdout)["token"] == "bdn_sesame"
+    for options in ([], ["--json"]):
+        listed = run("tokens", "ls", *options)
+        assert (listed.exit_code, "tok_1" in listed.stdout, "sesame" in listed.stdout) == (0, True, False)
+
+
+def test_a_source_with_hundreds_of_revisions_is_asked_about_piece_by_piece(client: Client) -> None:
+    said = run("why", "hf://org/model", "--limit", "2")
+
+    assert said.exit_code == 0, said.output
+    assert [line.rpartition(" ")[2] for line in said.output.splitlines()[-2:]] == [
+        str(len(MANIFESTS) - 2),
+        str(len(MANIFESTS) - 1),
+    ]
+
+
+def test_what_begins_like_a_path_or_is_there_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert all(map(is_path, ["/mnt/models/llama", "./model", "../model", ".", "model"]))
+    assert not any(map(is_path, ["other", "hf://org/model", "s3://bucket/prefix", f"b3:{'0' * 64}"]))
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "code"),
+    [("READY", None, 0), ("READY", ERROR, 1), ("FAILED", ERROR, 1), ("STAGING", None, 0), ("STAGING", ERROR, 0)],
+)
+def test_a_ready_stage_that_lacks_something_is_no_success(
+    state: StageState, error: ErrorBody | None, code: int
+) -> None:
+    stage = StageDocument.model_construct(
+        id="stg_1", job_id="job", state=state, created_at=MADE, mounts=[], error=error
+    )
+
+    assert stage_code(stage) == code

@@ -1,0 +1,101 @@
+"""How long a peer is avoided, and how it comes back. What holds after any sequence is in ``tests/property``."""
+
+from __future__ import annotations
+
+import pytest
+
+from bdn.core.ring.peer_health import Fault, PeerHealth
+
+
+def blamed(*incidents: tuple[Fault, float]) -> PeerHealth:
+    """The peer "p" after these faults."""
+    health = PeerHealth()
+    for fault, at in incidents:
+        health.blame("p", fault, at)
+    return health
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        (Fault.SLOW, [60, 120, 240, 480, 600, 600]),
+        (Fault.FAILED, [2, 4, 8, 16, 32, 60, 60]),
+        (Fault.WRONG, [30, 60, 120, 240, 480, 600]),
+    ],
+)
+def test_a_peer_is_avoided_twice_as_long_with_each_trial_that_fails(fault: Fault, seconds: list[float]) -> None:
+    health, now = PeerHealth(), 0.0
+    for expected in seconds:
+        health.blame("p", fault, now)
+        assert health.is_avoided("p", now + expected - 0.1)
+        now += expected
+        assert not health.is_avoided("p", now)
+
+
+@pytest.mark.parametrize(
+    ("incidents", "until"),
+    [
+        ([(Fault.FAILED, 10.0)] * 8, 12.0),  # requests that fail together are one incident
+        ([(Fault.FAILED, 10.0), (Fault.WRONG, 10.5), (Fault.FAILED, 11.0)], 40.5),  # a lie among them counts as one
+        ([*((Fault.WRONG, at) for at in (0.0, 30.0, 90.0)), (Fault.FAILED, 210.0)], 330.0),  # nor is it made less of
+    ],
+)
+def test_faults_at_the_same_time_count_as_the_worst_of_them(incidents: list[tuple[Fault, float]], until: float) -> None:
+    health = blamed(*incidents)
+    assert health.is_avoided("p", until - 0.1)
+    assert not health.is_avoided("p", until)
+
+
+def test_one_request_at_a_time_is_the_trial() -> None:
+    health = blamed((Fault.FAILED, 0.0))
+    assert [health.claim("p", at) for at in (1.9, 2.0, 2.0)] == [False, True, False]
+    assert health.is_avoided("p", 2.0)
+    health.succeeded("p", 2.5)
+    assert [health.claim("p", 2.5) for _ in range(2)] == [True, True]
+
+
+def test_a_trial_that_nobody_reports_is_forgotten_after_half_a_minute() -> None:
+    health = blamed((Fault.FAILED, 0.0))
+    assert [health.claim("p", at) for at in (2.0, 31.9, 32.0, 32.0)] == [True, False, True, False]
+
+
+def test_a_trial_that_fails_ends_with_its_failure() -> None:
+    health = blamed((Fault.FAILED, 0.0))
+    assert health.claim("p", 2.0)
+    health.blame("p", Fault.FAILED, 2.5)
+    assert [health.claim("p", at) for at in (6.4, 6.5)] == [False, True]
+
+
+def test_an_older_request_that_succeeds_late_is_no_trial() -> None:
+    health = blamed((Fault.FAILED, 0.0))
+    health.succeeded("p", 1.0)
+    assert [health.claim("p", at) for at in (1.0, 2.0, 2.0)] == [False, True, False]
+
+
+@pytest.mark.parametrize(("successes", "seconds"), [(1, 8), (2, 4), (3, 2), (4, 2), (50, 2)])
+def test_each_success_halves_the_next_avoidance_until_nothing_is_remembered(successes: int, seconds: float) -> None:
+    health = blamed(*((Fault.FAILED, at) for at in (0.0, 2.0, 6.0)))  # avoided for 2, 4 and 8 seconds
+    for _ in range(successes):
+        health.succeeded("p", 20.0)
+    health.blame("p", Fault.FAILED, 30.0)
+    assert health.is_avoided("p", 30.0 + seconds - 0.1)
+    assert not health.is_avoided("p", 30.0 + seconds)
+
+
+def test_who_is_avoided_is_told_by_name_and_who_left_the_cluster_is_forgotten() -> None:
+    health = PeerHealth()
+    for peer, fault in (("b", Fault.WRONG), ("a", Fault.WRONG), ("c", Fault.FAILED)):
+        health.blame(peer, fault, 0.0)
+    assert health.avoided(5.0) == ("a", "b")
+    health.keep(["b", "d"])
+    assert health.avoided(1.0) == ("b",)
+
+
+def test_who_is_on_trial_is_avoided_and_not_at_fault_any_more() -> None:
+    health = PeerHealth()
+    assert not health.is_at_fault("p", 0.0)
+    health.blame("p", Fault.SLOW, 0.0)
+    later = Fault.SLOW.first_seconds
+    assert health.is_at_fault("p", later - 0.1)
+    assert health.claim("p", later)
+    assert (health.is_avoided("p", later + 0.1), health.is_at_fault("p", later + 0.1)) == (True, False)
