@@ -45,7 +45,7 @@ from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import Evictions
-from node_agent.mirror_link.heartbeats import Heartbeats, Identity
+from node_agent.mirror_link.heartbeats import AgentIdentity, Heartbeats
 from node_agent.mirror_link.holdings import Holdings
 from node_agent.mirror_link.prefetches import Prefetches
 from node_agent.mirror_link.verifications import Verifications
@@ -342,7 +342,7 @@ async def open_agent(
         )
 
 
-def _identity(settings: AgentSettings, data_port: int) -> Identity:
+def _identity(settings: AgentSettings, data_port: int) -> AgentIdentity:
     advertise = settings.advertised(data_port)
     if advertise is None and "cluster" in settings.roles:
         logger.warning(
@@ -350,7 +350,7 @@ def _identity(settings: AgentSettings, data_port: int) -> Identity:
             "set BDN_AGENT_HOST or BDN_AGENT_ADVERTISE",
             settings.host,
         )
-    return Identity(
+    return AgentIdentity(
         node=settings.node,
         cluster=settings.cluster,
         boot_id=boot_id(),

@@ -27,7 +27,7 @@ _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, 
 
 
 @dataclass(frozen=True)
-class Identity:
+class AgentIdentity:
     """Who this agent is, to the mirror and to its peers."""
 
     node: str
@@ -43,7 +43,7 @@ class Heartbeats:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: AgentIdentity,
         client: MirrorClient,
         *,
         trust: Trust,
