@@ -52,13 +52,13 @@ async def stage(agent: _Agent, request: StageRequest, response: Response) -> Sta
 @stages_router.get("/stages")
 async def all_stages(agent: _Agent) -> Items[StageDocument]:
     """Every stage that the agent knows, newest first; released ones are known for a week."""
-    return Items[StageDocument](items=[agent.stages.document(known) for known in agent.stages.book.all()])
+    return Items[StageDocument](items=[agent.stages.document(known) for known in agent.stages.registry.all()])
 
 
 @stages_router.get("/stages/{stage_id}")
 async def one_stage(agent: _Agent, stage_id: str, wait: Wait = 0) -> StageDocument:
     """A stage; with ``wait`` the answer comes when it is terminal, or when the time is over."""
-    found = agent.stages.book.find(stage_id)
+    found = agent.stages.registry.find(stage_id)
     await found.wait(wait)
     return agent.stages.document(found)
 
@@ -66,7 +66,7 @@ async def one_stage(agent: _Agent, stage_id: str, wait: Wait = 0) -> StageDocume
 @stages_router.get("/stages/{stage_id}/events", status_code=200, response_class=EventStream, responses=EVENTS)
 async def stage_events(agent: _Agent, stage_id: str) -> EventStream:
     """``progress`` at least every second while the stage is worked on, then ``done``; the data is the stage."""
-    found = agent.stages.book.find(stage_id)  # a refusal has to come before the stream has begun
+    found = agent.stages.registry.find(stage_id)  # a refusal has to come before the stream has begun
     return EventStream(agent.stages.follow(found.record.id, 1.0), lambda stage: stage.state in TERMINAL)
 
 

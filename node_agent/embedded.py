@@ -32,7 +32,7 @@ class LocalAgent:
     def _check(self, destination: Path) -> None:
         """Whether what stands there is intact is looked at later, once: that takes a while for many files."""
         path = destination.resolve()
-        if not self.agent.stages.pulls.stands_at(path):
+        if not self.agent.stages.lifecycle.pulls.stands_at(path):
             Destination(path, "check", self.agent.places).check(None)
 
     async def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:

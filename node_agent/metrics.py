@@ -19,7 +19,7 @@ _READY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 class AgentMetrics:
     """One agent's figures, in a registry of their own."""
 
-    def __init__(self, book: StageRegistry) -> None:
+    def __init__(self, stages: StageRegistry) -> None:
         self.registry = CollectorRegistry()
         self.fill_bytes = Counter(
             "bdn_agent_fill_bytes",
@@ -56,7 +56,7 @@ class AgentMetrics:
             registry=self.registry,
         )
         self._count_scrubs()
-        self.registry.register(_StageCollector(book))
+        self.registry.register(_StageCollector(stages))
 
     def _count_scrubs(self) -> None:
         self.scrubbed_bytes = Counter(
@@ -128,12 +128,12 @@ class AgentMetrics:
 
 
 class _StageCollector:
-    def __init__(self, book: StageRegistry) -> None:
-        self._book = book
+    def __init__(self, registry: StageRegistry) -> None:
+        self._registry = registry
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily("bdn_agent_stages", "Stages, by state", labels=["state"])
-        counts = self._book.count_by_state()
+        counts = self._registry.count_by_state()
         for state in _STATES:
             family.add_metric([state], counts[state])
         yield family

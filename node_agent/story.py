@@ -41,7 +41,7 @@ class Story:
 
     async def _staged(self, path: PurePosixPath) -> StagedPath:
         stage, mount, name = self._find(path)
-        manifest = await in_thread(self.agent.cache.records.load, mount.digest)
+        manifest = await in_thread(self.agent.cache.files.records.load, mount.digest)
         inside = {} if manifest is None else {entry.path: entry for entry in manifest.files}
         is_folder = name == "." or any(other.startswith(f"{name}/") for other in inside)
         entry = inside.get(name)
@@ -62,10 +62,12 @@ class Story:
         """The stage that shows the path now, or else the one that was asked for last."""
         if not path.is_absolute():
             raise InvalidRequestError(f"{path} is not an absolute path")
-        stages = sorted(self.agent.stages.book.all(), key=lambda stage: stage.record.state != "READY")
+        stages = sorted(self.agent.stages.registry.all(), key=lambda stage: stage.record.state != "READY")
         for stage in stages:
             for mount in stage.record.mounts:
-                root = stage.record.destination or self.agent.stages.views.place(stage.record.id, mount.mount_location)
+                root = stage.record.destination or self.agent.stages.lifecycle.views.place(
+                    stage.record.id, mount.mount_location
+                )
                 if path.is_relative_to(root):
                     return stage, mount, str(path.relative_to(root))
         raise NotFoundError(f"a stage of this node that shows {path}")

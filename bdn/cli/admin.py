@@ -15,11 +15,11 @@ from bdn.cli.main import LazyGroup
         "evict": ("bdn.cli.evict:evict", "Evict from caches and from the mirror's store."),
         "gc": ("bdn.cli.gc:gc", "Collect what no manifest names out of the mirror's store."),
         "ls": ("bdn.cli.ls:ls", "List what is held where."),
-        "prefetch": ("bdn.cli.prefetch:prefetch", "Bring what is READY on the mirror into the caches of nodes."),
+        "prefetch": ("bdn.cli.prefetch:prefetch", "Fill the caches of nodes with what is READY on the mirror."),
         "restore": ("bdn.cli.gc:restore", "Bring back what was evicted from the mirror, moving no bytes."),
         "secrets": ("bdn.cli.secrets:secrets", "Keep secrets for sources in the mirror's database, encrypted."),
         "tokens": ("bdn.cli.tokens:tokens", "Make and revoke tokens."),
-        "verify": ("bdn.cli.verify:verify", "Read what is held again, find wrong bytes, and repair them."),
+        "verify": ("bdn.cli.verify:verify", "Read again what is held, find wrong bytes, and repair them."),
         "why": ("bdn.cli.why:why", "Explain why something is, or is not, cached."),
     },
 )

@@ -21,6 +21,10 @@ class BdnError(Exception):
 
     code: ClassVar[str] = "INTERNAL"
     transient: ClassVar[bool] = False
+    message: ClassVar[str] = ""  # with the facts' names in braces
+
+    def __str__(self) -> str:
+        return self.message.format(**vars(self))
 
     def details(self) -> dict[str, Fact]:
         """The facts as plain JSON values, for the error document."""
@@ -41,10 +45,8 @@ class CallerError(BdnError):
 @dataclass(eq=False)
 class InvalidRequestError(CallerError):
     code = "INVALID_REQUEST"
+    message = "{problem}"
     problem: str
-
-    def __str__(self) -> str:
-        return self.problem
 
 
 @dataclass(eq=False)
@@ -60,11 +62,9 @@ class InvalidSourceError(CallerError):
 @dataclass(eq=False)
 class InvalidMountError(CallerError):
     code = "INVALID_MOUNT"
+    message = "mount_location {mount_location!r} {problem}"
     mount_location: str
     problem: str
-
-    def __str__(self) -> str:
-        return f"mount_location {self.mount_location!r} {self.problem}"
 
 
 @dataclass(eq=False)
@@ -100,11 +100,9 @@ class SecretNotFoundError(CallerError):
 @dataclass(eq=False)
 class SecretMalformedError(CallerError):
     code = "SECRET_MALFORMED"
+    message = "secret {secret_name!r} {problem}"
     secret_name: str
     problem: str
-
-    def __str__(self) -> str:
-        return f"secret {self.secret_name!r} {self.problem}"
 
 
 @dataclass(eq=False)
@@ -129,58 +127,46 @@ class NoFilesMatchedError(CallerError):
 @dataclass(eq=False)
 class LimitExceededError(CallerError):
     code = "LIMIT_EXCEEDED"
+    message = "{what}: {value} is over the limit of {limit}"
     what: str
     value: int
     limit: int
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.value} is over the limit of {self.limit}"
 
 
 @dataclass(eq=False)
 class EgressRefusedError(CallerError):
     code = "EGRESS_REFUSED"
+    message = "{host} may not be contacted: {reason}; the operator can allow it in BDN_EGRESS_ALLOW"
     host: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.host} may not be contacted: {self.reason}; the operator can allow it in BDN_EGRESS_ALLOW"
 
 
 @dataclass(eq=False)
 class NotFoundError(CallerError):
     code = "NOT_FOUND"
+    message = "{what} does not exist, or is not yours"
     what: str
-
-    def __str__(self) -> str:
-        return f"{self.what} does not exist, or is not yours"
 
 
 @dataclass(eq=False)
 class UnauthenticatedError(CallerError):
     code = "UNAUTHENTICATED"
+    message = "{problem}"
     problem: str = "this call needs a token: send Authorization: Bearer TOKEN (commands: set BDN_TOKEN)"
-
-    def __str__(self) -> str:
-        return self.problem
 
 
 @dataclass(eq=False)
 class GrantInvalidError(CallerError):
     code = "GRANT_INVALID"
+    message = "the grant is not valid: {problem}"
     problem: str
-
-    def __str__(self) -> str:
-        return f"the grant is not valid: {self.problem}"
 
 
 @dataclass(eq=False)
 class GrantExpiredError(CallerError):
     code = "GRANT_EXPIRED"
+    message = "the grant expired at {expired_at}; read the mirror again for a fresh one"
     expired_at: str
-
-    def __str__(self) -> str:
-        return f"the grant expired at {self.expired_at}; read the mirror again for a fresh one"
 
 
 @dataclass(eq=False)
@@ -196,10 +182,8 @@ class InUseError(CallerError):
 @dataclass(eq=False)
 class CanceledError(CallerError):
     code = "CANCELED"
+    message = "{what} was canceled"
     what: str
-
-    def __str__(self) -> str:
-        return f"{self.what} was canceled"
 
 
 # --- the upstream's doing --------------------------------------------------------------------------------------------
@@ -212,21 +196,17 @@ class UpstreamError(BdnError):
 @dataclass(eq=False)
 class SourceNotFoundError(UpstreamError):
     code = "SOURCE_NOT_FOUND"
+    message = "{source} was not found: {reason}"
     source: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.source} was not found: {self.reason}"
 
 
 @dataclass(eq=False)
 class RevisionNotFoundError(UpstreamError):
     code = "REVISION_NOT_FOUND"
+    message = "{source} has no revision {revision!r}; name a branch, a tag or a commit that exists"
     source: str
     revision: str
-
-    def __str__(self) -> str:
-        return f"{self.source} has no revision {self.revision!r}; name a branch, a tag or a commit that exists"
 
 
 @dataclass(eq=False)
@@ -244,24 +224,20 @@ class GatedSourceError(UpstreamError):
 @dataclass(eq=False)
 class SourceChangedError(UpstreamError):
     code = "SOURCE_CHANGED"
+    message = "{path!r} of {source} changed while it was copied ({reason}); mirror it again"
     source: str
     path: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path!r} of {self.source} changed while it was copied ({self.reason}); mirror it again"
 
 
 @dataclass(eq=False)
 class UpstreamUnavailableError(UpstreamError):
     code = "UPSTREAM_UNAVAILABLE"
     transient = True
+    message = "{source} is not available: {reason}"
     source: str
     reason: str
     retry_after_seconds: float | None = None  # a 503 may ask for that, like a 429
-
-    def __str__(self) -> str:
-        return f"{self.source} is not available: {self.reason}"
 
 
 @dataclass(eq=False)
@@ -279,12 +255,10 @@ class UpstreamRateLimitedError(UpstreamError):
 @dataclass(eq=False)
 class ChecksumMismatchError(UpstreamError):
     code = "CHECKSUM_MISMATCH"
+    message = "{subject} has the wrong content: expected {expected}, got {actual}"
     subject: str
     expected: str
     actual: str
-
-    def __str__(self) -> str:
-        return f"{self.subject} has the wrong content: expected {self.expected}, got {self.actual}"
 
 
 # --- our own services ------------------------------------------------------------------------------------------------
@@ -298,10 +272,8 @@ class ServiceError(BdnError):
 class StoreUnavailableError(ServiceError):
     code = "STORE_UNAVAILABLE"
     transient = True
+    message = "the store of mirrored chunks is not available: {reason}"
     reason: str
-
-    def __str__(self) -> str:
-        return f"the store of mirrored chunks is not available: {self.reason}"
 
 
 @dataclass(eq=False)
@@ -361,17 +333,13 @@ class DiskFailedError(ServiceError):
 @dataclass(eq=False)
 class MountFailedError(ServiceError):
     code = "MOUNT_FAILED"
+    message = "{path} could not be mounted: {reason}"
     path: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path} could not be mounted: {self.reason}"
 
 
 @dataclass(eq=False)
 class InternalError(ServiceError):
     code = "INTERNAL"
+    message = "internal error: {reason}; this is a bug, the service's log holds more"
     reason: str
-
-    def __str__(self) -> str:
-        return f"internal error: {self.reason}; this is a bug, the service's log holds more"

@@ -15,19 +15,17 @@ from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.events import Event
 from node_agent.background_tasks import in_thread
 from node_agent.cache import cache_events
-from node_agent.cache.eviction import Departures
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.eviction import Evictor
+from node_agent.cache.records import Held
 from node_agent.cache.space import Space
 
 
 class StageAdmission:
     """One admission. It is made, and run once, under the cache's lock; it remembers how everything was when it was made."""
 
-    def __init__(
-        self, departures: Departures, records: ManifestRecords, space: Space, held: Sequence[Held], holder: Holder
-    ) -> None:
-        self.departures, self.records, self.space = departures, records, space
-        self.index: CacheIndex = departures.index
+    def __init__(self, eviction: Evictor, space: Space, held: Sequence[Held], holder: Holder) -> None:
+        self.eviction, self.space = eviction, space
+        self.index: CacheIndex = eviction.index
         self.held, self.holder = held, holder
         self._last_used = {one: self.index.recency.last_used(one) for one in self.index.manifests()}
         self._leased = self.index.leases.of(holder.stage_id)
@@ -49,14 +47,14 @@ class StageAdmission:
         self._lease_what_is_here()
         try:
             missing = self._count_in(budget, free_files, now)
-            await in_thread(self.departures.take_out, self._victims, self._decisions(budget))
+            await in_thread(self.eviction.delete, self._victims, self._decisions(budget))
             for one in self.held:
-                await in_thread(self.records.save, one, now)
-                await in_thread(self.departures.shelf.add, one)
+                await in_thread(self.eviction.files.records.save, one, now)
+                await in_thread(self.eviction.chunks.add, one)
         except BdnError as error:
             await self._undo(error)
             raise
-        self.departures.tell(self._victims, "lru")
+        self.eviction.announce(self._victims, "lru")
         return missing
 
     def _budget(self) -> int:
@@ -99,19 +97,19 @@ class StageAdmission:
     async def _undo(self, error: BdnError) -> None:
         """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
         refusal = cache_events.refused(self.index, self.held, self.holder, error)
-        survivors = await in_thread(self.departures.removal.survivors, self._victims)
+        left = await in_thread(self.eviction.files.left_of, self._victims)
         self.index.leases.end(self.holder.stage_id)
         # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.
         given_up = [content for victim in self._victims for content in victim.contents]
         for content in (*self._absent, *given_up):
             self.index.lose(content)
-        for found in survivors:
+        for found in left:
             found.restore(self.index)
         for manifest in self._leased:
             self.index.leases.take(manifest, self.holder)
         # Before a refusal nothing was written down; before any other error, what has not happened now.
         why = refusal or [
-            *cache_events.kept((found.manifest for found in survivors), error),
+            *cache_events.kept((found.manifest for found in left), error),
             *cache_events.dropped(self._new, str(error)),
         ]
-        await self.departures.forget(self._new, why)
+        await self.eviction.forget(self._new, why)

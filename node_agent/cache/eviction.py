@@ -33,14 +33,14 @@ class ScannedManifest:
 
 
 @dataclass(frozen=True)
-class Removal:
-    """Deletes what the index gave up. Blocking; methods raise ``DiskFailedError``."""
+class CacheFiles:
+    """The node tier on disk: records of manifests, and files whole or in progress. Blocking; methods raise ``DiskFailedError``."""
 
     places: Places
     records: ManifestRecords
 
-    def remove(self, victims: Iterable[Victim]) -> None:
-        """Manifest records first, then contents: after a crash in between, the start-up scan deletes what nobody names."""
+    def delete(self, victims: Iterable[Victim]) -> None:
+        """Records of manifests first, then contents: after a crash in between, the start-up scan deletes what nobody names."""
         for victim in victims:
             self.records.forget(victim.manifest)
             for content in victim.contents:
@@ -48,8 +48,8 @@ class Removal:
                     with disk_errors(path):
                         path.unlink(missing_ok=True)
 
-    def survivors(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
-        """After a removal that failed half-way: what is still recorded. Manifests without a record are gone."""
+    def left_of(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
+        """After a deletion that failed half-way: what is still recorded. Manifests without a record are gone."""
         found: list[ScannedManifest] = []
         for victim in victims:
             manifest = self.records.load(victim.manifest)
@@ -78,33 +78,33 @@ class Removal:
 
 
 @dataclass(frozen=True)
-class Departures:
-    """Carried out under the cache's lock. What a failing disk keeps is counted again, and said to be here."""
+class Evictor:
+    """Evicts manifests, under the cache's lock. What a failing disk keeps is counted again, and recorded as kept."""
 
     index: CacheIndex
-    removal: Removal
-    shelf: HeldChunks
+    files: CacheFiles
+    chunks: HeldChunks
     events: CacheEvents
 
     async def evict(
         self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
-        """What ``plan`` decides about the index as it is now; ``account`` says why each goes."""
+        """Carry out what ``plan`` decides about the index as it is now; ``account`` says why each manifest goes."""
         decided = plan(self.index)
         last_used = self.index.recency.last_used
         decisions = [account(victim, last_used(victim.manifest)) for victim in decided.victims]
         self.index.evict(decided)
         try:
-            await in_thread(self.take_out, decided.victims, decisions)
+            await in_thread(self.delete, decided.victims, decisions)
         except BdnError as error:
-            survivors = await in_thread(self.removal.survivors, decided.victims)
-            for found in survivors:
+            left = await in_thread(self.files.left_of, decided.victims)
+            for found in left:
                 found.restore(self.index)
-            await in_thread(self.events.decided, kept((found.manifest for found in survivors), error))
+            await in_thread(self.events.decided, kept((found.manifest for found in left), error))
             raise
         finally:
             held = frozenset(self.index.manifests())
-            self.tell([victim for victim in decided.victims if victim.manifest not in held], reason)
+            self.announce([victim for victim in decided.victims if victim.manifest not in held], reason)
         return decided
 
     async def forget(self, manifests: Iterable[Digest], why: Sequence[Event]) -> None:
@@ -112,19 +112,19 @@ class Departures:
         plan = self.index.plan(manifests)
         self.index.evict(plan)
         for victim in plan.victims:
-            self.shelf.remove(victim.manifest)
+            self.chunks.remove(victim.manifest)
         with suppress(BdnError):  # a record without content is rubbish, which the next start finds
-            await in_thread(self.take_out, plan.victims, why)
+            await in_thread(self.delete, plan.victims, why)
 
-    def take_out(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
-        """What is decided is written down before the first byte goes: else a kill leaves what nobody can explain. Blocking."""
+    def delete(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
+        """Record the decisions, then delete: after a kill in between, people can still be told why. Blocking."""
         self.events.decided(decisions)
-        self.removal.remove(victims)
+        self.files.delete(victims)
 
-    def tell(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
+    def announce(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
         """They are gone: nobody is served from them any more."""
         for victim in victims:
-            self.shelf.remove(victim.manifest)
+            self.chunks.remove(victim.manifest)
         if victims:
             self.events.evicted(reason, len(victims))
         self.events.changed()

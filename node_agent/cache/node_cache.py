@@ -16,9 +16,9 @@ from bdn.core.errors import BdnError
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import Account, CacheEvents, dropped, over_budget
-from node_agent.cache.eviction import Departures, Removal
+from node_agent.cache.eviction import CacheFiles, Evictor
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.records import Held
 from node_agent.cache.space import Space
 
 _STEP_SECONDS: Final = 1e-6  # what a float of seconds since the epoch and a file's time can tell apart
@@ -48,45 +48,6 @@ class UseClock:
             self._last = max(self._last, at)
 
 
-@dataclass(frozen=True)
-class Resting:
-    """The stages that hold leases, lack files and fill none. Under the cache's lock."""
-
-    index: CacheIndex
-    removal: Removal
-    _stages: set[str] = field(default_factory=set)
-
-    def begin(self, stage_id: str) -> None:
-        """It fills nothing from now on."""
-        self._stages.add(stage_id)
-
-    def end(self, stage_id: str) -> None:
-        """It fills again, or is gone."""
-        self._stages.discard(stage_id)
-
-    async def give_back(self, manifest: Digest, stage_id: str) -> None:
-        """Promise no space any more to what of this manifest was never begun, unless another stage may be about to."""
-        for content in await in_thread(self.removal.unbegun, self._reserved_for(manifest, stage_id)):
-            self.index.lose(content)
-
-    def _reserved_for(self, manifest: Digest, stage_id: str) -> list[Digest]:
-        """What of it no other stage may be about to fill."""
-        ledger = self.index.ledger
-        if self.index.is_complete(manifest):
-            return []
-        return [
-            content
-            for content in self.index.contents_of(manifest)
-            if ledger.size_of(content) is not None
-            and not ledger.is_committed(content)
-            and not any(self._is_filled_beside(name, stage_id) for name in self.index.named_by(content))
-        ]
-
-    def _is_filled_beside(self, manifest: Digest, stage_id: str) -> bool:
-        holders = {holder.stage_id for holder in self.index.leases.holders(manifest)}
-        return bool(holders - {stage_id} - self._stages)
-
-
 Clock = Callable[[], float]
 
 
@@ -100,17 +61,17 @@ class NodeCache:
     """
 
     index: CacheIndex
-    records: ManifestRecords
-    removal: Removal
-    shelf: HeldChunks
+    files: CacheFiles
+    chunks: HeldChunks
     space: Space
     clock: Clock
     events: CacheEvents
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    _idle: set[str] = field(default_factory=set)  # stages that hold leases, lack files and fill none
+
     def __post_init__(self) -> None:
-        self._departures = Departures(self.index, self.removal, self.shelf, self.events)
-        self._resting = Resting(self.index, self.removal)
+        self._eviction = Evictor(self.index, self.files, self.chunks, self.events)
 
     async def admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
         """Lease all these manifests for ``holder``, or none more than it had; returns the contents that are still to be filled.
@@ -120,8 +81,8 @@ class NodeCache:
             DiskFailedError: what was evicted by then is gone, and nothing more is leased.
         """
         async with self._lock:
-            self._resting.end(holder.stage_id)
-            admission = StageAdmission(self._departures, self.records, self.space, held, holder)
+            self._idle.discard(holder.stage_id)
+            admission = StageAdmission(self._eviction, self.space, held, holder)
             return await to_the_end(admission.run(self.clock))
 
     def commit(self, content: Digest) -> None:
@@ -137,16 +98,16 @@ class NodeCache:
         ended = self.index.leases.end(stage_id)
         left = [digest for digest in ended if not self.index.leases.is_leased(digest)]
         now = self.clock()
-        self._resting.end(stage_id)
+        self._idle.discard(stage_id)
         for manifest in ended:  # those, too, that others lease: they may rest, and then nobody fills what was promised
-            await self._resting.give_back(manifest, stage_id)
+            await self._give_back(manifest, stage_id)
         for manifest in left:
             self.index.recency.touch(manifest, now)
             with suppress(BdnError):  # the order of eviction after the next restart is all that is lost
-                await in_thread(self.records.touch, manifest, now)
+                await in_thread(self.files.records.touch, manifest, now)
         gone = [digest for digest in left if not self._is_counted(digest)]
         why = dropped(gone, "its last stage ended before anything of it was on disk")
-        await self._departures.forget(gone, why)
+        await self._eviction.forget(gone, why)
         self.events.changed()
 
     def _is_counted(self, manifest: Digest) -> bool:
@@ -156,19 +117,41 @@ class NodeCache:
     async def rest(self, stage_id: str) -> None:
         """A stage keeps its leases and fills nothing now: space that was promised to files never begun is free again."""
         async with self._lock:
-            self._resting.begin(stage_id)
+            self._idle.add(stage_id)
             for manifest in self.index.leases.of(stage_id):
-                await to_the_end(self._resting.give_back(manifest, stage_id))
+                await to_the_end(self._give_back(manifest, stage_id))
+
+    async def _give_back(self, manifest: Digest, stage_id: str) -> None:
+        """Release space reserved for contents that were never begun, unless another stage may be about to fill them."""
+        for content in await in_thread(self.files.unbegun, self._reserved_for(manifest, stage_id)):
+            self.index.lose(content)
+
+    def _reserved_for(self, manifest: Digest, stage_id: str) -> list[Digest]:
+        """Reserved contents of the manifest that no other stage may be about to fill."""
+        ledger = self.index.ledger
+        if self.index.is_complete(manifest):
+            return []
+        return [
+            content
+            for content in self.index.contents_of(manifest)
+            if ledger.size_of(content) is not None
+            and not ledger.is_committed(content)
+            and not any(self._is_filled_beside(name, stage_id) for name in self.index.named_by(content))
+        ]
+
+    def _is_filled_beside(self, manifest: Digest, stage_id: str) -> bool:
+        holders = {holder.stage_id for holder in self.index.leases.holders(manifest)}
+        return bool(holders - {stage_id} - self._idle)
 
     async def evict(
         self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
         """Carry out what ``plan`` decides about the index as it is once nobody else changes it; ``account`` says why."""
         async with self._lock:
-            return await to_the_end(self._departures.evict(plan, reason, account))
+            return await to_the_end(self._eviction.evict(plan, reason, account))
 
     async def trim(self) -> None:
-        """Evict what is over the budget: it shrinks when others fill the disk, or when the operator lowers it.
+        """Evict what is over the budget, which shrinks when others fill the disk, or when the operator lowers it.
 
         The disk is looked at under the lock: what another is deleting is counted no more and not free yet either.
         """
@@ -184,7 +167,7 @@ class NodeCache:
         budget, held = room.budgets.node, self.index.ledger.used_bytes
         if held > budget:
             account = over_budget("node", held, budget, room.limits.node)
-            await self._departures.evict(lambda index: index.plan_lru(held - budget), "trim", account)
+            await self._eviction.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     async def put_aside(self, content: Digest, take: Callable[[], bool]) -> None:
         """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.

@@ -13,7 +13,7 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.eviction import Removal
+from node_agent.cache.eviction import CacheFiles
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.node_cache import Clock, NodeCache, UseClock
 from node_agent.cache.quarantine import SuspectFiles
@@ -74,7 +74,7 @@ async def open_tiers(
     cluster = ClusterTier(chunk_files, chunk_index, space.cluster_budget, uses, cluster_events)
     chunks = HeldChunks(places, index, cluster, None if settings.auth == "off" else verify, suspects.add)
     events = CacheEvents(on_change, on_evicted, journal.record)
-    node = NodeCache(index, manifests, Removal(places, manifests), chunks, space, uses, events)
+    node = NodeCache(index, CacheFiles(places, manifests), chunks, space, uses, events)
 
     await in_thread(cluster.load)
     scanner = Scanner(places, manifests, chunks)

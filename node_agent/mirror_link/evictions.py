@@ -44,12 +44,12 @@ Plan = Callable[[Index], EvictionPlan]
 
 
 @dataclass(frozen=True)
-class Evictions:
+class EvictionCommands:
     """Carries out commands. All or nothing per manifest and tier; what was evicted before a failure stays evicted."""
 
     cluster: str
     node: str
-    book: StageRegistry
+    registry: StageRegistry
     lifecycle: Lifecycle
     cache: NodeCache
     tier: ClusterTier
@@ -116,7 +116,7 @@ class Evictions:
                 logger.warning("a forced eviction of manifest %s takes it away from %s", victim.manifest, holder)
                 if await self.break_prefetch(holder.stage_id):
                     continue
-                stage = self.book.get(holder.stage_id)
+                stage = self.registry.get(holder.stage_id)
                 if stage is not None:  # otherwise it has ended by itself meanwhile
                     error = CanceledError(f"{holder}, by a forced eviction,")
                     await self.lifecycle.release(stage, error, ending="forced")
@@ -141,12 +141,12 @@ class Evictions:
                 raise InvalidRequestError(str(error)) from error
         if command.job is None:
             return None
-        stages = [stage for stage in self.book.all() if stage.record.job_id == command.job]
+        stages = [stage for stage in self.registry.all() if stage.record.job_id == command.job]
         return list(dict.fromkeys(manifest for stage in stages for manifest in stage.record.manifests))
 
     def _items(self, tier: Tier, plan: EvictionPlan) -> list[EvictedItem]:
         sources: dict[str, list[str]] = {}
-        for stage in self.book.all():
+        for stage in self.registry.all():
             for mount in stage.record.mounts:
                 if mount.source not in sources.setdefault(mount.manifest, []):
                     sources[mount.manifest].append(mount.source)

@@ -16,7 +16,7 @@ from node_agent.change_signal import ChangeSignal
 from node_agent.fetch.members import Members
 from node_agent.journal import Journal
 from node_agent.mirror_link.commands import CommandInbox
-from node_agent.mirror_link.holdings import Holdings
+from node_agent.mirror_link.holdings import AgentHoldings
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Heartbeats:
         *,
         trust: Trust,
         members: Members,
-        holdings: Holdings,
+        holdings: AgentHoldings,
         inbox: CommandInbox,
         news: ChangeSignal,
         journal: Journal,

@@ -22,14 +22,14 @@ from node_agent.stage.stage import StageRegistry
 
 
 @dataclass(frozen=True)
-class Holdings:
+class AgentHoldings:
     """Documents about the cache."""
 
     places: Places
     cache: NodeCache
     tier: ClusterTier
     roles: Collection[str]
-    book: StageRegistry
+    registry: StageRegistry
     writes: DirectWrites
 
     async def tiers(self) -> dict[str, TierUse]:
@@ -61,7 +61,7 @@ class Holdings:
     def _all(self, chunks: dict[Digest, tuple[int, float]]) -> list[Holding]:
         index = self.cache.index
         sources: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        for stage in self.book.all():
+        for stage in self.registry.all():
             for mount in stage.record.mounts:
                 sources[mount.manifest][mount.source] = None
         held = [

@@ -166,7 +166,7 @@ class RepairSource:
 
     def _read_held(self, chunk: PlacedChunk, put: Put) -> bool:
         with self.buffers.take(chunk.range.size) as buffer:
-            if self.provision.cache.shelf.read_held(chunk.digest, buffer) is None:
+            if self.provision.cache.chunks.read_held(chunk.digest, buffer) is None:
                 return False
             put(buffer)
             return True

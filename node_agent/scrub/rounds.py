@@ -30,14 +30,14 @@ Sleep = Callable[[float], Awaitable[object]]
 class StagesFirst:
     """A pace: so many bytes per second, and none while a stage brings files."""
 
-    def __init__(self, book: StageRegistry, rate: int, sleep: Sleep = asyncio.sleep) -> None:
-        self._book = book
+    def __init__(self, registry: StageRegistry, rate: int, sleep: Sleep = asyncio.sleep) -> None:
+        self._registry = registry
         self._sleep = sleep
         self._bucket = TokenBucket(rate, BURST, time.monotonic())
 
     async def __call__(self, size: int) -> None:
         """Return when ``size`` bytes may be read."""
-        while busy := [stage for stage in self._book.all() if not stage.is_terminal]:
+        while busy := [stage for stage in self._registry.all() if not stage.is_terminal]:
             await busy[0].wait(None)
         await self._sleep(self._bucket.reserve(size, time.monotonic()))
 

@@ -114,7 +114,7 @@ class Scrubber:
                 return
             self.record.suspects.add(target.content)
             await self._save_suspects()
-            with self.cache.shelf.withheld(target.content):
+            with self.cache.chunks.withheld(target.content):
                 await self._repair(target, layout, still, findings)
             self.record.suspects.clear(target.content)
 

@@ -30,7 +30,7 @@ class StagedFile:
 class StagedFiles:
     """Looks through the READY stages. Blocking."""
 
-    book: StageRegistry
+    registry: StageRegistry
     views: Views
     records: ManifestRecords
 
@@ -52,7 +52,7 @@ class StagedFiles:
 
     def named(self, content: Digest) -> Iterator[tuple[NodeStage, Path]]:
         """Where views show this content, also of stages that are still being staged; not all of these paths need exist."""
-        for stage in self.book.all():
+        for stage in self.registry.all():
             if stage.record.state not in ("STAGING", "READY"):
                 continue
             for mount in stage.record.mounts:
@@ -62,7 +62,7 @@ class StagedFiles:
                         yield stage, view / entry.path
 
     def _below(self, asked: Path) -> Iterator[StagedFile]:
-        for stage in self.book.all():
+        for stage in self.registry.all():
             if stage.record.state != "READY":
                 continue
             for mount in stage.record.mounts:

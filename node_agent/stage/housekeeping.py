@@ -12,14 +12,11 @@ from bdn.core.cache.ended_stages import to_forget
 from bdn.core.errors import BdnError, CanceledError
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.records import ManifestRecords
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.record import StageRecord, StageRecords
+from node_agent.stage.record import StageRecord
 from node_agent.stage.stage import NodeStage, StageRegistry
 from node_agent.stage.stage_events import resumed
-from node_agent.stage.view.views import Views
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
@@ -29,15 +26,10 @@ _TICK_SECONDS: Final = 10.0
 class Housekeeping:
     """Restart and reaping."""
 
-    book: StageRegistry
+    registry: StageRegistry
     lifecycle: Lifecycle
-    records: StageRecords
     manifests: ManifestRecords
-    cache: NodeCache
     tier: ClusterTier
-    views: Views
-    pulls: Pulls
-    clock: Clock
     is_rebooted: bool
 
     async def resume(self) -> None:
@@ -47,13 +39,13 @@ class Housekeeping:
         started anew, they are staged again instead: no job runs there yet, and views are not synced. Stages that were being
         staged go on by themselves, except pulls: those belong to a command, which has ended.
         """
-        for record in await in_thread(lambda: list(self.records.load_all())):
-            stage = self.book.enter(NodeStage(record))
+        for record in await in_thread(lambda: list(self.lifecycle.records.load_all())):
+            stage = self.registry.enter(NodeStage(record))
             if not stage.is_terminal or record.state == "READY":
                 self.lifecycle.live_on(stage)
                 self.lifecycle.lease_again(record)
         await self._tidy()
-        for stage in self.book.all():
+        for stage in self.registry.all():
             await self._resume(stage)
         try:
             await self.reap()
@@ -64,10 +56,10 @@ class Housekeeping:
     async def _tidy(self) -> None:
         standing = frozenset(
             stage.record.id
-            for stage in self.book.all()
+            for stage in self.registry.all()
             if stage.record.destination is None and stage.record.state in ("PENDING", "STAGING", "READY")
         )
-        for path in await in_thread(self.views.drop_others, standing):
+        for path in await in_thread(self.lifecycle.views.drop_others, standing):
             logger.info("removed %s: no stage needs it", path)
 
     async def _resume(self, stage: NodeStage) -> None:
@@ -81,20 +73,22 @@ class Housekeeping:
                 await in_thread(self.lifecycle.decided, resumed(record))
                 self.lifecycle.begin(stage)
         elif record.state == "READY" and is_pull:
-            if await in_thread(self.pulls.is_abandoned, record):
+            if await in_thread(self.lifecycle.pulls.is_abandoned, record):
                 await self.lifecycle.release_all([stage], ending="abandoned")
         elif record.state == "READY" and self.is_rebooted:
             await in_thread(self.lifecycle.decided, resumed(record))
             self.lifecycle.begin(stage)
         elif record.state == "READY":
             with suppress(BdnError):  # the look in the background finds out, and mends it
-                await in_thread(self.views.expose, record.id, [mount.mount_location for mount in record.mounts])
+                await in_thread(
+                    self.lifecycle.views.expose, record.id, [mount.mount_location for mount in record.mounts]
+                )
             stage.task = self.lifecycle.background.start(self._look_through(stage), f"look through {record.id}")
 
     async def _look_through(self, stage: NodeStage) -> None:
         """What a READY stage lacks is brought again: its files may be in quarantine, or its view be of another kind."""
-        record, index = stage.record, self.cache.index
-        is_same_kind = all(mount.exposure == self.views.kind for mount in record.mounts)
+        record, index = stage.record, self.lifecycle.cache.index
+        is_same_kind = all(mount.exposure == self.lifecycle.views.kind for mount in record.mounts)
         if is_same_kind and all(map(index.is_complete, record.manifests)) and await in_thread(self._is_intact, record):
             self.lifecycle.warmer.begin(stage)
             return
@@ -109,21 +103,21 @@ class Housekeeping:
         except BdnError:
             return False
         known = {location: manifest for location, manifest in held.items() if manifest is not None}
-        return len(known) == len(held) and self.views.is_intact(record.id, known)
+        return len(known) == len(held) and self.lifecycle.views.is_intact(record.id, known)
 
     async def reap(self) -> None:
         """Release what has expired or was abandoned, forget what ended long ago, and give back what is over the budget.
 
         READY stages that could not be mended are tried again.
         """
-        expired = list(filter(self.lifecycle.is_over, self.book.all()))
+        expired = list(filter(self.lifecycle.is_over, self.registry.all()))
         await self.lifecycle.release_all(expired, ending="expired", still=self.lifecycle.is_over)
         await self.lifecycle.release_abandoned()
         await self._prune()
-        await in_thread(self.tier.drop, self.cache.shelf.has_whole)
-        await self.cache.trim()
+        await in_thread(self.tier.drop, self.lifecycle.cache.chunks.has_whole)
+        await self.lifecycle.cache.trim()
         await in_thread(self.tier.trim)
-        for stage in filter(self.lifecycle.is_to_mend, self.book.all()):
+        for stage in filter(self.lifecycle.is_to_mend, self.registry.all()):
             self.lifecycle.mend(stage)
 
     async def run(self) -> None:
@@ -138,11 +132,11 @@ class Housekeeping:
                 logger.exception("housekeeping failed")  # a bug, and no reason to end stages that stand
 
     async def _prune(self) -> None:
-        stages = {stage.record.id: stage for stage in self.book.all() if stage.is_terminal}
+        stages = {stage.record.id: stage for stage in self.registry.all() if stage.is_terminal}
         ended_at = {key: stage.record.ended_at for key, stage in stages.items() if stage.record.ended_at is not None}
-        for stage_id in to_forget(ended_at, self.clock()):
+        for stage_id in to_forget(ended_at, self.lifecycle.clock()):
             stage = stages[stage_id]
             async with stage.lock:  # its job may be asking for it again
                 if stage.is_terminal and stage.record.ended_at == ended_at[stage_id]:
-                    await in_thread(self.records.forget, stage_id)
-                    self.book.strike(stage)
+                    await in_thread(self.lifecycle.records.forget, stage_id)
+                    self.registry.strike(stage)

@@ -16,7 +16,7 @@ from node_agent.stage.view.destination import Destination, Earlier, resolved
 class Pulls:
     """What the stages say about directories, compared with the directories. Methods look at the disk and block."""
 
-    book: StageRegistry
+    registry: StageRegistry
     manifests: ManifestRecords
     places: Places
 
@@ -34,7 +34,7 @@ class Pulls:
 
     def earlier(self, path: Path) -> Earlier | None:
         """What we published at ``path`` last, whether its stage still stands or not."""
-        for stage in self.book.all():
+        for stage in self.registry.all():
             if stage.record.destination == path and stage.record.inode is not None:
                 return self._earlier(stage.record)
         return None
@@ -43,7 +43,7 @@ class Pulls:
         """Whether the directory there is one that we published, whatever happened in it since. Looks at no file."""
         inode = Destination(path, "", self.places).inode()
         return inode is not None and any(
-            stage.record.destination == path and stage.record.inode == inode for stage in self.book.all()
+            stage.record.destination == path and stage.record.inode == inode for stage in self.registry.all()
         )
 
     def is_intact(self, record: StageRecord) -> bool:
@@ -70,7 +70,7 @@ class Pulls:
     def _ready(self) -> list[NodeStage]:
         return [
             stage
-            for stage in self.book.all()
+            for stage in self.registry.all()
             if stage.record.destination is not None and stage.record.state == "READY" and not stage.is_working
         ]
 

@@ -12,13 +12,10 @@ from bdn.wire import stage_schema
 from bdn.wire.errors import ReportedError
 from bdn.wire.grants import UnknownKeyError
 from node_agent.background_tasks import in_thread
-from node_agent.cache.node_cache import Clock
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.record import MountRecord, StageRecord, StageRecords
+from node_agent.stage.record import MountRecord, StageRecord
 from node_agent.stage.stage import NodeStage, StageRegistry
 from node_agent.stage.view.destination import Earlier, resolved
-from node_agent.stage.view.views import Views
 from node_agent.trust import Trust
 
 
@@ -26,14 +23,10 @@ from node_agent.trust import Trust
 class StageService:
     """The service behind the control API and behind embedding commands. Safe to call at the same time, for one stage, too."""
 
-    book: StageRegistry
+    registry: StageRegistry
     lifecycle: Lifecycle
-    records: StageRecords
-    views: Views
-    pulls: Pulls
     trust: Trust
     ask_for_keys: Callable[[], Awaitable[None]]
-    clock: Clock
     is_node: bool  # whether this agent has the role
 
     # --- asking ---
@@ -44,7 +37,7 @@ class StageService:
 
     async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncGenerator[stage_schema.StageDocument]:
         """The stage's document again and again, at least every interval, the last time in a terminal state."""
-        stage = self.book.find(stage_id)
+        stage = self.registry.find(stage_id)
         while not stage.is_terminal:
             yield self.document(stage)
             await stage.wait(interval_seconds)
@@ -56,7 +49,7 @@ class StageService:
         Raises:
             BdnError: why it failed, or what a READY one lacks, or that it was released meanwhile.
         """
-        stage = self.book.find(stage_id)
+        stage = self.registry.find(stage_id)
         await stage.wait(None)
         if stage.record.state != "READY" or stage.record.error:
             raise ReportedError(stage.record.error) if stage.record.error else CanceledError(f"stage {stage_id}")
@@ -96,21 +89,21 @@ class StageService:
         path = await in_thread(resolved, destination)
         record = self._record(f"pull:{path}", token, grant)
         record.destination = path
-        known = self.book.get(record.id)
+        known = self.registry.get(record.id)
         if known and known.is_working:
             return known
         is_ready = known is not None and known.record.state == "READY"
-        if known and is_ready and not known.is_ending and await in_thread(self.pulls.is_intact, known.record):
+        if known and is_ready and not known.is_ending and await in_thread(self.lifecycle.pulls.is_intact, known.record):
             return known
-        earlier = await in_thread(self.pulls.earlier, path)
-        await in_thread(self.pulls.destination(record).check, earlier)
+        earlier = await in_thread(self.lifecycle.pulls.earlier, path)
+        await in_thread(self.lifecycle.pulls.destination(record).check, earlier)
         if known and is_ready:
             await self.lifecycle.release(known)
         return await self._start(record, earlier)
 
     async def renew(self, stage_id: str, ttl_seconds: float | None) -> NodeStage:
         """A new time to live, from now on; None means until the stage is released."""
-        stage = self.book.find(stage_id)
+        stage = self.registry.find(stage_id)
         async with stage.lock:
             if stage.record.state in ("FAILED", "RELEASED"):
                 raise InvalidRequestError(f"stage {stage_id} is {stage.record.state}; stage it again")
@@ -121,7 +114,7 @@ class StageService:
 
     async def release(self, stage_id: str) -> NodeStage:
         """Unmount, drop the view, end the lease. Idempotent. The files stay cached; a pulled directory stays altogether."""
-        stage = self.book.find(stage_id)
+        stage = self.registry.find(stage_id)
         await self.lifecycle.release(stage)
         return stage
 
@@ -140,9 +133,9 @@ class StageService:
         return self.trust.verify(token)
 
     async def _start(self, record: StageRecord, earlier: Earlier | None) -> NodeStage:
-        stage = self.book.enter(NodeStage(record))
+        stage = self.registry.enter(NodeStage(record))
         async with stage.lock:
-            if self.book.get(record.id) is not stage:  # it was forgotten while this waited
+            if self.registry.get(record.id) is not stage:  # it was forgotten while this waited
                 return await self._start(record, earlier)
             if stage.is_working or (stage.record.state == "READY" and not stage.is_ending):
                 stage.record.grant = record.grant  # it may be a fresher one
@@ -156,10 +149,10 @@ class StageService:
                     self.lifecycle.warmer.begin(stage)
                 return stage
             try:
-                await in_thread(self.records.note, record)
+                await in_thread(self.lifecycle.records.note, record)
             except BdnError:
                 if stage.record is record:
-                    self.book.strike(stage)
+                    self.registry.strike(stage)
                 raise
             stage.record, stage.earlier = record, earlier
             self.lifecycle.live_on(stage)
@@ -173,7 +166,7 @@ class StageService:
             organisation=grant.organisation,
             grant=token,
             state="PENDING",
-            created_at=self.clock(),
+            created_at=self.lifecycle.clock(),
             mounts=[
                 MountRecord(mount_location=mount.mount_location, manifest=str(mount.manifest), source=mount.source)
                 for mount in grant.mounts
@@ -181,5 +174,5 @@ class StageService:
         )
 
     def _path(self, record: StageRecord, mount: MountRecord) -> str:
-        place = record.destination or self.views.place(record.id, mount.mount_location)
+        place = record.destination or self.lifecycle.views.place(record.id, mount.mount_location)
         return str(place)

@@ -80,7 +80,7 @@ class Warmer:
     def __init__(
         self,
         background: BackgroundTasks,
-        book: StageRegistry,
+        registry: StageRegistry,
         views: Views,
         rate: int,
         *,
@@ -90,7 +90,7 @@ class Warmer:
     ) -> None:
         """``memory`` says how many bytes may lie in the page cache without taking memory from anybody. Blocking."""
         self._background = background
-        self._book = book
+        self._registry = registry
         self._views = views
         self._memory = memory
         self._sleep = sleep
@@ -132,7 +132,7 @@ class Warmer:
             await self._sleep(self._bucket.reserve(count, self._clock()))
 
     async def _let_stages_go_first(self) -> None:
-        while busy := [stage for stage in self._book.all() if not stage.is_terminal]:
+        while busy := [stage for stage in self._registry.all() if not stage.is_terminal]:
             await busy[0].wait(None)
 
 

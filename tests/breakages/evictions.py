@@ -56,8 +56,8 @@ BREAKAGES: Final = [
         "whole-files",
         "node_agent/cache/node_cache.py",
         "an eviction and an admission change the cache at the same time",
-        "        async with self._lock:\n            return await to_the_end(self._departures.evict(plan, reason, account))\n",
-        "        return await to_the_end(self._departures.evict(plan, reason, account))\n",
+        "        async with self._lock:\n            return await to_the_end(self._eviction.evict(plan, reason, account))\n",
+        "        return await to_the_end(self._eviction.evict(plan, reason, account))\n",
         _STAGE_BETWEEN,
     ),
     Breakage(

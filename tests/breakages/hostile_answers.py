@@ -59,7 +59,7 @@ BREAKAGES: Final = [
         "hostile-input",
         "node_agent/api.py",
         "the events of a stage that nobody knows begin",
-        "    found = agent.stages.book.find(stage_id)  # a refusal has to come before the stream has begun\n"
+        "    found = agent.stages.registry.find(stage_id)  # a refusal has to come before the stream has begun\n"
         "    return EventStream(agent.stages.follow(found.record.id, 1.0)",
         "    return EventStream(agent.stages.follow(stage_id, 1.0)",
         f"{_SERVICES}::test_the_agent_answers_whatever_its_own_description_makes_up",

@@ -98,7 +98,7 @@ BREAKAGES: Final = [
         "the time while no agent was there counts",
         "                self.lifecycle.live_on(stage)\n",
         "                self.lifecycle.live_on(stage)\n"
-        "                if stage.deadline is not None and record.created_at < self.clock() - 3600:\n"
+        "                if stage.deadline is not None and record.created_at < self.lifecycle.clock() - 3600:\n"
         "                    stage.deadline = 0.0\n",
         f"{_TEST}test_an_agent_that_was_down_for_longer_than_the_time_to_live_gives_it_again",
     ),

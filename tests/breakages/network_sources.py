@@ -63,13 +63,13 @@ BREAKAGES: Final = [
         "the rest of a range is put at its beginning",
         "rest = self.buffer[self.done :] if self.done else self.buffer",
         "rest = self.buffer",
-        f"{_UPSTREAMS}::test_a_fault_on_the_way_from_an_upstream_costs_requests_alone[hf-stalls_in_the_middle]",
+        f"{_UPSTREAMS}::test_a_fault_on_the_way_from_an_upstream_costs_requests_alone[gs-stalls_in_the_middle]",
     ),
     _breakage(
         "bdn/transfer/ranged.py",
         "nobody learns which source is out of reach",
         'return UpstreamUnavailableError(self._source, f"{self._path}: {reason}")',
         "return UpstreamUnavailableError(self._path, reason)",
-        f"{_UPSTREAMS}::test_an_upstream_that_stays_out_of_reach_is_named_and_nothing_is_published[hf-falls_silent]",
+        f"{_UPSTREAMS}::test_an_upstream_that_stays_out_of_reach_is_named_and_nothing_is_published[gs-falls_silent]",
     ),
 ]

@@ -43,7 +43,7 @@ BREAKAGES: Final = [
         "space",
         "node_agent/cache/node_cache.py",
         "what is over the budget stays",
-        'await self._departures.evict(lambda index: index.plan_lru(held - budget), "trim", account)',
+        'await self._eviction.evict(lambda index: index.plan_lru(held - budget), "trim", account)',
         "pass",
         f"{_TEST}test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further",
     ),

@@ -29,7 +29,7 @@ from tests.doubles.sigv4 import Account
 _BIN: Final = Path(sys.executable).parent
 _STORES: Final = ("account", "container", "object")
 _START_SECONDS: Final = 60
-PAGE: Final = 20  # keys on a page of a listing, whatever is asked for
+PAGE: Final = 5  # keys on a page of a listing, whatever is asked for
 _PIPELINE: Final = (
     "catch_errors gatekeeper healthcheck cache listing_formats bulk s3api tempauth copy slo versioned_writes symlink "
     "proxy-server"

@@ -178,6 +178,6 @@ async def test_a_stage_on_a_full_disk_cannot_be_recorded_and_is_not_begun(mirror
             fill(disk / "foreign")
             with pytest.raises(DiskFailedError, match="No space left on device"):
                 await agent.stages.start("job", mirror.grant(manifest))
-            assert agent.stages.book.all() == []
+            assert agent.stages.registry.all() == []
             (disk / "foreign").unlink()
             assert (await staged(agent, mirror, manifest)).state == "READY"

@@ -45,10 +45,14 @@ async def waiting(upstream: ScriptedUpstream, held: HeldPauses, tmp_path: Path) 
         held.over.set()
 
 
-BUSY = [
-    pytest.param(rate_limited(2), id="429"),
-    pytest.param(answer(503, {"Retry-After": "2"}), id="503"),
+LIMITED, UNAVAILABLE = rate_limited(2), answer(503, {"Retry-After": "2"})
+EACH_BUSY = [
+    pytest.param("hf", LIMITED, id="hf-429"),
+    pytest.param("s3", UNAVAILABLE, id="s3-503"),
+    pytest.param("gs", LIMITED, id="gs-429"),
+    pytest.param("gs", UNAVAILABLE, id="gs-503"),
 ]
+ONE_UPSTREAM = pytest.mark.parametrize("upstream", ["s3"], indirect=True)  # what is the same for all
 
 
 async def nothing_happens(upstream: ScriptedUpstream) -> None:
@@ -59,7 +63,7 @@ async def nothing_happens(upstream: ScriptedUpstream) -> None:
     assert upstream.log.count() == count
 
 
-@pytest.mark.parametrize("fault", BUSY)
+@pytest.mark.parametrize(("upstream", "fault"), EACH_BUSY, indirect=["upstream"])
 async def test_a_listing_that_is_told_to_wait_two_seconds_stops_every_job_at_that_host_for_two_seconds(
     waiting: MirrorUnderTest, upstream: ScriptedUpstream, held: HeldPauses, fault: Fault
 ) -> None:
@@ -77,8 +81,9 @@ async def test_a_listing_that_is_told_to_wait_two_seconds_stops_every_job_at_tha
     assert [(await waiting.ended(begun["id"]))["status"] for begun in (first, second)] == ["READY"] * 2
 
 
-@pytest.mark.parametrize("file", [LARGE, SMALL])
-@pytest.mark.parametrize("fault", BUSY)
+@pytest.mark.parametrize(
+    ("upstream", "fault", "file"), [("hf", LIMITED, LARGE), ("s3", UNAVAILABLE, SMALL)], indirect=["upstream"]
+)
 async def test_a_range_that_is_told_to_wait_two_seconds_holds_back_everything_that_was_not_sent_yet(
     waiting: MirrorUnderTest, upstream: ScriptedUpstream, held: HeldPauses, fault: Fault, file: str
 ) -> None:
@@ -111,6 +116,7 @@ async def test_a_host_that_asks_to_wait_does_not_keep_others_waiting(
         assert (await mirror.ended(begun["id"]))["status"] == "READY"
 
 
+@ONE_UPSTREAM
 async def test_an_upstream_that_is_closed_for_an_hour_fails_whoever_asks_and_hears_nothing_more(
     hasty: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
 ) -> None:
@@ -128,6 +134,7 @@ async def test_an_upstream_that_is_closed_for_an_hour_fails_whoever_asks_and_hea
     assert not [seconds for seconds in pauses.seconds if seconds > 60]
 
 
+@ONE_UPSTREAM
 async def test_who_asks_for_a_plan_is_told_at_once_that_the_upstream_is_busy(
     hasty: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
 ) -> None:
@@ -153,6 +160,7 @@ async def test_a_page_that_fails_is_asked_for_again_and_the_pages_before_it_are_
     assert hub.log.count("/tree/[^&]*&[^&]*$") <= 1, "the first page was asked for once"
 
 
+@ONE_UPSTREAM
 async def test_what_is_done_to_upstreams_can_be_read_from_the_metrics(
     hasty: MirrorUnderTest, upstream: ScriptedUpstream
 ) -> None:

@@ -18,7 +18,7 @@ from tests.support.services.commands import wait_until
 
 pytestmark = pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable() or "there is a network")
 
-FILES = {f"part-{number}": noise(8 * CHUNK_SIZE, number) for number in range(2)}
+FILES = {f"part-{number}": noise(6 * CHUNK_SIZE, number) for number in range(2)}
 SIZE = sum(map(len, FILES.values()))
 RATE = 200_000_000  # bits per second
 
@@ -44,7 +44,7 @@ def net() -> Iterator[network.Network]:
 def test_members_that_die_vanish_or_hang_cost_nobody_else_the_stage(
     net: network.Network, tmp_path: Path, content: Content
 ) -> None:
-    with ring(net, tmp_path, content, 5, RATE) as built:
+    with ring(net, tmp_path, content, 4, RATE) as built:
         killed, vanished, hung, *others = built.members
         before = built.host.sent_bytes
         stages = built.begin()

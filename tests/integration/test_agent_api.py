@@ -280,7 +280,7 @@ async def test_many_waiters_for_one_stage_are_answered(rig: Rig, mirror: AgentMi
     request = StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True)
     async with serving_agent(rig) as site:
         waiting = [asyncio.create_task(site.client.stage(request)) for _ in range(5)]
-        while not site.agent.stages.book.all():
+        while not site.agent.stages.registry.all():
             await asyncio.sleep(0)
         gate.set()
 

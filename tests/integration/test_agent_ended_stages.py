@@ -29,7 +29,7 @@ def _three_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _remembered(agent: Agent) -> tuple[set[str], int]:
     """The jobs in memory, and how many records are on disk."""
-    return {stage.record.job_id for stage in agent.stages.book.all()}, len(list(agent.places.stages.iterdir()))
+    return {stage.record.job_id for stage in agent.stages.registry.all()}, len(list(agent.places.stages.iterdir()))
 
 
 async def test_the_newest_ended_stages_are_remembered_in_memory_and_on_disk_beside_all_that_stand(
@@ -57,7 +57,7 @@ async def test_a_stage_that_its_job_asks_for_while_it_is_being_forgotten_stands_
             clock.now += 1
             stages.append(await staged(agent, mirror, manifest, job=f"job-{number}"))
             await agent.stages.release(stages[-1].id)
-        forget, asked = agent.housekeeping.records.forget, []
+        forget, asked = agent.housekeeping.lifecycle.records.forget, []
 
         def ask_meanwhile(stage_id: str) -> None:
             again = staged(agent, mirror, manifest, job="job-0")
@@ -65,8 +65,10 @@ async def test_a_stage_that_its_job_asks_for_while_it_is_being_forgotten_stands_
             forget(stage_id)
 
         loop = asyncio.get_running_loop()
-        with mock.patch.object(type(agent.housekeeping.records), "forget", lambda _, stage_id: ask_meanwhile(stage_id)):
+        with mock.patch.object(
+            type(agent.housekeeping.lifecycle.records), "forget", lambda _, stage_id: ask_meanwhile(stage_id)
+        ):
             await agent.housekeeping.reap()
         assert (await asyncio.wrap_future(asked[0])).state == "READY"
-        assert agent.stages.book.find(stages[0].id).record.state == "READY"
+        assert agent.stages.registry.find(stages[0].id).record.state == "READY"
         assert agent.places.stage(stages[0].id).exists()

@@ -88,7 +88,7 @@ async def test_a_changed_source_replaces_the_view_and_ends_the_old_lease(
 
         assert tree(dest) == NEW
         assert (is_leased(agent, old), is_leased(agent, new)) == (False, True)
-        assert agent.stages.book.find(first.id).record.state == "RELEASED"
+        assert agent.stages.registry.find(first.id).record.state == "RELEASED"
         await pulled(agent, mirror, old, dest)  # and back
         assert tree(dest) == OLD
 
@@ -116,7 +116,7 @@ async def test_a_directory_of_the_users_is_refused_before_anything_is_fetched(
         with pytest.raises(InvalidRequestError, match=f"{dest}: it is not empty"):
             await pulled(agent, mirror, manifest, dest)
 
-        assert (tree(dest), mirror.requests, agent.stages.book.all()) == ({"mine": b"mine"}, 0, [])
+        assert (tree(dest), mirror.requests, agent.stages.registry.all()) == ({"mine": b"mine"}, 0, [])
 
 
 async def test_what_the_user_wrote_into_the_view_is_not_lost(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
@@ -159,7 +159,7 @@ async def test_releasing_a_pull_leaves_the_directory_to_its_user(rig: Rig, mirro
 
         await agent.evictions.evict(EvictCommand(id="e", all=True, force=True))
 
-        assert agent.stages.book.find(stage.id).record.state == "RELEASED"
+        assert agent.stages.registry.find(stage.id).record.state == "RELEASED"
         assert tree(dest) == OLD
         await pulled(agent, mirror, manifest, dest)  # fetched again, and found to be ours
         assert tree(dest) == OLD
@@ -186,7 +186,7 @@ async def test_a_pull_that_was_interrupted_does_not_go_on_behind_the_users_back(
     has_ended.set()
     mirror.forget()
     async with rig.agent(byte_threads=1) as agent:
-        assert agent.stages.book.find(stage.record.id).record.state == "RELEASED"
+        assert agent.stages.registry.find(stage.record.id).record.state == "RELEASED"
         assert mirror.requests == 0
         assert not dest.exists()
 
@@ -232,6 +232,6 @@ async def test_a_pull_to_another_file_system_is_a_copy_that_is_recognised(
 
 async def rests(agent: Agent) -> None:
     """Until no task of a stage is at work."""
-    for stage in agent.stages.book.all():
+    for stage in agent.stages.registry.all():
         if stage.task is not None and stage.is_working:
             await asyncio.wait([stage.task])

@@ -52,7 +52,7 @@ async def is_cold(agent: Agent, rig: Rig, job: str = "job") -> NodeStage:
     """A READY stage none of whose bytes is in memory."""
     manifest = rig.mirror.publish(FILES)
     document = await staged(agent, rig.mirror, manifest, job=job)
-    stage = agent.stages.book.find(document.id)
+    stage = agent.stages.registry.find(document.id)
     for path in FILES:
         drop_from_memory(place_of(agent, stage) / path)
     return stage
@@ -107,7 +107,7 @@ async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) 
         drop_from_memory(place / path)
 
     async with rig.agent() as agent:
-        stage = agent.stages.book.find(stage.record.id)
+        stage = agent.stages.registry.find(stage.record.id)
         assert stage.task is not None
         await asyncio.wait([stage.task])  # the look at whether the view is intact
 
@@ -121,7 +121,9 @@ async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) 
 @asynccontextmanager
 async def warmer(agent: Agent, **given: Any) -> Any:
     async with BackgroundTasks() as background:
-        yield Warmer(background, agent.stages.book, agent.stages.views, given.pop("rate", 10**12), **given)
+        yield Warmer(
+            background, agent.stages.registry, agent.stages.lifecycle.views, given.pop("rate", 10**12), **given
+        )
 
 
 async def instantly(_: float) -> None:

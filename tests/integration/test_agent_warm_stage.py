@@ -49,7 +49,7 @@ async def test_the_record_of_a_stage_that_is_ready_is_durable_before_anybody_hea
         path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if "/stages/stg_" in path:
             record = StageRecord.model_validate_json(Path(path).read_bytes())
-            stage = agent.stages.book.find(record.id)
+            stage = agent.stages.registry.find(record.id)
             states.append(f"{record.state} while it is {stage.record.state}")
         real(descriptor)
 

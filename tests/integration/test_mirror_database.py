@@ -37,7 +37,7 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path}/new.sqlite"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue("empty_postgres_url"))
 
 
 def test_the_newest_migration_is_the_one_that_the_code_names() -> None:
@@ -92,9 +92,11 @@ async def test_a_database_of_a_newer_version_is_refused_and_left_alone(url: str)
     await database.close()
 
 
-async def test_a_mirror_on_postgresql_does_not_start_before_the_migration(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_mirror_on_postgresql_does_not_start_before_the_migration(
+    tmp_path: Path, empty_postgres_url: str
+) -> None:
     with pytest.raises(DatabaseNotMigratedError, match="'bdn migrate'"):
-        async with mirror_under_test(tmp_path, database_url=postgres_url):
+        async with mirror_under_test(tmp_path, database_url=empty_postgres_url):
             pytest.fail("it started")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
@@ -19,7 +18,6 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.retention.store_eviction import EvictionWeights
 from bdn.store.memory import MemoryStore
-from tests.support.mirror.service import database_under_test
 from tests.support.mirror.slabs import pack
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -105,20 +103,9 @@ def manifest_of(files: Sequence[bytes]) -> Manifest:
     return Manifest.of(FileEntry(f"{digest_of(one).hex}.bin", len(one), digest_of(one)) for one in files)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest) -> str | None:
-    """None for the embedded database."""
-    return None if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture
-async def held(url: str | None, tmp_path: Path) -> AsyncIterator[Holdings]:
-    if url is None:
-        async with database_under_test(tmp_path) as database:
-            yield Holdings(database)
-        return
-    database = Database(url)
-    await database.migrate()
+async def held(database_url: str) -> AsyncIterator[Holdings]:
+    database = Database(database_url)
     yield Holdings(database)
     await database.close()
 

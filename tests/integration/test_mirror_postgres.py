@@ -39,10 +39,7 @@ def model(hub: Hub) -> None:
 
 
 @pytest.fixture
-async def database_url(upstreams: None, postgres_url: str) -> str:
-    database = Database(postgres_url)
-    await database.migrate()
-    await database.close()
+def database_url(upstreams: None, postgres_url: str) -> str:
     return postgres_url
 
 

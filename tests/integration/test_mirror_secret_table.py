@@ -24,32 +24,16 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 
 KEY, NEWER = new_key(), new_key()
 VALUE = "hf_sesame_0123456789"
+ONE_KIND = pytest.mark.parametrize("database_options", ["sqlite"], indirect=True)  # no statement of their own
 OpenMirror = Callable[..., AbstractAsyncContextManager[MirrorUnderTest]]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        (tmp_path / "mirror").mkdir()
-        return f"sqlite+aiosqlite:///{tmp_path}/mirror/mirror.sqlite"
-    return str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture
-async def url(empty: str) -> str:
-    """A database at the newest migration."""
-    database = Database(empty)
-    await database.migrate()
-    await database.close()
-    return empty
+def mirror_with(database_options: dict[str, Any], upstreams: None, tmp_path: Path) -> OpenMirror:
+    """A mirror with the keys that are given, on each kind of database."""
 
-
-@pytest.fixture
-def mirror_with(url: str, upstreams: None, tmp_path: Path) -> OpenMirror:
-    """A mirror on that database, with the keys that are given."""
-
-    def opened(key: str | None = KEY, **settings: Any) -> AbstractAsyncContextManager[MirrorUnderTest]:
-        return mirror_under_test(tmp_path / "mirror", database_url=url, secrets_key=key, **settings)
+    def opened(key: str | None = KEY) -> AbstractAsyncContextManager[MirrorUnderTest]:
+        return mirror_under_test(tmp_path / "mirror", secrets_key=key, **database_options)
 
     return opened
 
@@ -72,8 +56,8 @@ async def failed(mirror: MirrorUnderTest, wanted: Json) -> Json:
     return dict(document["error"])
 
 
-async def execute(url: str, statement: str) -> None:
-    database = Database(url)
+async def execute(database_url: str, statement: str) -> None:
+    database = Database(database_url)
     async with database.write() as session:
         await session.execute(text(statement))
     await database.close()
@@ -103,7 +87,7 @@ async def test_a_secret_that_was_set_opens_a_private_source_and_is_never_shown(
 
 
 async def test_the_database_never_holds_a_value_and_its_dates_say_when_it_was_set(
-    mirror_with: OpenMirror, url: str, tmp_path: Path
+    mirror_with: OpenMirror, database_url: str, tmp_path: Path
 ) -> None:
     async with mirror_with() as mirror:
         first = await put(mirror, "b")
@@ -113,7 +97,7 @@ async def test_the_database_never_holds_a_value_and_its_dates_say_when_it_was_se
     assert list(entries) == ["a", "b"]
     assert second["created_at"] == first["created_at"] <= first["updated_at"] < second["updated_at"]
     assert set(first) == {"name", "created_at", "updated_at", "sealed_with", "outranked"}
-    database = Database(url)
+    database = Database(database_url)
     async with database.read() as session:
         rows = (await session.execute(text("SELECT * FROM secrets ORDER BY name"))).all()
     assert await SecretTable(database, Keyring.parse(KEY)).value("default", "b") == "another"
@@ -126,7 +110,7 @@ async def test_the_database_never_holds_a_value_and_its_dates_say_when_it_was_se
         assert part.encode() not in raw
 
 
-async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: OpenMirror, url: str) -> None:
+async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: OpenMirror, database_url: str) -> None:
     async with mirror_with() as mirror:
         await put(mirror, "old")
     async with mirror_with(f"{NEWER},{KEY}") as mirror:
@@ -141,15 +125,15 @@ async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: Open
         assert (await listed(mirror))["old"]["updated_at"] == before["old"]["updated_at"]  # the value is the same
     async with mirror_with(NEWER) as mirror:
         assert {entry["sealed_with"] for entry in (await listed(mirror)).values()} == {"first key"}
-    database = Database(url)
+    database = Database(database_url)
     assert await SecretTable(database, Keyring.parse(NEWER)).value("default", "old") == VALUE
     await database.close()
 
 
 async def test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left(
-    mirror_with: OpenMirror, url: str
+    mirror_with: OpenMirror, database_url: str
 ) -> None:
-    database = Database(url)
+    database = Database(database_url)
     older = SecretTable(database, Keyring.parse(KEY))
     for organisation in ("default", "acme", "rival"):
         await older.set(organisation, "team", f"{VALUE} of {organisation}")
@@ -170,8 +154,9 @@ async def test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_lef
     await database.close()
 
 
+@ONE_KIND
 async def test_without_the_right_key_everything_says_so_and_changes_nothing(
-    mirror_with: OpenMirror, hub: Hub, url: str
+    mirror_with: OpenMirror, hub: Hub, database_url: str
 ) -> None:
     hub.repo("org/private", private=True).commit({"a.txt": b"1"})
     private = source("hf://org/private", **with_secret("team-token"))
@@ -194,6 +179,7 @@ async def test_without_the_right_key_everything_says_so_and_changes_nothing(
         assert (await mirror.ready(private))["bytes_total"] == 1
 
 
+@ONE_KIND
 async def test_a_mirror_does_not_start_with_something_that_is_no_key(mirror_with: OpenMirror) -> None:
     with pytest.raises(InvalidRequestError, match="BDN_SECRETS_KEY: key 1 is not 32 bytes"):
         async with mirror_with("sesame"):
@@ -201,15 +187,15 @@ async def test_a_mirror_does_not_start_with_something_that_is_no_key(mirror_with
 
 
 async def test_a_row_that_was_moved_to_another_name_or_organisation_is_refused(
-    mirror_with: OpenMirror, url: str
+    mirror_with: OpenMirror, database_url: str
 ) -> None:
     async with mirror_with() as mirror:
         await put(mirror, "one")
         await put(mirror, "two", "other")
     columns = "ciphertext, created_at, updated_at FROM secrets WHERE name = 'one'"
-    await execute(url, f"INSERT INTO secrets SELECT 'default', 'copy', {columns}")
-    await execute(url, f"INSERT INTO secrets SELECT 'rival', 'one', {columns}")
-    database = Database(url)
+    await execute(database_url, f"INSERT INTO secrets SELECT 'default', 'copy', {columns}")
+    await execute(database_url, f"INSERT INTO secrets SELECT 'rival', 'one', {columns}")
+    database = Database(database_url)
     table = SecretTable(database, Keyring.parse(KEY))
     for organisation, name in (("default", "copy"), ("rival", "one")):
         with pytest.raises(SecretMalformedError, match="made for another name or organisation"):
@@ -218,6 +204,7 @@ async def test_a_row_that_was_moved_to_another_name_or_organisation_is_refused(
     await database.close()
 
 
+@ONE_KIND
 async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the_value(
     mirror_with: OpenMirror,
 ) -> None:
@@ -242,6 +229,7 @@ async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the
     assert VALUE not in "".join(answer.text for answer in (*refusals, too_long))
 
 
+@ONE_KIND
 async def test_a_secret_behind_one_of_the_operator_s_is_said_to_be_outranked(
     mirror_with: OpenMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,8 +240,8 @@ async def test_a_secret_behind_one_of_the_operator_s_is_said_to_be_outranked(
         assert [entry["outranked"] for entry in (await listed(mirror)).values()] == [False, True]
 
 
-async def test_removing_a_secret_leaves_all_others(mirror_with: OpenMirror, url: str) -> None:
-    database = Database(url)
+async def test_removing_a_secret_leaves_all_others(mirror_with: OpenMirror, database_url: str) -> None:
+    database = Database(database_url)
     table = SecretTable(database, Keyring.parse(KEY))
     for organisation, name in (("default", "one"), ("default", "two"), ("rival", "one")):
         await table.set(organisation, name, VALUE)
@@ -265,20 +253,20 @@ async def test_removing_a_secret_leaves_all_others(mirror_with: OpenMirror, url:
     await database.close()
 
 
-async def test_of_many_values_set_at_once_one_stays(mirror_with: OpenMirror, url: str) -> None:
+async def test_of_many_values_set_at_once_one_stays(mirror_with: OpenMirror, database_url: str) -> None:
     values = [f"value-{number}" for number in range(8)]
     async with mirror_with() as mirror:
         async with asyncio.TaskGroup() as group:
             for value in values:
                 group.create_task(put(mirror, "same", value))
         assert list(await listed(mirror)) == ["same"]
-    database = Database(url)
+    database = Database(database_url)
     assert await SecretTable(database, Keyring.parse(KEY)).value("default", "same") in values
     await database.close()
 
 
-async def test_a_value_that_is_set_while_keys_are_rotated_stays(url: str) -> None:
-    database = Database(url)
+async def test_a_value_that_is_set_while_keys_are_rotated_stays(database_url: str) -> None:
+    database = Database(database_url)
     table = SecretTable(database, Keyring.parse(KEY))
     await table.set("default", "same", "old value")
     async with database.read() as session:

@@ -13,7 +13,6 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.mirror.db.database import Database
 from bdn.store.directory import DirectoryStore
 from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub
@@ -141,9 +140,6 @@ async def test_what_an_eviction_takes_while_it_is_verified_is_not_called_damaged
 async def test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was(
     upstreams: None, model: Hub, postgres_url: str, tmp_path: Path, tally: Tally
 ) -> None:
-    database = Database(postgres_url)
-    await database.migrate()
-    await database.close()
     shared: dict[str, Any] = {"database_url": postgres_url, "store": f"file://{tmp_path}/store"}
     size = sum(map(len, TREE.values()))
 

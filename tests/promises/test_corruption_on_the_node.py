@@ -147,7 +147,7 @@ async def test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stag
         assert (repaired(found, outcome="lost"), found["bdn_agent_lost_files_total"]) == (1, 1)
         for digest in (bad, digest_of_path(manifest, "weights")):
             with pytest.raises(NotFoundError):
-                agent.cache.shelf.open(digest)
+                agent.cache.chunks.open(digest)
         ledger = agent.cache.index.ledger
         assert ledger.used_bytes == manifest.bytes_total  # its part is counted
 
@@ -210,7 +210,7 @@ async def half_filled(agent: Agent, mirror: AgentMirror, part: Manifest) -> Mani
         with suppress(NotFoundError, ReportedError):
             await staged(agent, mirror, manifest, job=str(manifest.digest))
     mirror.every = None
-    for stage in agent.stages.book.all():
+    for stage in agent.stages.registry.all():
         await agent.stages.release(stage.record.id)
     mirror.forget()
     return whole
@@ -534,10 +534,10 @@ async def test_a_wrong_file_is_not_served_while_it_is_repaired(rig: Rig, mirror:
             work = group.create_task(verified(agent, VerifyCommand(id="1", all=True)))
             async with asyncio.timeout(20):
                 await asked.wait()
-            assert not agent.cache.shelf.holds(bad)
+            assert not agent.cache.chunks.holds(bad)
             gate.set()
         assert [item.outcome for item in work.result().items] == ["repaired"]
-        assert agent.cache.shelf.holds(bad)
+        assert agent.cache.chunks.holds(bad)
         tally.add(scenarios=1, faults=1, repaired=1)
 
 

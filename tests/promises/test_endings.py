@@ -40,7 +40,7 @@ async def lacking(mirror: AgentMirror, root: Path) -> AsyncIterator[tuple[Agent,
     """An agent with a READY stage whose largest file was lost."""
     manifest = mirror.publish(FILES)
     async with Rig(mirror, root).agent() as agent:
-        stage = agent.stages.book.find((await staged(agent, mirror, manifest)).id)
+        stage = agent.stages.registry.find((await staged(agent, mirror, manifest)).id)
         cached(agent, manifest, "weights").unlink()
         await agent.cache.put_aside(digest_of_path(manifest, "weights"), lambda: False)
         mirror.forget()
@@ -153,7 +153,7 @@ async def test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_aga
         assert agent.cache.index.leases.is_leased(manifest.digest)
         await agent.stages.renew(stage.id, 60)
         await agent.stages.release(stage.id)
-        assert is_gone(agent, agent.stages.book.find(stage.id))
+        assert is_gone(agent, agent.stages.registry.find(stage.id))
     tally.add(scenarios=1, faults=1, repaired=1)
 
 

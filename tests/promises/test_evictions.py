@@ -123,7 +123,7 @@ class Case:
         case = f"step {step}, {self._steps.last}"
         if self._steps.between:
             await self._steps.between
-        (found,) = [one for one in agent.stages.book.all() if one.record.job_id == "job"]
+        (found,) = [one for one in agent.stages.registry.all() if one.record.job_id == "job"]
         place = Path(agent.stages.document(found).mounts[0].path)
         self._check(found.record.state, place, case)
         again = await staged(agent, self._mirror, self._manifest)

@@ -47,7 +47,7 @@ async def test_a_stage_that_fails_where_nothing_can_be_looked_at_is_failed_and_e
                 await staged(agent, mirror, mirror.publish(OTHER), job="other")
         assert disk.faults_met >= 4
         disk.mend()
-        assert agent.stages.document(agent.stages.book.find(held.id)).state == "READY"
+        assert agent.stages.document(agent.stages.registry.find(held.id)).state == "READY"
         tally.add(wrong=tree(Path(held.mounts[0].path)) != FILES)
         other = await staged(agent, mirror, mirror.publish(OTHER), job="other")
         tally.add(wrong=tree(Path(other.mounts[0].path)) != OTHER)
@@ -60,7 +60,7 @@ async def test_a_stage_that_fails_where_nothing_can_be_looked_at_is_failed_and_e
 
 async def put_aside(agent: Agent, held: str) -> None:
     """A file of a READY stage is found to be wrong: the stage is to be mended."""
-    stage = agent.stages.book.find(held)
+    stage = agent.stages.registry.find(held)
     ((content, _),) = agent.cache.index.contents_of(next(iter(stage.record.manifests))).items()
 
     def take() -> bool:
@@ -78,7 +78,7 @@ async def test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stay
     async with Rig(mirror, disk.place, {"cluster_cache_bytes": 0}).agent(elapsed=elapsed) as agent:
         await agent.heartbeats.beat()
         held = await staged(agent, mirror, mirror.publish(FILES))
-        stage = agent.stages.book.find(held.id)
+        stage = agent.stages.registry.find(held.id)
         await put_aside(agent, held.id)
         disk.refuse("lookup", place)
         await agent.housekeeping.reap()

@@ -108,7 +108,7 @@ async def live(mirror: AgentMirror, root: Path, seed: int, tally: Tally) -> None
 
 
 def stage_of(agent: Agent, number: int) -> NodeStage:
-    return next(stage for stage in agent.stages.book.all() if stage.record.job_id == f"job-{number}")
+    return next(stage for stage in agent.stages.registry.all() if stage.record.job_id == f"job-{number}")
 
 
 async def test_an_agent_that_was_down_for_longer_than_the_time_to_live_gives_it_again(

@@ -34,7 +34,7 @@ def mirror(server: AgentMirror) -> AgentMirror:
 
 async def looked_through(agent: Agent) -> NodeStage:
     """The only stage, when nothing works on it any more."""
-    (stage,) = agent.stages.book.all()
+    (stage,) = agent.stages.registry.all()
     while stage.task and stage.is_working:
         await asyncio.wait([stage.task])
     return stage

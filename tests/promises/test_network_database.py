@@ -35,9 +35,6 @@ POOLED: Final = 5
 @pytest.fixture
 async def proxy(postgres_url: str) -> AsyncIterator[ByteProxy]:
     """In front of the server; the database is migrated."""
-    migrating = Database(postgres_url)
-    await migrating.migrate()
-    await migrating.close()
     server = urlsplit(postgres_url)
     proxy = ByteProxy((server.hostname or "", server.port or 0))
     with proxy.running():

@@ -173,9 +173,6 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
     files = {name: {"w.bin": noise(MIB, number), f"{name}.txt": b"small"} for number, name in enumerate("abc")}
     for name, content in files.items():
         hub.repo(f"org/{name}").commit({**content, "shared.bin": noise(MIB, 9)})
-    migrating = Database(postgres_url)
-    await migrating.migrate()
-    await migrating.close()
     async with (
         asyncio.timeout(4 * LONGEST_SECONDS),
         _worker(postgres_url, tmp_path, "one") as one,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,13 +28,21 @@ async def mirror(proxy: FaultProxy, no_turns: None, tmp_path: Path) -> AsyncIter
         yield mirror
 
 
-COSTLY: Final = [*PASSING, shifts_the_range]
-STEP: Final = (
-    1 if os.environ.get("BDN_FAULT") == "full" else 3
-)  # three upstreams with sixteen faults each take a minute
+KINDS: Final = ("hf", "s3", "gs")
 
 
-@pytest.mark.parametrize("fault", COSTLY[STEP - 1 :: STEP], ids=name_of)
+def met(faults: Sequence[Fault]) -> pytest.MarkDecorator:
+    """Every fault on the way from one upstream; all from all of them take a minute."""
+    everywhere = os.environ.get("BDN_FAULT") == "full"
+    rows = [
+        pytest.param(kind, fault, id=f"{kind}-{name_of(fault)}")
+        for number, fault in enumerate(faults)
+        for kind in (KINDS if everywhere else (KINDS[number % len(KINDS)],))
+    ]
+    return pytest.mark.parametrize(("upstream", "fault"), rows, indirect=["upstream"])
+
+
+@met([*PASSING, shifts_the_range])
 async def test_a_fault_on_the_way_from_an_upstream_costs_requests_alone(
     mirror: MirrorUnderTest, upstream: ScriptedUpstream, proxy: FaultProxy, fault: Fault, tally: Tally
 ) -> None:
@@ -49,7 +57,7 @@ async def test_a_fault_on_the_way_from_an_upstream_costs_requests_alone(
         assert not mirror.count("quarantined_files"), "bytes came wrong, though nobody changed any"
 
 
-@pytest.mark.parametrize("fault", LASTING[STEP - 1 :: STEP], ids=name_of)
+@met(LASTING)
 async def test_an_upstream_that_stays_out_of_reach_is_named_and_nothing_is_published(
     mirror: MirrorUnderTest, upstream: ScriptedUpstream, proxy: FaultProxy, fault: Fault, tally: Tally
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.mirror.api import control
-from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import worker
 from bdn.net.api_server.http_server import bind_tcp, serving
 from tests.doubles.faults import stall
@@ -25,7 +24,7 @@ from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, sou
 from tests.support.network.fault_proxy import Fault, parted
 from tests.support.network.fault_proxy_bytes import ByteProxy
 from tests.support.network.fault_proxy_faults import falls_silent, name_of, resets_at_once
-from tests.support.network.fault_proxy_ring import HASTY, FaultyRing, faulty_ring
+from tests.support.network.fault_proxy_ring import FaultyRing, faulty_ring
 from tests.support.promises.tally import Tally
 
 pytestmark = pytest.mark.promise("network")
@@ -90,9 +89,6 @@ async def test_a_node_that_sees_the_mirror_and_no_peer_stages_from_the_mirror(
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[tuple[ByteProxy, str]]:
     """A migrated PostgreSQL behind a proxy, and the address that leads through it."""
-    migrating = Database(postgres_url)
-    await migrating.migrate()
-    await migrating.close()
     server = urlsplit(postgres_url)
     proxy = ByteProxy((server.hostname or "", server.port or 0))
     with proxy.running():
@@ -177,7 +173,7 @@ async def test_a_store_that_goes_away_fails_what_needs_it_and_nothing_is_lost(
         listener = bind_tcp("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         rig = Rig(AgentMirror(), tmp_path / "node", {"url": url})
-        async with serving(mirror.service.api, listener), rig.agent(waits=HASTY) as agent:
+        async with serving(mirror.service.api, listener), rig.agent() as agent:
             await agent.heartbeats.beat()
             chunks = tmp_path / "mirror/store/chunks"
             away = chunks.rename(tmp_path / "away")

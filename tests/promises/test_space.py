@@ -71,7 +71,7 @@ async def test_ten_stages_at_once_on_a_small_disk_never_fill_it(
                         assert isinstance(outcome, BdnError), outcome
                         assert outcome.code == "CACHE_FULL", outcome  # never the kernel's ENOSPC
                         tally.add(refused=1)
-                for stage in agent.stages.book.all():
+                for stage in agent.stages.registry.all():
                     if stage.record.state == "READY":
                         await agent.stages.release(stage.record.id)
                 assert agent.cache.index.ledger.used_bytes == disk_bytes(rig.cache) <= budget
@@ -176,7 +176,7 @@ async def test_an_agent_that_starts_on_a_full_disk_serves_what_it_holds_and_reco
                 file.write(bytes(4096))
         async with rig.agent() as agent:
             await agent.housekeeping.reap()
-            assert agent.stages.book.find(stage.id).record.state == "READY"
+            assert agent.stages.registry.find(stage.id).record.state == "READY"
             assert tree(Path(stage.mounts[0].path)) == files
             with pytest.raises(DiskFailedError, match="No space left on device"):
                 await staged(agent, mirror, mirror.publish({"g": noise(MIB, 2)}), job="other")
@@ -198,7 +198,7 @@ async def test_an_agent_that_starts_on_a_read_only_disk_serves_what_it_holds_say
         await agent.stages.renew(stage.id, 1000)
     with read_only(rig.cache):
         async with rig.agent() as agent:
-            assert agent.stages.book.find(stage.id).record.state == "READY"
+            assert agent.stages.registry.find(stage.id).record.state == "READY"
             assert tree(Path(stage.mounts[0].path)) == files
             with pytest.raises(DiskFailedError, match="mounted read-only"):
                 agent.check_ready()
@@ -279,7 +279,7 @@ async def test_a_disk_that_does_not_answer_how_full_it_is_costs_new_stages_and_n
                 await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")
             assert agent.cache.index.manifests() == held
             assert len(held) == 2
-            assert agent.stages.document(agent.stages.book.find(stage.id)).state == "READY"
+            assert agent.stages.document(agent.stages.registry.find(stage.id)).state == "READY"
             assert tree(Path(stage.mounts[0].path)) == files
             monkeypatch.setattr(os, "statvfs", real)
             agent.check_ready()

@@ -75,7 +75,7 @@ async def test_after_a_refused_stage_what_made_room_for_it_is_whole_also_where_t
         wanted = [first, second, third] if why == "full" else [first, second]
         with monkeypatch.context() as patched:
             if why == "disk":
-                patched.setattr(agent.cache.records, "forget", refused)
+                patched.setattr(agent.cache.files.records, "forget", refused)
             with pytest.raises(BdnError) as caught:
                 await staged(agent, mirror, *wanted)
 
@@ -132,14 +132,14 @@ async def test_what_a_stage_is_deleting_for_itself_is_not_evicted_once_more_for_
     began, go = threading.Event(), threading.Event()
     async with a_cache(tmp_path) as cache:
         monkeypatch.setattr(os, "statvfs", a_disk_of(4 * MIB, places.root))
-        forget = cache.records.forget
+        forget = cache.files.records.forget
 
         def slowly(digest: Digest) -> None:
             began.set()
             assert go.wait(60)
             forget(digest)
 
-        monkeypatch.setattr(cache.records, "forget", slowly)
+        monkeypatch.setattr(cache.files.records, "forget", slowly)
         lock = cache._lock = WatchedLock()
         admission = asyncio.create_task(cache.admit([Held(new, None)], stage("new")))
         assert await asyncio.to_thread(began.wait, 60)

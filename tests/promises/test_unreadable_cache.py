@@ -48,7 +48,7 @@ async def test_what_may_not_be_read_any_more_is_told_and_replaced_in_one_round_a
             mirror.forget()
             await a_week_later(agent, clock)  # there is nothing left to do
             assert not mirror.chunk_requests
-            assert agent.stages.document(agent.stages.book.find(held.id)).state == "READY"
+            assert agent.stages.document(agent.stages.registry.find(held.id)).state == "READY"
             tally.add(scenarios=2, faults=len(chunks), repaired=len(chunks))
             tally.add(wrong=sum(cached(agent, manifest, name).read_bytes() != FILES[name] for name in FILES))
         for shown in (view, Path(held.mounts[0].path)):
@@ -70,7 +70,7 @@ async def test_a_stage_that_still_shows_an_unreadable_file_is_mended_also_when_t
             await verified(agent, VerifyCommand(id="1", all=True))
             mirror.every = None
             await staged(agent, mirror, manifest, job="other")
-            stage = agent.stages.book.find(held.id)
+            stage = agent.stages.registry.find(held.id)
             assert agent.stages.lifecycle.is_lacking(stage)
             await agent.housekeeping.reap()
             await stage.wait(None)

@@ -25,7 +25,7 @@ from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
-from node_agent.cache.eviction import Removal
+from node_agent.cache.eviction import CacheFiles
 from node_agent.cache.space import Room, Space
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
@@ -185,7 +185,7 @@ async def test_what_the_disk_did_not_let_go_is_said_to_be_there(
             raise StoreUnavailableError("the disk is broken")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Removal, "remove", fail)
+            patched.setattr(CacheFiles, "delete", fail)
             with pytest.raises(BdnError):
                 await agent.evictions.evict(EvictCommand(id="evi_1", all=True))
             with pytest.raises(BdnError):
@@ -204,16 +204,16 @@ async def test_that_something_goes_is_on_record_before_it_goes(
     """Whoever is killed between the two leaves an event too many, and not a manifest too few."""
     manifests = published(mirror, 5)
     by_digest = {manifest.digest: manifest for manifest in manifests}
-    real, looks = Removal.remove, list[bool]()
+    real, looks = CacheFiles.delete, list[bool]()
     async with rig.agent() as agent:
 
-        def remove(removal: Removal, victims: Sequence[Victim]) -> None:
+        def delete(files: CacheFiles, victims: Sequence[Victim]) -> None:
             for victim in victims:
-                looks.append(removal.places.manifest(victim.manifest).exists())
+                looks.append(files.places.manifest(victim.manifest).exists())
                 looks.append(not verdict(story(agent, by_digest[victim.manifest])).is_here)
-            real(removal, victims)
+            real(files, victims)
 
-        monkeypatch.setattr(Removal, "remove", remove)
+        monkeypatch.setattr(CacheFiles, "delete", delete)
         await used(agent, mirror, manifests)  # two make room
         await agent.evictions.evict(EvictCommand(id="evi_1", lru_bytes=1))
         shrunk(monkeypatch, SIZE)
@@ -283,7 +283,7 @@ class Machine:
         return lambda one: (one.kind, one.facts.get("job")) == ("made_room", job)
 
     async def _release(self, agent: Agent, _: pytest.MonkeyPatch) -> Expected:
-        ready = [stage for stage in agent.stages.book.all() if stage.record.state == "READY"]
+        ready = [stage for stage in agent.stages.registry.all() if stage.record.state == "READY"]
         if ready:
             await agent.stages.release(self.choose.choice(ready).record.id)
         return None
@@ -304,7 +304,7 @@ class Machine:
         return lambda one: (one.kind, one.facts.get("budget")) == ("trimmed", budget)
 
     async def _expire(self, agent: Agent, _: pytest.MonkeyPatch) -> Expected:
-        ready = [stage for stage in agent.stages.book.all() if stage.record.state == "READY"]
+        ready = [stage for stage in agent.stages.registry.all() if stage.record.state == "READY"]
         if ready:
             await agent.stages.lifecycle.release(self.choose.choice(ready), ending="expired")
         return None

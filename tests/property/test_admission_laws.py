@@ -18,7 +18,7 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.eviction import Departures, ScannedManifest
+from node_agent.cache.eviction import Evictor, ScannedManifest
 from node_agent.cache.records import Held
 from tests.support.content.names import named, stage
 
@@ -44,7 +44,7 @@ class Disk:
         self.step()
         self.recorded[held.manifest.digest] = (held.manifest, now)
 
-    def remove(self, victims: Iterable[Victim]) -> None:
+    def delete(self, victims: Iterable[Victim]) -> None:
         for victim in victims:
             self.step()
             self.recorded.pop(victim.manifest, None)
@@ -52,7 +52,7 @@ class Disk:
                 self.step()
                 self.whole.discard(content)
 
-    def survivors(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
+    def left_of(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
         left = [self.recorded[one.manifest] for one in victims if one.manifest in self.recorded]
         return [
             ScannedManifest(
@@ -149,8 +149,9 @@ def _admit(index: CacheIndex, disk: Disk, wanted: Sequence[Manifest], holder: Ho
     shelf = cast("Any", SimpleNamespace(add=lambda _: None, remove=lambda _: None))
     events = CacheEvents(lambda: None, lambda _reason, _count: None)
     some = cast("Any", disk)
-    departures = Departures(index, some, shelf, events)
-    admission = StageAdmission(departures, some, some, [Held(one, None) for one in wanted], holder)
+    some.records = some
+    eviction = Evictor(index, some, shelf, events)
+    admission = StageAdmission(eviction, some, [Held(one, None) for one in wanted], holder)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(asyncio, "to_thread", _inline)
         asyncio.run(admission.run(lambda: 1000.0))

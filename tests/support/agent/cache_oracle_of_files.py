@@ -76,7 +76,7 @@ def differences(node: LocalNode, cache: Path, acknowledged: Collection[str], wou
         ("no file is left aside", not list((cache / "files").glob("??/.*"))),
     ]
     found = [fact for fact, holds in facts if not holds]
-    ready = {stage.record.id: stage.record for stage in node.stages.book.all() if stage.record.state == "READY"}
+    ready = {stage.record.id: stage.record for stage in node.stages.registry.all() if stage.record.state == "READY"}
     found += [f"stage {stage_id} was READY and is lost" for stage_id in acknowledged if stage_id not in ready]
     for record in ready.values():
         excused = wounds.get(record.id, Wound()).taken if record.error else set()  # it says that it could not be mended

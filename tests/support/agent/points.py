@@ -50,7 +50,7 @@ class Points:
     def pass_in_thread(self) -> None:
         """A thread has come to a point. At the chosen one it goes on once the stage has been told to stop."""
         if self._is_chosen():
-            stage = next(one for one in self._agent.stages.book.all() if one.record.job_id == self.job)
+            stage = next(one for one in self._agent.stages.registry.all() if one.record.job_id == self.job)
             self._loop.call_soon_threadsafe(self._release)
             assert stage.stop.wait(60)
 
@@ -66,7 +66,7 @@ class Points:
             return self.passed - 1 == self.chosen
 
     def _release(self) -> None:
-        stage = next(one for one in self._agent.stages.book.all() if one.record.job_id == self.job)
+        stage = next(one for one in self._agent.stages.registry.all() if one.record.job_id == self.job)
         self.releasing = asyncio.create_task(self._agent.stages.release(stage.record.id))
 
     def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,7 +85,7 @@ class Steps:
     def _look(self, may_go_on: threading.Event) -> None:
         """Again at each turn of the loop."""
         assert self.between is not None
-        stages = self._agent.stages.book.all()
+        stages = self._agent.stages.registry.all()
         waited = [self._agent.cache._lock, *(stage.lock for stage in stages)]
         is_waiting = any(lock._waiters for lock in waited)
         if self.between.done() or is_waiting or any(stage.stop.is_set() and stage.is_working for stage in stages):

@@ -101,7 +101,7 @@ class Machine:
 
     def _recognise(self, node: LocalNode) -> None:
         """What was leaving has left, or has not."""
-        ready = {stage.record.id for stage in node.stages.book.all() if stage.record.state == "READY"}
+        ready = {stage.record.id for stage in node.stages.registry.all() if stage.record.state == "READY"}
         self.ready |= {name: manifests for name, manifests in self.leaving.items() if name in ready}
         self.leaving.clear()
         self._compare(node)
@@ -109,7 +109,7 @@ class Machine:
 
     def _compare(self, node: LocalNode) -> None:
         self.counts["scenarios"] += 1
-        for stage in node.stages.book.all():
+        for stage in node.stages.registry.all():
             self.counts["kept as they were"] += bool(stage.record.state == "READY" and stage.record.error)
             if stage.record.error is None:
                 self.wounds.pop(stage.record.id, None)
@@ -187,7 +187,7 @@ class Machine:
     async def _release(self, node: LocalNode) -> None:
         if self.ready:
             stage_id = self.chance.choice(sorted(self.ready))
-            self._leaves(node.stages.book.find(stage_id).record)
+            self._leaves(node.stages.registry.find(stage_id).record)
             await node.stages.release(stage_id)
 
     async def _evict(self, node: LocalNode) -> None:
@@ -199,7 +199,7 @@ class Machine:
             command["manifests"] = [str(one) for one in self.chance.sample(sorted(self.world.manifests), 2)]
         else:
             command["all"] = True
-        for stage in node.stages.book.all():
+        for stage in node.stages.registry.all():
             if kind == "force" and {str(one) for one in stage.record.manifests} & set(command["manifests"]):
                 self._leaves(stage.record)
         items = await node.evictions.evict(EvictCommand(**command))
@@ -212,7 +212,7 @@ class Machine:
     async def _expire(self, node: LocalNode) -> None:
         self.wall.now += self.chance.choice([0, 86400.0, -86400.0, 8 * 86400.0])
         self.elapsed.now += self.chance.choice([5.0, 60.0, 400.0])
-        for stage in node.stages.book.all():
+        for stage in node.stages.registry.all():
             if stage.deadline is not None and stage.deadline <= self.elapsed.now:
                 self._leaves(stage.record)
         await node.housekeeping.reap()

@@ -69,12 +69,12 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def new_database(server: str) -> str:
-    """An empty database of the test's own: its address for SQLAlchemy."""
+async def new_database(server: str, template: str = "template1") -> str:
+    """A database of the test's own: its address for SQLAlchemy. Empty, or a copy of ``template``."""
     name = f"bdn_{os.getpid()}_{next(_NUMBERS)}"
     connection = await asyncpg.connect(f"{server}/postgres")
     try:
-        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     finally:
         await connection.close()
     return f"{server.replace('postgresql://', 'postgresql+asyncpg://')}/{name}"

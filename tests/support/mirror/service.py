@@ -165,7 +165,7 @@ async def mirror_under_test(
 ) -> AsyncIterator[MirrorUnderTest]:
     """A mirror that does not wait between attempts, with a data plane on a free port only where one is asked for."""
     if "database_url" not in settings:
-        await asyncio.to_thread(_prepare, data_dir)
+        await asyncio.to_thread(prepare_database, data_dir)
     async with open_mirror(
         MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings),
         serve=serve,
@@ -182,7 +182,8 @@ async def mirror_under_test(
             yield MirrorUnderTest(service, http, data_dir)
 
 
-def _prepare(data_dir: Path) -> None:
+def prepare_database(data_dir: Path) -> None:
+    """An embedded database at the newest migration, unless there is one."""
     data_dir.mkdir(exist_ok=True)
     if not (data_dir / "mirror.sqlite").exists():
         copyfile(_migrated(), data_dir / "mirror.sqlite")

@@ -28,18 +28,11 @@ def commands() -> list[tuple[str, click.Command]]:
 
 
 @pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
-def test_every_command_has_help_with_an_example(name: str, command: click.Command) -> None:
+def test_every_command_has_help_with_an_example_and_can_print_one_document(name: str, command: click.Command) -> None:
     shown = CliRunner().invoke(command, ["--help"])
 
-    assert shown.exit_code == 0
-    assert "Example" in shown.output
-    assert name.rsplit(maxsplit=1)[-1] in shown.output
-
-
-@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
-def test_every_command_can_print_one_document_and_be_quiet(name: str, command: click.Command) -> None:
+    assert (shown.exit_code, "Example" in shown.output, name.rsplit(maxsplit=1)[-1] in shown.output) == (0, True, True)
     options = {option for parameter in command.params for option in parameter.opts}
-
     assert {"--json", "--quiet"} <= options or name == "bdn-node-agent"  # the daemon has no result to print
 
 
@@ -53,15 +46,16 @@ def test_the_commands_of_the_contract_exist() -> None:
     }
 
 
-def test_the_list_of_commands_speaks_like_the_commands_themselves() -> None:
-    """The list is written down so that ``bdn --help`` need not import everything; it must not drift."""
-    assert isinstance(bdn, LazyGroup)
-    context = click.Context(bdn)
-    for name in bdn.list_commands(context):
-        command = bdn.get_command(context, name)
+@pytest.mark.parametrize("program", [bdn, admin], ids=["bdn", "bdn-admin"])
+def test_the_list_of_commands_speaks_like_the_commands_themselves(program: click.Group) -> None:
+    """The list is written down so that ``--help`` need not import everything; it must not drift."""
+    assert isinstance(program, LazyGroup)
+    context = click.Context(program)
+    for name in program.list_commands(context):
+        command = program.get_command(context, name)
         assert command is not None
         assert command.help
-        line = " ".join(bdn.help_of(name).lower().rstrip(".").split()[:3])
+        line = " ".join(program.help_of(name).lower().rstrip(".").split()[:3])
         assert " ".join(command.help.lower().split()).startswith(line), (name, line)
 
 

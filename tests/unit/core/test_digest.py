@@ -57,11 +57,8 @@ def test_raw_bytes_of_another_length_are_refused(raw: bytes) -> None:
         Digest.from_bytes(raw)
 
 
-def test_a_file_without_chunks_is_named_like_nothing() -> None:
+def test_a_small_file_is_named_like_its_only_chunk_or_like_nothing() -> None:
     assert file_digest(0, []) == EMPTY
-
-
-def test_a_file_of_one_chunk_is_named_like_its_chunk() -> None:
     assert file_digest(7, [digest_of(b"weights")]) == digest_of(b"weights")
 
 

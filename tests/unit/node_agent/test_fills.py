@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -52,6 +53,18 @@ class Waiter:
     def join(self, *files: Digest) -> asyncio.Task[None]:
         return asyncio.create_task(self.fills.join(files or (FILE,), self.fill, self.report, self.restart))
 
+    async def joined(self, *files: Digest) -> asyncio.Task[None]:
+        """It waits, and its fill has begun, if nobody else fills the files."""
+        task = self.join(*files)
+        await settle()
+        return task
+
+
+@pytest.fixture
+async def fills() -> AsyncIterator[Fills]:
+    async with BackgroundTasks() as background:
+        yield Fills(background)
+
 
 async def settle() -> None:
     """Let every task go as far as it can."""
@@ -59,171 +72,124 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_file_is_filled_once_for_all_who_wait() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        leader, others = Waiter(fills), [Waiter(fills) for _ in range(3)]
-        tasks = [leader.join()]
-        await settle()
-        tasks += [other.join() for other in others]
-        await settle()
-        leader.gate.set()
-        await asyncio.gather(*tasks)
-
+async def test_a_file_is_filled_once_for_all_who_wait(fills: Fills) -> None:
+    leader, others = Waiter(fills), [Waiter(fills) for _ in range(3)]
+    tasks = [await leader.joined()]
+    tasks += [other.join() for other in others]
+    await settle()
+    leader.gate.set()
+    await asyncio.gather(*tasks)
     assert leader.count == 1
     assert [other.count for other in others] == [0, 0, 0]
     assert leader.came == {FILE: {"mirror": 15}}
     assert [other.came for other in others] == [{FILE: {"node": 15}}] * 3  # they share what was fetched for the leader
 
 
-async def test_a_fill_goes_on_when_its_leader_leaves() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        leader, other = Waiter(fills), Waiter(fills)
-        leading = leader.join()
-        await settle()
-        waiting = other.join()
-        await settle()
-        leading.cancel()
-        await settle()
-        assert not waiting.done()
-        leader.gate.set()
-        await waiting
-
+async def test_a_fill_goes_on_when_its_leader_leaves(fills: Fills) -> None:
+    leader, other = Waiter(fills), Waiter(fills)
+    leading = await leader.joined()
+    waiting = await other.joined()
+    leading.cancel()
+    await settle()
+    assert not waiting.done()
+    leader.gate.set()
+    await waiting
     assert (leader.count, other.count) == (1, 0)
 
 
-async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_last_one_is_gone() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        passenger = Waiter(fills)
-        task = passenger.join()
-        await settle()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-        assert passenger.was_canceled
+async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_last_one_is_gone(fills: Fills) -> None:
+    waiter = Waiter(fills)
+    task = await waiter.joined()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert waiter.was_canceled
 
 
-async def test_a_waiter_takes_over_when_the_leaders_fill_fails() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        leader, other = Waiter(fills, GrantExpiredError("then")), Waiter(fills)
-        leading = leader.join()
-        await settle()
-        waiting = other.join()
-        await settle()
-        leader.gate.set()
-        with pytest.raises(GrantExpiredError):
-            await leading
-        await settle()
-        other.gate.set()
-        await waiting
-
+async def test_a_waiter_takes_over_when_the_leaders_fill_fails(fills: Fills) -> None:
+    leader, other = Waiter(fills, GrantExpiredError("then")), Waiter(fills)
+    leading = await leader.joined()
+    waiting = await other.joined()
+    leader.gate.set()
+    with pytest.raises(GrantExpiredError):
+        await leading
+    await settle()
+    other.gate.set()
+    await waiting
     assert (leader.count, other.count) == (1, 1)
     assert other.came == {FILE: {"mirror": 15}}  # what the failed fill reported is void
 
 
-async def test_a_disk_that_failed_for_one_failed_for_all() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        leader, other = Waiter(fills, DiskFailedError("/cache", "no space")), Waiter(fills)
-        tasks = [leader.join()]
-        await settle()
-        tasks.append(other.join())
-        await settle()
-        leader.gate.set()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-
+async def test_a_disk_that_failed_for_one_failed_for_all(fills: Fills) -> None:
+    leader, other = Waiter(fills, DiskFailedError("/cache", "no space")), Waiter(fills)
+    tasks = [await leader.joined()]
+    tasks.append(await other.joined())
+    leader.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [DiskFailedError] * 2
     assert other.count == 0
 
 
-async def test_who_comes_while_a_fill_is_being_canceled_begins_a_new_one() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        first, second = Waiter(fills), Waiter(fills)
-        leaving = first.join()
-        await settle()
-        leaving.cancel()  # its fill is canceled within its own next step
-        coming = second.join()
-        second.gate.set()
-        await coming
-
+async def test_who_comes_while_a_fill_is_being_canceled_begins_a_new_one(fills: Fills) -> None:
+    first, second = Waiter(fills), Waiter(fills)
+    leaving = await first.joined()
+    leaving.cancel()  # its fill is canceled within its own next step
+    coming = second.join()
+    second.gate.set()
+    await coming
     assert second.count == 1
 
 
-async def test_files_that_come_together_share_a_trip_with_those_who_wait_for_one_of_them() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        leader, other = Waiter(fills), Waiter(fills)
-        tasks = [leader.join(FILE, SECOND)]
-        await settle()
-        tasks.append(other.join(SECOND, THIRD))
-        await settle()
-        assert (leader.filled, other.filled) == ([FILE, SECOND], [THIRD])  # nobody fills a file that somebody fills
-        leader.gate.set()
-        await settle()
-        assert [task.done() for task in tasks] == [True, False]
-        other.gate.set()
-        await asyncio.gather(*tasks)
-
+async def test_files_that_come_together_share_a_fill_with_those_who_wait_for_one_of_them(fills: Fills) -> None:
+    leader, other = Waiter(fills), Waiter(fills)
+    tasks = [await leader.joined(FILE, SECOND)]
+    tasks.append(await other.joined(SECOND, THIRD))
+    assert (leader.filled, other.filled) == ([FILE, SECOND], [THIRD])  # nobody fills a file that somebody fills
+    leader.gate.set()
+    await settle()
+    assert [task.done() for task in tasks] == [True, False]
+    other.gate.set()
+    await asyncio.gather(*tasks)
     assert leader.came == {FILE: {"mirror": 15}, SECOND: {"mirror": 15}}
     assert other.came == {SECOND: {"node": 15}, THIRD: {"mirror": 15}}
 
 
-async def test_a_trip_goes_on_while_somebody_waits_for_one_of_its_files_and_ends_with_the_last() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        leader, other = Waiter(fills), Waiter(fills)
-        leading = leader.join(FILE, SECOND)
-        await settle()
-        waiting = other.join(SECOND)
-        await settle()
-        leading.cancel()
-        await settle()
-        assert leading.cancelled()
-        assert not leader.was_canceled
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-        assert leader.was_canceled
-
-
-async def test_who_waits_for_files_of_a_trip_that_failed_fills_them_on_a_trip_of_its_own() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        leader, other = Waiter(fills, GrantExpiredError("then")), Waiter(fills)
-        leading = leader.join(FILE, SECOND)
-        await settle()
-        waiting = other.join(SECOND, THIRD)
-        await settle()
-        leader.gate.set()
-        with pytest.raises(GrantExpiredError):
-            await leading
-        await settle()
-        other.gate.set()
+async def test_a_fill_goes_on_while_somebody_waits_for_one_of_its_files_and_ends_with_the_last(fills: Fills) -> None:
+    leader, other = Waiter(fills), Waiter(fills)
+    leading = await leader.joined(FILE, SECOND)
+    waiting = await other.joined(SECOND)
+    leading.cancel()
+    await settle()
+    assert leading.cancelled()
+    assert not leader.was_canceled
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await waiting
+    assert leader.was_canceled
 
+
+async def test_who_waits_for_files_of_a_fill_that_failed_fills_them_on_a_fill_of_its_own(fills: Fills) -> None:
+    leader, other = Waiter(fills, GrantExpiredError("then")), Waiter(fills)
+    leading = await leader.joined(FILE, SECOND)
+    waiting = await other.joined(SECOND, THIRD)
+    leader.gate.set()
+    with pytest.raises(GrantExpiredError):
+        await leading
+    await settle()
+    other.gate.set()
+    await waiting
     assert other.filled == [THIRD, SECOND]
     assert other.came == {SECOND: {"mirror": 15}, THIRD: {"mirror": 15}}
 
 
-async def test_who_leads_one_trip_and_fails_leaves_the_others_that_it_waits_for() -> None:
-    async with BackgroundTasks() as background:
-        fills = Fills(background)
-        first, second = Waiter(fills), Waiter(fills, GrantExpiredError("then"))
-        flying = first.join(FILE)
-        await settle()
-        failing = second.join(FILE, SECOND)
-        await settle()
-        second.gate.set()
-        with pytest.raises(GrantExpiredError):  # at once, although the other fill goes on
-            await failing
-        assert not first.was_canceled
-        first.gate.set()
-        await flying
-
+async def test_who_leads_one_fill_and_fails_leaves_the_others_that_it_waits_for(fills: Fills) -> None:
+    first, second = Waiter(fills), Waiter(fills, GrantExpiredError("then"))
+    leading = await first.joined(FILE)
+    failing = await second.joined(FILE, SECOND)
+    second.gate.set()
+    with pytest.raises(GrantExpiredError):  # at once, although the other fill goes on
+        await failing
+    assert not first.was_canceled
+    first.gate.set()
+    await leading
     assert first.came == {FILE: {"mirror": 15}}

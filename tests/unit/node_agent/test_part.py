@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,57 +47,52 @@ def held(part: PartialFile) -> list[int]:
 CONTENT = noise(2 * CHUNK_SIZE + 1000)
 
 
-def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(places: Places) -> None:
-    part = PartialFile(places, layout_of(CONTENT), DirectWrites())
-
+def opened(places: Places, content: bytes = CONTENT) -> PartialFile:
+    part = PartialFile(places, layout_of(content), DirectWrites())
     part.open()
-    write(part, CONTENT, 2, 0, 1)
+    return part
+
+
+def committed(part: PartialFile) -> None:
     part.commit()
     part.close()
 
+
+def left_with(places: Places, *indices: int) -> FileLayout:
+    """An earlier fill wrote these chunks, and broke off."""
+    part = opened(places)
+    write(part, CONTENT, *indices)
+    part.close()
+    return part.layout
+
+
+@contextmanager
+def resumed(places: Places, content: bytes = CONTENT) -> Iterator[PartialFile]:
+    part = opened(places, content)
+    yield part
+    part.close()
+
+
+@pytest.mark.parametrize("content", [CONTENT, b""])
+def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(places: Places, content: bytes) -> None:
+    part = opened(places, content)
+    write(part, content, 2, 0, 1)
+    committed(part)
     file = places.file(part.layout.digest)
-    assert file.read_bytes() == CONTENT
+    assert file.read_bytes() == content
     assert file.stat().st_mode & 0o777 == 0o444
     assert list(places.filling.iterdir()) == []
 
 
-def test_an_empty_file_is_a_file(places: Places) -> None:
-    part = PartialFile(places, layout_of(b""), DirectWrites())
-
-    part.open()
-    part.commit()
-    part.close()
-
-    assert places.file(part.layout.digest).read_bytes() == b""
-
-
-def test_the_next_fill_goes_on_from_the_chunks_that_were_written(places: Places) -> None:
-    first = PartialFile(places, layout_of(CONTENT), DirectWrites())
-    first.open()
-    write(first, CONTENT, 0, 2)
-    first.close()
-
-    second = PartialFile(places, layout_of(CONTENT), DirectWrites())
-    second.open()
-
-    assert held(second) == [0, 2]
-    second.close()
-
-
-def test_a_chunk_that_was_damaged_on_disk_is_not_held(places: Places) -> None:
-    first = PartialFile(places, layout_of(CONTENT), DirectWrites())
-    first.open()
-    write(first, CONTENT, 0, 1)
-    first.close()
-    with places.part(first.layout.digest).open("r+b") as file:
-        file.seek(CHUNK_SIZE + 17)
+def test_the_next_fill_goes_on_from_the_chunks_that_were_written_and_not_damaged(places: Places) -> None:
+    layout = left_with(places, 0, 2)
+    with resumed(places) as part:
+        assert held(part) == [0, 2]
+    with places.part(layout.digest).open("r+b") as file:
+        file.seek(17)
         file.write(b"damage")
-
-    second = PartialFile(places, layout_of(CONTENT), DirectWrites())
-    second.open()
-
-    assert held(second) == [0]
-    second.close()
+    with resumed(places) as part:
+        assert held(part) == [2]
 
 
 def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,61 +126,47 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
 def test_a_part_of_another_length_is_begun_anew(places: Places) -> None:
     layout = layout_of(CONTENT)
     places.part(layout.digest).write_bytes(b"x" * (len(CONTENT) + 1))
+    with resumed(places) as part:
+        assert held(part) == []
+        assert places.part(layout.digest).stat().st_size == len(CONTENT)
 
-    part = PartialFile(places, layout, DirectWrites())
-    part.open()
 
-    assert held(part) == []
-    assert places.part(layout.digest).stat().st_size == len(CONTENT)
-    part.close()
+def raising(number: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_disk_without_room_fails_before_the_first_byte(
     places: Places, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
-    layout = layout_of(CONTENT)
-    if is_resumed:
-        earlier = PartialFile(places, layout, DirectWrites())
-        earlier.open()
-        write(earlier, CONTENT, 1)
-        earlier.close()
-
-    def no_room(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, "allocate", no_room)
-    part = PartialFile(places, layout, DirectWrites())
+    layout = left_with(places, 1) if is_resumed else layout_of(CONTENT)
+    before = open_descriptors()
+    monkeypatch.setattr(module, "allocate", raising(errno.ENOSPC))
     with pytest.raises(DiskFailedError, match="No space left on device") as caught:
-        part.open()
-
+        opened(places)
     assert caught.value.path == str(places.part(layout.digest))
     assert places.part(layout.digest).exists() == is_resumed  # what was there stays; what was new is gone
+    assert open_descriptors() == before
 
 
 def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(module, "allocate", unsupported)
-    part = PartialFile(places, layout_of(CONTENT), DirectWrites())
-    part.open()
+    monkeypatch.setattr(module, "allocate", raising(errno.EOPNOTSUPP))
+    part = opened(places)
     write(part, CONTENT, 0, 1, 2)
-    part.commit()
-    part.close()
-
+    committed(part)
     assert places.file(part.layout.digest).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("content", [CONTENT, b"small"])
 def test_a_part_without_a_whole_chunk_is_not_kept(places: Places, content: bytes) -> None:
-    part = PartialFile(places, layout_of(content), DirectWrites())
-    part.open()
+    part = opened(places, content)
     assert places.part(part.layout.digest).exists()
     part.close()
-
     assert list(places.filling.iterdir()) == []
 
 
@@ -192,8 +175,7 @@ def test_a_chunk_that_could_not_be_written_is_not_held_and_the_others_are(
     places: Places, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     before = open_descriptors()
-    part = PartialFile(places, layout_of(CONTENT), DirectWrites())
-    part.open()
+    part = opened(places)
     write(part, CONTENT, 0)
     Writes.noted(monkeypatch).steps.append(failing(number))
     with pytest.raises(DiskFailedError, match=os.strerror(number)) as caught:
@@ -202,10 +184,8 @@ def test_a_chunk_that_could_not_be_written_is_not_held_and_the_others_are(
 
     assert caught.value.path == str(places.part(part.layout.digest))
     assert open_descriptors() == before
-    again = PartialFile(places, part.layout, DirectWrites())
-    again.open()
-    assert held(again) == [0]
-    again.close()
+    with resumed(places) as again:
+        assert held(again) == [0]
 
 
 def test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_ones_go(
@@ -214,8 +194,7 @@ def test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_on
     """The kernel told once that pages are lost. The next sync says that all is well, and the pages are still lost."""
     monkeypatch.setattr(module, "SYNC_CHUNKS", 2)
     content = noise(5 * CHUNK_SIZE)
-    part = PartialFile(places, layout_of(content), DirectWrites())
-    part.open()
+    part = opened(places, content)
     write(part, content, 0, 1)
 
     def lost(_: int) -> None:
@@ -230,19 +209,5 @@ def test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_on
     write(part, content, 4)  # by another thread, which has not heard of it
     part.close()
 
-    again = PartialFile(places, part.layout, DirectWrites())
-    again.open()
-    assert held(again) == [0, 1]
-    again.close()
-
-
-def test_a_part_that_cannot_be_opened_leaves_no_descriptor(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = open_descriptors()
-
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(module, "allocate", broken)
-    with pytest.raises(DiskFailedError):
-        PartialFile(places, layout_of(CONTENT), DirectWrites()).open()
-    assert open_descriptors() == before
+    with resumed(places, content) as again:
+        assert held(again) == [0, 1]

@@ -1,10 +1,10 @@
-"""Work in a bounded number of threads, and what cancelling it leaves behind: nothing that still runs."""
+"""Work in a bounded number of threads, as many at once as pay off; cancelling it leaves nothing behind that still runs."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
 import pytest
@@ -51,13 +51,9 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_work_gets_a_buffer_of_the_size_and_its_result_comes_back(one: ByteThreads) -> None:
+async def test_work_gets_a_buffer_of_the_size_in_a_named_thread_and_its_result_comes_back(one: ByteThreads) -> None:
     assert [await one.run(size, len) for size in (0, 10, CHUNK_SIZE)] == [0, 10, CHUNK_SIZE]
-
-
-async def test_work_runs_in_a_thread_with_the_pools_name(one: ByteThreads) -> None:
-    name = await one.run(1, lambda _: threading.current_thread().name)
-    assert name.startswith("byte")
+    assert (await one.run(1, lambda _: threading.current_thread().name)).startswith("byte")
 
 
 async def test_an_error_of_the_work_is_raised_and_the_buffer_is_free_again(one: ByteThreads) -> None:
@@ -105,42 +101,21 @@ async def test_those_who_wait_are_served_in_the_order_in_which_they_came(one: By
     assert order == list(range(10))
 
 
-async def test_cancelling_waits_for_the_thread(one: ByteThreads, work: Work) -> None:
-    task = asyncio.create_task(one.run(1, work))
-    await begun(work)
-    task.cancel()
-    await turns()
-    assert not task.done()
-    work.release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert work.ended
-
-
-async def test_cancelling_again_and_again_still_waits_for_the_thread(one: ByteThreads, work: Work) -> None:
+async def test_cancelling_however_often_waits_for_the_thread_and_then_all_is_free(one: ByteThreads, work: Work) -> None:
     """The caller cleans up as soon as ``run`` has ended, and the thread would write where nothing is any more."""
     task = asyncio.create_task(one.run(1, work))
     await begun(work)
+    next_one = asyncio.create_task(one.run(7, len))
     for _ in range(3):
         task.cancel()
         await turns()
         assert not task.done()
+        assert not next_one.done()
     work.release.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert work.ended
-
-
-async def test_after_a_cancellation_the_buffer_and_the_thread_are_free(one: ByteThreads, work: Work) -> None:
-    task = asyncio.create_task(one.run(1, work))
-    await begun(work)
-    task.cancel()
-    next_one = asyncio.create_task(one.run(7, len))
-    await turns()
-    assert not next_one.done()
-    work.release.set()
     assert await next_one == 7
-    assert task.cancelled()
 
 
 async def test_an_error_of_cancelled_work_is_lost_without_a_complaint(
@@ -191,3 +166,177 @@ async def test_closing_waits_for_the_threads(work: Work) -> None:
     assert work.ended
     with suppress(asyncio.CancelledError):
         await task
+
+
+# --- how many work at once follows what they achieve ---
+
+
+class Pipe:
+    """Everybody works in rounds: as many as may, all at once. A round takes as long as the pipe needs for so many chunks."""
+
+    def __init__(self, count: int, least: int | None, seconds: Callable[[int], float]) -> None:
+        self.now = 100.0
+        self.seconds = seconds
+        self.threads = ByteThreads(count, "pipe", least=least, clock=lambda: self.now)
+
+    async def round(self) -> int:
+        """How many worked at once."""
+        limit, gate = self.threads.limit, threading.Event()
+        begun = threading.Semaphore(0)
+
+        def work(_: memoryview) -> None:
+            begun.release()
+            assert gate.wait(20)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(limit):
+                group.create_task(self.threads.run(CHUNK_SIZE, work))
+            for _ in range(limit):
+                assert await asyncio.to_thread(begun.acquire, timeout=20)
+            self.now += self.seconds(limit)
+            gate.set()
+        return limit
+
+
+def enough_for(knee: int) -> Callable[[int], float]:
+    """So many threads fill the pipe; more share it."""
+    return lambda count: max(1.0, count / knee)
+
+
+async def test_threads_are_added_while_they_bring_more() -> None:
+    pipe = Pipe(16, 2, enough_for(100))
+    with closing(pipe.threads):
+        counts = [await pipe.round() for _ in range(12)]
+    assert counts[0] == 4
+    assert counts[-1] == 16
+    assert counts == sorted(counts)
+
+
+async def test_threads_that_bring_nothing_are_parked_and_their_memory_goes_back() -> None:
+    pipe = Pipe(16, 2, enough_for(100))
+    with closing(pipe.threads):
+        for _ in range(12):
+            await pipe.round()
+        assert pipe.threads.buffers == 16
+        pipe.seconds = enough_for(4)
+        counts = [await pipe.round() for _ in range(120)]
+        assert max(counts[-40:]) <= 8
+        assert pipe.threads.buffers <= 8
+        pipe.seconds = enough_for(100)
+        assert max([await pipe.round() for _ in range(120)]) == 16
+
+
+@pytest.mark.parametrize(("count", "least", "fewest"), [(8, 3, 3), (5, None, 5)])
+async def test_never_fewer_work_than_the_least_and_without_one_all_do(
+    count: int, least: int | None, fewest: int
+) -> None:
+    pipe = Pipe(count, least, float)  # one alone would do
+    with closing(pipe.threads):
+        counts = [await pipe.round() for _ in range(60)]
+    assert min(counts) == fewest
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_whatever_step_it_is_canceled_at_the_slot_and_the_buffer_are_free_again(
+    steps: int, waiting: bool
+) -> None:
+    with closing(ByteThreads(1, "byte")) as threads:
+        gate = threading.Event()
+        first = asyncio.create_task(threads.run(1, lambda _: gate.wait(20))) if waiting else None
+        await asyncio.sleep(0)
+        task = asyncio.create_task(threads.run(1, len))
+        for step in range(steps):
+            await asyncio.sleep(0)
+            if step == steps // 2:
+                gate.set()  # so that the slot is handed over around the time of the cancellation
+        task.cancel()
+        gate.set()
+        with suppress(asyncio.CancelledError):
+            await task
+        if first is not None:
+            await first
+        async with asyncio.timeout(20):
+            assert await threads.run(7, len) == 7
+        assert threads.buffers <= 1
+
+
+async def test_a_slot_that_was_handed_over_to_somebody_who_is_canceled_before_he_hears_it_goes_to_the_next() -> None:
+    with closing(ByteThreads(1, "byte")) as threads:
+        gate = threading.Event()
+
+        async def hand_over() -> None:
+            await threads.run(1, lambda _: gate.wait(20))
+            canceled.cancel()  # in the step in which the slot was given back
+
+        first = asyncio.create_task(hand_over())
+        await asyncio.sleep(0)
+        canceled = asyncio.create_task(threads.run(1, len))
+        following = asyncio.create_task(threads.run(3, len))
+        await asyncio.sleep(0)
+        gate.set()
+        async with asyncio.timeout(20):
+            assert await following == 3
+            await first
+        assert canceled.cancelled()
+
+
+class Disk:
+    """``write`` is work that has received its bytes, twice over, and then takes until ``gate`` opens."""
+
+    def __init__(self, threads: ByteThreads) -> None:
+        self.threads = threads
+        self.gate = threading.Event()
+        self._begun = threading.Semaphore(0)
+
+    def write(self, _: memoryview) -> None:
+        self.threads.received()
+        self.threads.received()  # once is enough
+        self._begun.release()
+        assert self.gate.wait(20)
+
+    async def begun(self, count: int) -> None:
+        """So many more are writing."""
+        for _ in range(count):
+            assert await asyncio.to_thread(self._begun.acquire, timeout=20)
+
+
+async def test_who_has_received_lets_another_receive_and_keeps_its_buffer() -> None:
+    """Of eight threads four may receive at first. The others write what they have."""
+    with closing(ByteThreads(8, "byte", least=1)) as threads:
+        for _ in range(2):  # the second time, after nobody worked
+            disk = Disk(threads)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(7):
+                    group.create_task(threads.run(CHUNK_SIZE, disk.write))
+                await disk.begun(7)
+                await threads.run(1, lambda _: threads.received())
+                assert threads.buffers == 8, "while anybody works no memory is given back"
+                disk.gate.set()
+            assert threads.buffers == threads.limit < 8
+
+
+async def test_work_that_waits_for_a_slot_is_canceled_at_once() -> None:
+    with closing(ByteThreads(8, "byte", least=1)) as threads:
+        gate, called, begun = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+        def block(_: memoryview) -> bool:
+            begun.release()
+            return gate.wait(20)
+
+        busy = [asyncio.create_task(threads.run(1, block)) for _ in range(threads.limit)]
+        for _ in busy:
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+        waiting = asyncio.create_task(threads.run(1, lambda _: called.set()))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gate.set()
+        assert all(await asyncio.gather(*busy))
+        assert not called.is_set()
+
+
+def test_nobody_has_received_outside_of_work() -> None:
+    with closing(ByteThreads(1, "byte")) as threads:
+        threads.received()
