@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.http_chunks import HttpChunkReader
-from node_agent.app import Agent
-from node_agent.background_tasks import in_thread
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.peer import ask
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
-from tests.support.content.readers import read_named
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.chunk_readers import PartialChunk
-from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, failing, flipped, held_by
@@ -310,7 +305,9 @@ async def test_a_suspected_chunk_of_a_whole_file_that_is_wrong_is_not_given_and_
     grant = mirror.grant(manifest)
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
-        await ask(peer, agent.data_port, FIRST, grant, manifest, is_suspect=False)  # so the owner has the manifest's list of chunks
+        await ask(
+            peer, agent.data_port, FIRST, grant, manifest, is_suspect=False
+        )  # so the owner has the manifest's list of chunks
         await staged(agent, mirror, manifest)
         await agent.housekeeping.reap()  # what the whole file has is not kept twice
         flip(cached(agent, manifest, "large"), 9)

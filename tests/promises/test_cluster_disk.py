@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,6 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.chunk_readers import PartialChunk
-from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
