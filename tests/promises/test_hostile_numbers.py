@@ -138,23 +138,23 @@ async def test_every_number_of_a_heartbeat_may_be_any_number(
         await asker.beat(heartbeat(manifest, node) | {"events": []})
     assert not tally.counts["refused"]
     for path in numbers_of(heartbeat(manifest)):
-        begun = []
-        for where, request in (
-            ("/evictions", {"manifest": manifest, "tier": "node"}),
-            ("/prefetches", {"manifest": manifest, "nodes": nodes}),
-            ("/verifications", {"manifest": manifest}),
-        ):
+        where, asked = "", []  # what the number is an answer to
+        if path[0] == "reports":
+            where, request = (
+                ("/evictions", {"manifest": manifest, "tier": "node"}),
+                ("/prefetches", {"manifest": manifest, "nodes": nodes}),
+                ("/verifications", {"manifest": manifest}),
+            )[int(path[1])]
             answer = await either.http.post(where, json=request)
             assert answer.status_code == 202, answer.text
-            begun.append(f"{where}/{answer.json()['id']}")
+            asked = [answer.json()["id"]]
         for node, number in zip(nodes, (*numbers, None), strict=True):
             body = heartbeat(manifest, node)
             body = body if number is None else with_number(body, path, number)
             body["events"][0]["id"] = f"{node}/{'_'.join(map(str, path))}"
-            for report, address in zip(body["reports"], begun, strict=True):
-                report["id"] = address.rpartition("/")[2]
+            body["reports"] = [body["reports"][int(path[1])] | {"id": one} for one in asked]
             await asker.beat(body, f"{path} {number!r:.6}")
-        await asker.look(str(path), *begun)
+        await asker.look(str(path), *(f"{where}/{one}" for one in asked))
     assert asker.wrong == []
 
 

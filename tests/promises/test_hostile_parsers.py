@@ -60,7 +60,7 @@ def test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own
 ) -> None:
     target = TARGETS[name]
     wrong: list[str] = []
-    for content in all_of(target.seeds, scale.of(250, 1_500)):
+    for content in all_of(target.seeds, scale.of(120, 1_500)):
         tally.add(scenarios=1)
         if (problem := outcome(target, content)) is not None:
             wrong.append(problem)
