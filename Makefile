@@ -4,7 +4,10 @@ VENV := .venv/bin
 # Half of a start is compiling what is imported: it is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test debian-tests fault check lint peers bench clean
+.PHONY: setup demo test quick debian-tests fault check lint peers bench clean
+
+# More workers than cores: many tests wait for processes, sockets and clocks.
+PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
 
 setup: .venv/.ready
 
@@ -51,11 +54,15 @@ debian-tests:
 	done
 
 test: setup .venv-aws/.ready debian-tests
-	$(VENV)/python -m pytest -n 3 --dist worksteal
+	$(PYTEST)
+
+# What needs no service of its own: seconds after a change, it says whether the parts still do what they promise each other.
+quick: setup
+	$(PYTEST) tests/unit tests/property tests/architecture tests/contract
 
 # Every test of a promise, at full size: 10,000 restarts of the state machine, 300 kills of real processes, and the table of it all.
 fault: setup debian-tests
-	BDN_FAULT=full $(VENV)/python -m pytest -m promise -n 3 --dist worksteal -o faulthandler_timeout=900
+	BDN_FAULT=full $(PYTEST) -m promise -o faulthandler_timeout=900
 
 lint: setup
 	sh requirements/lock.sh --check
@@ -64,7 +71,12 @@ lint: setup
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 
-check: lint test
+# Lint and the demo run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
+check: setup .venv-aws/.ready debian-tests
+	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo; } >$$said 2>&1 & beside=$$!; \
+	$(PYTEST); tests=$$?; \
+	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
+	rm -f $$said; exit $$tests
 
 bench: setup peers
 	$(VENV)/python -m tests.benchmarks

@@ -44,11 +44,11 @@ from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.commands import CommandInbox
-from node_agent.mirror_link.evictions import Evictions
-from node_agent.mirror_link.heartbeats import Heartbeats, Identity
-from node_agent.mirror_link.holdings import Holdings
-from node_agent.mirror_link.prefetches import Prefetches
-from node_agent.mirror_link.verifications import Verifications
+from node_agent.mirror_link.evictions import EvictionCommands
+from node_agent.mirror_link.heartbeats import AgentIdentity, Heartbeats
+from node_agent.mirror_link.holdings import AgentHoldings
+from node_agent.mirror_link.prefetches import PrefetchCommands
+from node_agent.mirror_link.verifications import VerificationCommands
 from node_agent.scrub.findings import DamageReports
 from node_agent.scrub.reading import ScrubReader
 from node_agent.scrub.record import ScrubRecord
@@ -89,11 +89,11 @@ class Agent:
     cache: NodeCache
     journal: Journal
     stages: StageService
-    evictions: Evictions
-    holdings: Holdings
+    evictions: EvictionCommands
+    holdings: AgentHoldings
     housekeeping: Housekeeping
     scrub: Rounds
-    verifications: Verifications
+    verifications: VerificationCommands
     heartbeats: Heartbeats
     trust: Trust
     metrics: AgentMetrics
@@ -254,10 +254,10 @@ async def open_agent(
         )
 
         # Mirror link: what the mirror hears of this node, and what it asks of it.
-        verifications = Verifications(scrubber, staged)
-        holdings = Holdings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
-        prefetches = Prefetches(provision, tiers.node, trust, news.wake)
-        evictions = Evictions(
+        verifications = VerificationCommands(scrubber, staged)
+        holdings = AgentHoldings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
+        prefetches = PrefetchCommands(provision, tiers.node, trust, news.wake)
+        evictions = EvictionCommands(
             settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
         )
         heartbeats = Heartbeats(
@@ -321,7 +321,7 @@ async def open_agent(
         )
 
 
-def _identity(settings: AgentSettings, data_port: int) -> Identity:
+def _identity(settings: AgentSettings, data_port: int) -> AgentIdentity:
     advertise = settings.advertised(data_port)
     if advertise is None and "cluster" in settings.roles:
         logger.warning(
@@ -329,7 +329,7 @@ def _identity(settings: AgentSettings, data_port: int) -> Identity:
             "set BDN_AGENT_HOST or BDN_AGENT_ADVERTISE",
             settings.host,
         )
-    return Identity(
+    return AgentIdentity(
         node=settings.node,
         cluster=settings.cluster,
         boot_id=boot_id(),

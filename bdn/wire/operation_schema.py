@@ -12,7 +12,7 @@ from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.core.store.collection import Kind
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.shapes import Operation, Quantity, StrictBody
+from bdn.wire.shapes import OperationDocument, Quantity, StrictBody
 from bdn.wire.stage_schema import BytesFrom
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
@@ -59,7 +59,7 @@ class EvictedItem(BaseModel):
     restorable_until: datetime | None = None
 
 
-class Eviction(Operation):
+class Eviction(OperationDocument):
     """A recorded eviction. ``bytes_freed`` is what a dry run would free."""
 
     status: EvictionStatus
@@ -135,7 +135,7 @@ class PrefetchNode(BaseModel):
     error: ErrorBody | None = None
 
 
-class Prefetch(Operation):
+class Prefetch(OperationDocument):
     """A recorded prefetch: READY when all nodes are, FAILED when all ended and some are not."""
 
     status: PrefetchStatus
@@ -208,7 +208,7 @@ class DamagedItem(BaseModel):
     reason: str
 
 
-class Verification(Operation):
+class Verification(OperationDocument):
     """A recorded verification. DAMAGED: something was wrong and is not repaired."""
 
     status: VerificationStatus
@@ -280,7 +280,7 @@ class CollectedKind(BaseModel):
     bytes: int
 
 
-class Collection(Operation):
+class Collection(OperationDocument):
     """A recorded collection. ``bytes_freed`` is what a dry run would free."""
 
     status: CollectionStatus

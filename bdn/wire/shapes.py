@@ -54,7 +54,7 @@ class StrictBody(BaseModel):
             raise InvalidRequestError(f"select by exactly one of {choices}, not by {given or 'nothing'}")
 
 
-class Operation(BaseModel):
+class OperationDocument(BaseModel):
     """What is recorded of an operation of any kind."""
 
     id: str

@@ -15,7 +15,7 @@ from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.events import Event
 from node_agent.background_tasks import in_thread
 from node_agent.cache import cache_events
-from node_agent.cache.eviction import Eviction
+from node_agent.cache.eviction import Evictor
 from node_agent.cache.records import Held
 from node_agent.cache.space import Space
 
@@ -23,7 +23,7 @@ from node_agent.cache.space import Space
 class StageAdmission:
     """One admission. It is made, and run once, under the cache's lock; it remembers how everything was when it was made."""
 
-    def __init__(self, eviction: Eviction, space: Space, held: Sequence[Held], holder: Holder) -> None:
+    def __init__(self, eviction: Evictor, space: Space, held: Sequence[Held], holder: Holder) -> None:
         self.eviction, self.space = eviction, space
         self.index: CacheIndex = eviction.index
         self.held, self.holder = held, holder

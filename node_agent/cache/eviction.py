@@ -78,7 +78,7 @@ class CacheFiles:
 
 
 @dataclass(frozen=True)
-class Eviction:
+class Evictor:
     """Evicts manifests, under the cache's lock. What a failing disk keeps is counted again, and recorded as kept."""
 
     index: CacheIndex

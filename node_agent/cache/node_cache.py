@@ -16,7 +16,7 @@ from bdn.core.errors import BdnError
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import Account, CacheEvents, dropped, over_budget
-from node_agent.cache.eviction import CacheFiles, Eviction
+from node_agent.cache.eviction import CacheFiles, Evictor
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
 from node_agent.cache.space import Space
@@ -71,7 +71,7 @@ class NodeCache:
     _idle: set[str] = field(default_factory=set)  # stages that hold leases, lack files and fill none
 
     def __post_init__(self) -> None:
-        self._eviction = Eviction(self.index, self.files, self.chunks, self.events)
+        self._eviction = Evictor(self.index, self.files, self.chunks, self.events)
 
     async def admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
         """Lease all these manifests for ``holder``, or none more than it had; returns the contents that are still to be filled.

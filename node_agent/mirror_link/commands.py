@@ -10,9 +10,9 @@ from bdn.core.errors import BdnError, InternalError, InvalidRequestError
 from bdn.wire.agent_schema import Command, Report
 from bdn.wire.errors import ErrorBody, body_of
 from node_agent.background_tasks import BackgroundTasks
-from node_agent.mirror_link.evictions import Evictions
-from node_agent.mirror_link.prefetches import Prefetches
-from node_agent.mirror_link.verifications import Verifications
+from node_agent.mirror_link.evictions import EvictionCommands
+from node_agent.mirror_link.prefetches import PrefetchCommands
+from node_agent.mirror_link.verifications import VerificationCommands
 
 logger = logging.getLogger(__name__)
 _REMEMBERED: Final = 1000  # commands: an answer of the mirror's that was long on its way may repeat one
@@ -27,9 +27,9 @@ class CommandInbox:
     def __init__(
         self,
         background: BackgroundTasks,
-        evictions: Evictions,
-        prefetches: Prefetches,
-        verifications: Verifications,
+        evictions: EvictionCommands,
+        prefetches: PrefetchCommands,
+        verifications: VerificationCommands,
         wake: Callable[[], None],
     ) -> None:
         self._background = background

@@ -44,7 +44,7 @@ Plan = Callable[[Index], EvictionPlan]
 
 
 @dataclass(frozen=True)
-class Evictions:
+class EvictionCommands:
     """Carries out commands. All or nothing per manifest and tier; what was evicted before a failure stays evicted."""
 
     cluster: str

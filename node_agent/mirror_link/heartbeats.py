@@ -16,7 +16,7 @@ from node_agent.change_signal import ChangeSignal
 from node_agent.fetch.members import Members
 from node_agent.journal import Journal
 from node_agent.mirror_link.commands import CommandInbox
-from node_agent.mirror_link.holdings import Holdings
+from node_agent.mirror_link.holdings import AgentHoldings
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, 
 
 
 @dataclass(frozen=True)
-class Identity:
+class AgentIdentity:
     """Who this agent is, to the mirror and to its peers."""
 
     node: str
@@ -43,12 +43,12 @@ class Heartbeats:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: AgentIdentity,
         client: MirrorClient,
         *,
         trust: Trust,
         members: Members,
-        holdings: Holdings,
+        holdings: AgentHoldings,
         inbox: CommandInbox,
         news: ChangeSignal,
         journal: Journal,

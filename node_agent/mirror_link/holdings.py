@@ -22,7 +22,7 @@ from node_agent.stage.stage import StageRegistry
 
 
 @dataclass(frozen=True)
-class Holdings:
+class AgentHoldings:
     """Documents about the cache."""
 
     places: Places

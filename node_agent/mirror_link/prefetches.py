@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _TELL_SECONDS: Final = 2.0  # between two words about progress
 
 
-class Prefetches:
+class PrefetchCommands:
     """Carries out the mirror's commands. Their manifests are leased while they are being filled, and no longer.
 
     A fill goes on from what is on disk. ``wake`` is called when there is progress to report. One event loop.

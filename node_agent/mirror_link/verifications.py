@@ -17,7 +17,7 @@ from node_agent.scrub.staged_files import StagedFiles
 
 
 @dataclass(frozen=True)
-class Verifications:
+class VerificationCommands:
     """Reads what is held again, for the mirror or for somebody on this machine."""
 
     scrubber: Scrubber

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("bdn", "node_agent") for path in (ROOT / folder).rglob("*.py"))
 
 
-def parsed() -> Iterator[tuple[Path, ast.Module]]:
-    for path in SOURCES:
-        yield path.relative_to(ROOT), ast.parse(path.read_text())
+@cache
+def parsed() -> list[tuple[Path, ast.Module]]:
+    return [(path.relative_to(ROOT), ast.parse(path.read_text())) for path in SOURCES]
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -85,8 +84,5 @@ def test_no_file_is_named_after_nothing() -> None:
     assert [path for path in SOURCES if path.stem in banned] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_says_what_it_is(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-
-    assert ast.get_docstring(tree) or path.name == "__init__.py"
+def test_every_module_says_what_it_is() -> None:
+    assert [str(path) for path, tree in parsed() if not ast.get_docstring(tree) and path.name != "__init__.py"] == []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,20 @@ from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
-from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by, missing
-from tests.support.agent.rig import MIB, Clock, Rig, disk_bytes, noise, staged
+from node_agent.stage.stage import NodeStage
+from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, held_by
+from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture
 def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=request.param == "packed")
+    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
+
+
+in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)  # where small files may rest in either way
 
 
 @pytest.fixture
@@ -50,145 +54,19 @@ def held(agent: Agent) -> set[Digest]:
     return {manifest for manifest in agent.cache.index.manifests() if agent.cache.index.is_complete(manifest)}
 
 
-@dataclass
-class Sampler:
-    """Looks again and again at what is counted and at what is on disk."""
-
-    agent: Agent
-    counted: list[int] = field(default_factory=list)
-    on_disk: list[int] = field(default_factory=list)
-
-    def look(self, _: Digest | None = None) -> None:
-        self.counted.append(self.agent.cache.index.ledger.used_bytes)
-        # Twice, because the first look may see a file, and then the one for which it was evicted meanwhile.
-        self.on_disk.append(min(disk_bytes(self.agent.places.root), disk_bytes(self.agent.places.root)))
-
-
-async def test_ten_stages_at_once_never_take_more_than_the_budget(rig: Rig, mirror: AgentMirror) -> None:
-    budget = 4 * MIB
-    manifests = [published(mirror, seed, 12 * MIB // 10) for seed in range(10)]  # three times what fits
-    async with rig.agent() as agent:
-        sampler = Sampler(agent)
-        mirror.on_request = sampler.look
-        kept = await staged(agent, mirror, manifests[0], job="kept")
-
-        async def one(manifest: Manifest) -> str:
-            """Stage, use, release; when the cache is full, wait for somebody to release and ask again."""
-            while True:
-                try:
-                    stage = await staged(agent, mirror, manifest, job=str(manifest.digest))
-                except BdnError as error:
-                    refused.append(error)
-                    await released.wait()
-                    continue
-                sampler.look()
-                assert tree(Path(stage.mounts[0].path)).keys() == {"0.bin", "1.bin"}
-                await agent.stages.release(stage.id)
-                event = released
-                renew()
-                event.set()
-                return stage.state
-
-        refused: list[BdnError] = []
-        released = asyncio.Event()
-
-        def renew() -> None:
-            nonlocal released
-            released = asyncio.Event()
-
-        async with asyncio.timeout(40):
-            states = await asyncio.gather(*(one(manifest) for manifest in manifests[1:]))
-
-        assert states == ["READY"] * 9
-        assert {error.code for error in refused} == {"CACHE_FULL"}  # were there none, the test would prove little
-        for facts in (error.details() for error in refused):
-            assert isinstance(facts["leased_bytes"], int)
-            assert facts["budget_bytes"] == budget
-            assert facts["needed_bytes"] == manifests[1].bytes_total > budget - facts["leased_bytes"]
-        assert max(sampler.counted) <= budget
-        assert max(sampler.on_disk) <= budget
-        assert manifests[0].digest in held(agent)  # it was leased all the time
-        assert set(tree(Path(kept.mounts[0].path))) == {"0.bin", "1.bin"}
-
-
 async def test_what_can_never_fit_is_refused_with_numbers_and_evicts_nothing(rig: Rig, mirror: AgentMirror) -> None:
     small, large = published(mirror, 1), published(mirror, 2, 5 * MIB)
     async with rig.agent() as agent:
         await used_and_released(agent, mirror, small)
-        with pytest.raises(BdnError) as caught:
-            await staged(agent, mirror, large)
+        for wanted in ([large], [published(mirror, 3, 3 * MIB), published(mirror, 4, 2 * MIB)]):
+            with pytest.raises(BdnError) as caught:
+                await staged(agent, mirror, *wanted)
 
-        assert caught.value.code == "CACHE_TOO_SMALL"
-        assert caught.value.details() == {"needed_bytes": 5 * MIB, "budget_bytes": 4 * MIB}
+            assert caught.value.code == "CACHE_TOO_SMALL"
+            assert caught.value.details() == {"needed_bytes": 5 * MIB, "budget_bytes": 4 * MIB}
         assert held(agent) == {small.digest}
         assert agent.cache.index.ledger.reserved_bytes == 0
         assert agent.cache.index.leases.leased() == ()
-
-
-async def test_the_mounts_of_one_stage_must_fit_together(rig: Rig, mirror: AgentMirror) -> None:
-    one, two = published(mirror, 1, 3 * MIB), published(mirror, 2, 2 * MIB)
-    async with rig.agent() as agent:
-        with pytest.raises(BdnError) as caught:
-            await staged(agent, mirror, one, two)
-
-        assert (caught.value.code, caught.value.details()["needed_bytes"]) == ("CACHE_TOO_SMALL", 5 * MIB)
-
-
-async def test_a_stage_of_which_one_mount_does_not_fit_evicts_nothing_and_leases_nothing(
-    rig: Rig, mirror: AgentMirror
-) -> None:
-    old, leased = published(mirror, 1), published(mirror, 2, 2 * MIB)
-    one, two = published(mirror, 3, 3 * MIB // 2), published(mirror, 4)
-    async with rig.agent() as agent:
-        await used_and_released(agent, mirror, old)
-        await staged(agent, mirror, leased, job="leased")
-
-        with pytest.raises(BdnError) as caught:
-            await staged(agent, mirror, one, two)  # the first would fit in the place of the old one
-
-        assert caught.value.code == "CACHE_FULL"
-        assert held(agent) == {old.digest, leased.digest}
-        assert agent.cache.index.ledger.used_bytes == 3 * MIB
-        assert agent.cache.index.leases.leased() == (leased.digest,)
-
-
-async def test_a_refused_stage_takes_back_what_it_reserved_for_a_manifest_that_was_held_in_part(
-    rig: Rig, mirror: AgentMirror
-) -> None:
-    partly = mirror.publish({"good": noise(MIB, 1), "bad": noise(MIB - 1, 2)})  # the larger one is filled first
-    mirror.faults[mirror.chunks(partly, "bad")[0]] = [missing] * 2
-    async with rig.agent(byte_threads=1) as agent:
-        with pytest.raises(BdnError, match="does not exist"):
-            await staged(agent, mirror, partly, job="first")
-        await staged(agent, mirror, published(mirror, 3, 3 * MIB // 2), job="leased")
-        before = agent.cache.index.ledger.used_bytes
-        assert before == 5 * MIB // 2
-
-        with pytest.raises(BdnError) as caught:  # the first mount would fit, both together do not
-            await staged(agent, mirror, partly, published(mirror, 4), job="second")
-
-        assert caught.value.code == "CACHE_FULL"
-        assert agent.cache.index.ledger.used_bytes == before
-        assert agent.cache.index.ledger.reserved_bytes == 0
-
-
-async def test_whole_manifests_go_least_recently_used_first(rig: Rig, mirror: AgentMirror) -> None:
-    clock = Clock()
-    one, two, three, new = (published(mirror, seed) for seed in range(4))
-    large = published(mirror, 9, 2 * MIB)
-    async with rig.agent(clock=clock) as agent:
-        await agent.heartbeats.beat()
-        for manifest in (one, two, three, new, one):  # the last use of one is later than that of two
-            clock.now += 1
-            token = mirror.grant(manifest, expires_in=1e9)
-            stage = await agent.stages.start("job", token)
-            await agent.stages.finish(stage.record.id)
-            await agent.stages.release(stage.record.id)
-        clock.now += 1
-        stage = await agent.stages.start("large", mirror.grant(large, expires_in=1e9))
-        await agent.stages.finish(stage.record.id)
-
-        assert held(agent) == {new.digest, one.digest, large.digest}
 
 
 async def test_the_order_of_use_survives_a_restart(rig: Rig, mirror: AgentMirror) -> None:
@@ -202,6 +80,7 @@ async def test_the_order_of_use_survives_a_restart(rig: Rig, mirror: AgentMirror
         assert held(agent) == {four.digest, one.digest, large.digest}
 
 
+@in_both_forms
 async def test_what_two_manifests_share_is_counted_once_and_stays_while_one_needs_it(
     rig: Rig, mirror: AgentMirror
 ) -> None:
@@ -222,6 +101,7 @@ async def test_what_two_manifests_share_is_counted_once_and_stays_while_one_need
         assert disk_bytes(rig.cache) == 4 * MIB  # the shared file, the own one of the second, and the new two
 
 
+@in_both_forms
 async def test_files_of_a_failed_stage_stay_counted_and_are_not_fetched_again(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish({"good": noise(MIB, 1), "bad": noise(MIB, 2)})
     bad = mirror.chunks(manifest, "bad")[0]
@@ -383,49 +263,56 @@ async def test_an_eviction_that_selects_nothing_or_rubbish_is_refused(
             await evict(agent, **selector)
 
 
-async def test_two_stages_that_need_the_same_file_fetch_it_once(rig: Rig, mirror: AgentMirror) -> None:
-    shared, gate, asked = noise(MIB, 1), threading.Event(), asyncio.Event()
-    one, two = mirror.publish({"shared": shared}), mirror.publish({"shared": shared, "own": b"own"})
-    chunk = mirror.chunks(one, "shared")[0]
-    loop = asyncio.get_running_loop()
-    mirror.faults[chunk] = [held_by(gate)]
+@dataclass
+class SharedFill:
+    """A leader that fills a file, and a follower that waits for it; the mirror answers once ``gate`` is set."""
+
+    gate: threading.Event
+    chunk: Digest
+    leader: NodeStage
+    follower: NodeStage
+
+
+SHARED = noise(MIB, 1)
+
+
+async def shared_fill(agent: Agent, mirror: AgentMirror, instead: Fault | None = None) -> SharedFill:
+    gate, asked = threading.Event(), asyncio.Event()
+    one, two = mirror.publish({"shared": SHARED}), mirror.publish({"shared": SHARED, "own": b"own"})
+    chunk, loop = mirror.chunks(one, "shared")[0], asyncio.get_running_loop()
+    mirror.faults[chunk] = [held_by(gate, instead) if instead else held_by(gate)]
     mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
+    leader = await agent.stages.start("leader", mirror.grant(one))
+    await asked.wait()
+    follower = await agent.stages.start("follower", mirror.grant(two))
+    while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
+        await asyncio.sleep(0)
+    return SharedFill(gate, chunk, leader, follower)
+
+
+@in_both_forms
+async def test_two_stages_that_need_the_same_file_fetch_it_once(rig: Rig, mirror: AgentMirror) -> None:
     async with rig.agent() as agent:
-        leader = await agent.stages.start("leader", mirror.grant(one))
-        await asked.wait()
-        follower = await agent.stages.start("follower", mirror.grant(two))
-        while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
-            await asyncio.sleep(0)
-        leaving = asyncio.create_task(agent.stages.release(leader.record.id))  # the leader dies; the fill does not
-        await leaving
-        gate.set()
-        stage = await agent.stages.finish(follower.record.id)
+        fill = await shared_fill(agent, mirror)
+        await agent.stages.release(fill.leader.record.id)  # the leader is gone; the fill goes on
+        fill.gate.set()
+        stage = await agent.stages.finish(fill.follower.record.id)
 
-        assert mirror.chunk_requests[chunk] == 1
-        assert tree(Path(stage.mounts[0].path)) == {"shared": shared, "own": b"own"}
+        assert mirror.chunk_requests[fill.chunk] == 1
+        assert tree(Path(stage.mounts[0].path)) == {"shared": SHARED, "own": b"own"}
 
 
+@in_both_forms
 async def test_a_follower_goes_on_with_its_own_grant_when_that_of_the_leader_ends(
     rig: Rig, mirror: AgentMirror
 ) -> None:
-    shared, gate, asked = noise(MIB, 1), threading.Event(), asyncio.Event()
-    one, two = mirror.publish({"shared": shared}), mirror.publish({"shared": shared, "own": b"own"})
-    chunk = mirror.chunks(one, "shared")[0]
-    loop = asyncio.get_running_loop()
-
-    mirror.faults[chunk] = [held_by(gate, failing(GrantExpiredError("just now")))]
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
     async with rig.agent() as agent:
-        leader = await agent.stages.start("leader", mirror.grant(one))
-        await asked.wait()
-        follower = await agent.stages.start("follower", mirror.grant(two))
-        while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
-            await asyncio.sleep(0)
-        gate.set()
+        fill = await shared_fill(agent, mirror, failing(GrantExpiredError("just now")))
+        fill.gate.set()
         with pytest.raises(BdnError) as caught:
-            await agent.stages.finish(leader.record.id)
-        stage = await agent.stages.finish(follower.record.id)
+            await agent.stages.finish(fill.leader.record.id)
+        stage = await agent.stages.finish(fill.follower.record.id)
 
         assert caught.value.code == "GRANT_EXPIRED"
         assert stage.state == "READY"
-        assert mirror.chunk_requests[chunk] == 2
+        assert mirror.chunk_requests[fill.chunk] == 2

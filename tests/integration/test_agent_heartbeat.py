@@ -21,8 +21,8 @@ from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.disk.cache_directory import boot_id
 from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat
-from node_agent.mirror_link.evictions import Evictions
-from node_agent.mirror_link.holdings import Holdings
+from node_agent.mirror_link.evictions import EvictionCommands
+from node_agent.mirror_link.holdings import AgentHoldings
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 
@@ -146,13 +146,13 @@ async def test_a_command_that_the_mirror_repeats_is_carried_out_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carried: list[str] = []
-    real = Evictions.evict
+    real = EvictionCommands.evict
 
-    async def note(evictions: Evictions, command: EvictCommand) -> list[EvictedItem]:
+    async def note(evictions: EvictionCommands, command: EvictCommand) -> list[EvictedItem]:
         carried.append(command.id)
         return await real(evictions, command)
 
-    monkeypatch.setattr(Evictions, "evict", note)
+    monkeypatch.setattr(EvictionCommands, "evict", note)
     async with listening() as mirror, Rig(mirror, tmp_path).agent() as agent:
         for _ in range(3):
             mirror.ask(EvictCommand(id="evc_1", all=True))
@@ -177,7 +177,7 @@ async def test_a_command_that_cannot_be_carried_out_or_is_unknown_is_reported_wi
 async def test_a_bug_in_a_heartbeat_does_not_end_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: Holdings) -> list[Holding]:
+    def broken(_: AgentHoldings) -> list[Holding]:
         raise RuntimeError("a bug")
 
     async with listening() as mirror:
@@ -185,7 +185,7 @@ async def test_a_bug_in_a_heartbeat_does_not_end_the_agent(
         async with Rig(mirror, tmp_path).agent() as agent:
             await agent.heartbeats.beat()
             with monkeypatch.context() as patched:
-                patched.setattr(Holdings, "all", broken)
+                patched.setattr(AgentHoldings, "all", broken)
                 stage = await staged(agent, mirror, manifest)
                 while "a heartbeat failed" not in caplog.text:
                     await asyncio.sleep(0)

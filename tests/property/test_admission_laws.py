@@ -18,7 +18,7 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.eviction import Eviction, ScannedManifest
+from node_agent.cache.eviction import Evictor, ScannedManifest
 from node_agent.cache.records import Held
 from tests.support.content.names import named, stage
 
@@ -150,7 +150,7 @@ def _admit(index: CacheIndex, disk: Disk, wanted: Sequence[Manifest], holder: Ho
     events = CacheEvents(lambda: None, lambda _reason, _count: None)
     some = cast("Any", disk)
     some.records = some
-    eviction = Eviction(index, some, shelf, events)
+    eviction = Evictor(index, some, shelf, events)
     admission = StageAdmission(eviction, some, [Held(one, None) for one in wanted], holder)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(asyncio, "to_thread", _inline)

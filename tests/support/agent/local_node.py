@@ -28,7 +28,7 @@ from node_agent.fill.part import PartialFile
 from node_agent.fill.provision import FillRequest
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
-from node_agent.mirror_link.evictions import Evictions
+from node_agent.mirror_link.evictions import EvictionCommands
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
@@ -128,7 +128,7 @@ class LocalNode:
     tiers: CacheTiers
     provision: LocalProvision
     stages: StageService
-    evictions: Evictions
+    evictions: EvictionCommands
     housekeeping: Housekeeping
 
     @property
@@ -192,7 +192,7 @@ async def local_node(
         housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
         trust = cast("Any", OpenTrust())
         stages = StageService(registry, lifecycle, trust, _no_keys, is_node=True)
-        evictions = Evictions("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
+        evictions = EvictionCommands("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
         await housekeeping.resume()
         yield LocalNode(disk, tiers, provision, stages, evictions, housekeeping)
 
