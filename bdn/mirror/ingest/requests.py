@@ -32,7 +32,7 @@ from bdn.wire.shapes import moment
 from bdn.wire.weights_schema import body_from
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
-# What a look may be old for who has heard of nothing new: less than the time between two of his.
+# How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
 _OLD_SECONDS: Final = 0.4
 
 _Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
