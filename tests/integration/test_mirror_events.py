@@ -8,16 +8,17 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from bdn.core.digest import digest_of
+from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import Fact
 from bdn.core.events import Event
-from bdn.core.manifest import Manifest
+from bdn.core.manifest import FileEntry, Manifest
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.operations.names import Names
@@ -158,22 +159,38 @@ async def test_a_digest_is_named_by_what_it_is_part_of(mirror: MirrorUnderTest, 
     assert (await mirror.http.get("/names", params={"of": "nonsense"})).status_code == 422
 
 
-async def test_the_files_of_a_manifest_are_looked_through_beside_the_loop(
+async def test_the_files_of_a_manifest_are_looked_through_beside_the_loop_and_what_is_told_is_kept_alone(
     mirror: MirrorUnderTest, manifest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be a million files in each of a hundred manifests."""
-    parse, threads = Manifest.parse, set[threading.Thread]()
+    loop, looked_at_by, kept = threading.current_thread(), set[threading.Thread](), list[str]()
 
-    def watched(canonical: bytes) -> Manifest:
-        threads.add(threading.current_thread())
-        return parse(canonical)
+    class Entry:
+        def __init__(self, entry: FileEntry) -> None:
+            self._entry = entry
 
-    monkeypatch.setattr(Manifest, "parse", watched)
+        @property
+        def digest(self) -> Digest:
+            looked_at_by.add(threading.current_thread())
+            return self._entry.digest
+
+        @property
+        def path(self) -> str:
+            kept.append(self._entry.path)
+            return self._entry.path
+
+    class Watched:
+        @staticmethod
+        def parse(canonical: bytes) -> SimpleNamespace:
+            return SimpleNamespace(files=[Entry(entry) for entry in Manifest.parse(canonical).files])
+
+    monkeypatch.setattr("bdn.mirror.operations.names.Manifest", Watched)
+
     answer = await mirror.http.get("/names", params={"of": str(digest_of(FILES["a.txt"]))})
 
-    assert [place["path"] for place in answer.json()["places"]] == ["a.txt"]
-    assert threads
-    assert threading.current_thread() not in threads
+    assert [place["path"] for place in answer.json()["places"]] == ["a.txt"] == kept
+    assert looked_at_by
+    assert loop not in looked_at_by
 
 
 async def test_why_looks_events_up_and_reads_no_table_from_end_to_end(mirror: MirrorUnderTest, manifest: str) -> None:
