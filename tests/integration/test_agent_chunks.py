@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.http_chunks import HttpChunkReader
-from node_agent.app import Agent
-from node_agent.background_tasks import in_thread
 from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.peer import ask
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
-from tests.support.content.readers import read_named
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 
@@ -28,38 +23,25 @@ def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
     return server.renewed(is_packed=request.param == "packed")
 
 
-@pytest.fixture
-def connections() -> Iterator[ConnectionPool]:
-    pool = ConnectionPool(timeout_seconds=10)
-    yield pool
-    pool.close()
-
-
-def fetch(pool: ConnectionPool, agent: Agent, digest: Digest, size: int, bearer: str | None = None) -> bytes:
-    content = read_named(HttpChunkReader(pool, f"http://127.0.0.1:{agent.data_port}", bearer), digest, size)
-    assert digest_of(content) == digest
-    return content
-
-
 PIECES = [LARGE[: 8 * MIB], LARGE[8 * MIB :], b"small"]
 
 
 async def test_every_chunk_of_a_staged_manifest_is_served_also_after_a_restart(
-    mirror: AgentMirror, tmp_path: Path, connections: ConnectionPool
+    mirror: AgentMirror, tmp_path: Path, peer: ConnectionPool
 ) -> None:
     rig, manifest = Rig(mirror, tmp_path), mirror.publish(FILES)
     async with rig.agent() as agent:
         await staged(agent, mirror, manifest)
         for piece in PIECES:
-            assert await in_thread(fetch, connections, agent, digest_of(piece), len(piece)) == piece
+            assert await ask(peer, agent.data_port, piece, None) == piece
         figures = metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
         assert figures["bdn_agent_served_bytes_total"] >= 9 * MIB  # the last piece is counted after it has arrived
     async with rig.agent() as agent:
         for piece in PIECES:
-            assert await in_thread(fetch, connections, agent, digest_of(piece), len(piece)) == piece
+            assert await ask(peer, agent.data_port, piece, None) == piece
 
 
-async def test_evicted_chunks_are_not_served(mirror: AgentMirror, tmp_path: Path, connections: ConnectionPool) -> None:
+async def test_evicted_chunks_are_not_served(mirror: AgentMirror, tmp_path: Path, peer: ConnectionPool) -> None:
     rig, manifest = Rig(mirror, tmp_path, {"cache_bytes": 10 * MIB}), mirror.publish(FILES)
     async with rig.agent() as agent:
         stage = await staged(agent, mirror, manifest)
@@ -67,18 +49,17 @@ async def test_evicted_chunks_are_not_served(mirror: AgentMirror, tmp_path: Path
         await staged(agent, mirror, mirror.publish({"other": noise(5 * MIB, 2)}))
 
         with pytest.raises(NotFoundError):
-            await in_thread(fetch, connections, agent, digest_of(PIECES[0]), 8 * MIB)
+            await ask(peer, agent.data_port, PIECES[0], None)
 
 
 async def test_with_authentication_a_chunk_takes_a_grant_for_a_manifest_that_has_it(
-    mirror: AgentMirror, tmp_path: Path, connections: ConnectionPool
+    mirror: AgentMirror, tmp_path: Path, peer: ConnectionPool
 ) -> None:
     manifest, other = mirror.publish(FILES), mirror.publish({"other": b"other"})
     async with Rig(mirror, tmp_path, {"auth": "token"}).agent() as agent:
         await staged(agent, mirror, manifest, other)
         for piece in PIECES:
-            digest, size = digest_of(piece), len(piece)
-            assert await in_thread(fetch, connections, agent, digest, size, mirror.grant(manifest)) == piece
+            assert await ask(peer, agent.data_port, piece, mirror.grant(manifest)) == piece
             for bearer, code in (
                 (None, "UNAUTHENTICATED"),
                 ("rubbish", "GRANT_INVALID"),
@@ -86,5 +67,5 @@ async def test_with_authentication_a_chunk_takes_a_grant_for_a_manifest_that_has
                 (mirror.grant(other), "NOT_FOUND"),
             ):
                 with pytest.raises(BdnError) as caught:
-                    await in_thread(fetch, connections, agent, digest, size, bearer)
+                    await ask(peer, agent.data_port, piece, bearer)
                 assert caught.value.code == code

@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.chunk_readers import PartialChunk
-from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, failing, flipped, held_by
+from tests.support.agent.peer import ask
 from tests.support.agent.process import Program
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
+from tests.support.crash.rot import cached, flip
 from tests.support.network.ports import free_port
 
 pytest_plugins = ("tests.support.agent.fixtures",)
@@ -40,26 +37,6 @@ def mirror(server: AgentMirror) -> AgentMirror:
 @pytest.fixture
 def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 20 * MIB})
-
-
-@pytest.fixture
-def peer() -> Iterator[ConnectionPool]:
-    pool = ConnectionPool(timeout_seconds=20)
-    yield pool
-    pool.close()
-
-
-async def ask(
-    pool: ConnectionPool, port: int, chunk: bytes | Digest, grant: str, manifest: Manifest | None, size: int = 0
-) -> bytes:
-    """What a peer gets."""
-    digest = chunk if isinstance(chunk, Digest) else digest_of(chunk)
-    buffer = memoryview(bytearray(size or (len(chunk) if isinstance(chunk, bytes) else 0)))
-    reader = HttpChunkReader(pool, f"http://127.0.0.1:{port}", grant, manifest.digest if manifest else None)
-    # Not the loop's own threads: the agent in this process needs them to answer.
-    with ThreadPoolExecutor(1) as thread:
-        await asyncio.get_running_loop().run_in_executor(thread, reader.read_into, PartialChunk(digest, buffer))
-    return bytes(buffer)
 
 
 FIRST = LARGE[:CHUNK_SIZE]
@@ -304,3 +281,38 @@ async def test_an_owner_that_is_killed_while_it_obtains_leaves_nothing_half(
         for piece in (FIRST, LAST):
             assert await ask(peer, port, piece, mirror.grant(manifest), manifest) == piece
     assert (mirror.chunk_requests[digest_of(FIRST)], mirror.chunk_requests[digest_of(LAST)]) == (1, 2)
+
+
+async def test_a_suspected_chunk_of_the_cluster_tier_is_read_and_one_that_is_wrong_is_obtained_again(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest = mirror.publish(FILES)
+    grant = mirror.grant(manifest)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        assert await ask(peer, agent.data_port, FIRST, grant, manifest, is_suspect=False) == FIRST
+        assert await ask(peer, agent.data_port, FIRST, grant, manifest, is_suspect=True) == FIRST
+        assert mirror.chunk_requests == {digest_of(FIRST): 1}
+        flip(agent.scrub.scrubber.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
+        assert await ask(peer, agent.data_port, FIRST, grant, manifest, is_suspect=True) == FIRST
+        assert mirror.chunk_requests == {digest_of(FIRST): 2}
+
+
+async def test_a_suspected_chunk_of_a_whole_file_that_is_wrong_is_not_given_and_the_scrub_is_told(
+    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    manifest = mirror.publish(FILES)
+    grant = mirror.grant(manifest)
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        await ask(
+            peer, agent.data_port, FIRST, grant, manifest, is_suspect=False
+        )  # so the owner has the manifest's list of chunks
+        await staged(agent, mirror, manifest)
+        await agent.housekeeping.reap()  # what the whole file has is not kept twice
+        flip(cached(agent, manifest, "large"), 9)
+        with pytest.raises(NotFoundError):
+            await ask(peer, agent.data_port, FIRST, grant, manifest, is_suspect=True)
+        await agent.scrub.catch_up()
+        assert cached(agent, manifest, "large").read_bytes() == LARGE
+        assert await ask(peer, agent.data_port, FIRST, grant, manifest, is_suspect=True) == FIRST

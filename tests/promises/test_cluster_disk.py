@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,12 +11,11 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.chunk_readers import PartialChunk
-from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import needs_mounts, read_only
+from tests.support.agent.peer import ask
 from tests.support.agent.rig import MIB, Clock, Rig, noise
 from tests.support.promises.tally import Tally
 
@@ -39,23 +35,9 @@ def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path, {"cluster_cache_bytes": 4 * MIB})
 
 
-@pytest.fixture
-def peer() -> Iterator[ConnectionPool]:
-    pool = ConnectionPool(timeout_seconds=20)
-    yield pool
-    pool.close()
-
-
 async def asked(peer: ConnectionPool, agent: Agent, mirror: AgentMirror, manifest: Manifest, chunk: bytes) -> bytes:
     """What a peer gets."""
-    buffer = memoryview(bytearray(len(chunk)))
-    address, grant = f"http://127.0.0.1:{agent.data_port}", mirror.grant(manifest)
-    reader = HttpChunkReader(peer, address, grant, manifest.digest)
-    with ThreadPoolExecutor(1) as thread:  # not the loop's own: the agent in this process needs them to answer
-        await asyncio.get_running_loop().run_in_executor(
-            thread, reader.read_into, PartialChunk(digest_of(chunk), buffer)
-        )
-    return bytes(buffer)
+    return await ask(peer, agent.data_port, chunk, mirror.grant(manifest), manifest)
 
 
 @needs_mounts

@@ -76,6 +76,20 @@ def test_the_glossary_leads_to_files_that_exist() -> None:
     assert [place for place in sorted(places) if not ((ROOT / "bdn" / place).exists() or (ROOT / place).exists())] == []
 
 
+def test_the_files_that_architecture_follows_exist() -> None:
+    """Below the folder of a program, a file is named from there: ``ingest/survey.py``."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = set(re.findall(r"`([\w/]+\.py)`|\(([\w/]+\.py)\)", text))
+    files = [path for folder in ("bdn", "node_agent") for path in (ROOT / folder).rglob("*.py")]
+
+    assert len(named) > 30
+    assert [
+        name
+        for name in sorted(a or b for a, b in named)
+        if not any(f"/{path.relative_to(ROOT)}".endswith(f"/{name}") for path in files)
+    ] == []
+
+
 def test_what_code_cites_is_in_the_repository() -> None:
     cited: set[str] = set()
     for file in [*ROOT.glob("bdn/**/*.py"), *ROOT.glob("node_agent/**/*.py"), *ROOT.glob("tests/**/*.py")]:
