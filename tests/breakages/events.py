@@ -83,7 +83,7 @@ BREAKAGES: Final = [
         "leases",
         "node_agent/journal.py",
         "a journal numbers its events from the beginning after each start",
-        "self._number = max(told, found[0][0] if found else 0)",
+        "self._number = max(reported, found[0][0] if found else 0)",
         "self._number = 0",
         f"{_WHY}::test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_back",
     ),
