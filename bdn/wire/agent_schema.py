@@ -75,12 +75,14 @@ class MemberDocument(BaseModel):
 class HeartbeatReply(BaseModel):
     """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with.
 
-    ``members`` is null when they are those of the epoch that the agent knows.
+    ``members`` is null when they are those of the epoch that the agent knows. ``commands`` is always empty: agents of the
+    version before read evictions there, and would take any other command for an eviction of nothing.
     """
 
     members: list[MemberDocument] | None
     epoch: int
-    commands: list[Command]
+    pending: list[Command] = []
+    commands: Annotated[list[Command], Field(max_length=0)] = []
     public_keys: list[dict[str, Any]]
     interval_seconds: float
 

@@ -93,7 +93,7 @@ class Heartbeats:
         are_others = await self._believe(reply, asked, number)
         if heartbeat.events:
             await in_thread(self._journal.mark_reported, heartbeat.events)
-        for command in reply.commands:
+        for command in reply.pending:
             self._inbox.accept(command)
         return reply, are_others
 
@@ -153,7 +153,7 @@ class Heartbeats:
             if self._journal.waiting:
                 self._news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, others come and go, or it keeps no request open
-                await asyncio.sleep(1.0 if reply.commands or are_others else reply.interval_seconds)
+                await asyncio.sleep(1.0 if reply.pending or are_others else reply.interval_seconds)
 
     async def _tell(self) -> None:
         while True:

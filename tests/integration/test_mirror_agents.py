@@ -156,7 +156,8 @@ async def test_a_command_answers_the_open_heartbeat_at_once_and_its_report_ends_
     await asyncio.sleep(0)
     eviction = await begun(mirror, source="hf://org/model", tier="node")
     reply = await asyncio.wait_for(waiting, 10)
-    assert reply["commands"][0]["evict"] | {"id": ""} == {
+    assert reply["commands"] == []  # where agents of the version before read evictions alone
+    assert reply["pending"][0]["evict"] | {"id": ""} == {
         "id": "",
         "manifests": [manifest],
         "job": None,
@@ -171,7 +172,7 @@ async def test_a_command_answers_the_open_heartbeat_at_once_and_its_report_ends_
     }
     assert eviction["status"] == "RUNNING"
     after = await agent.carry_out(reply, item(manifest, 5))
-    assert after["commands"] == []
+    assert after["pending"] == []
     done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
     assert (done["status"], done["bytes_freed"], done["unreachable"]) == ("DONE", 5, [])
     assert done["items"][0]["sources"] == ["hf://org/model"]
@@ -185,7 +186,7 @@ async def test_an_eviction_waits_for_every_agent_it_concerns(mirror: MirrorUnder
         await agent.beat()
     eviction = await begun(mirror, all=True, cluster="c")
     replies = [await agent.beat() for agent in (one, two, other)]
-    assert [len(reply["commands"]) for reply in replies] == [1, 1, 0]
+    assert [len(reply["pending"]) for reply in replies] == [1, 1, 0]
     await one.carry_out(replies[0], item(manifest, 5))
     assert (await mirror.http.get(f"/evictions/{eviction['id']}")).json()["status"] == "RUNNING"
     refusal = item(manifest, 5, refused=True, holders=["job-9"]) | {"node": "n2"}
@@ -193,7 +194,7 @@ async def test_an_eviction_waits_for_every_agent_it_concerns(mirror: MirrorUnder
     done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
     assert (done["status"], done["bytes_freed"]) == ("REFUSED", 5)
     narrowed = await begun(mirror, job="j", node="n1", cluster="d", dry_run=True)
-    assert [len((await agent.beat())["commands"]) for agent in (one, two, other)] == [0, 0, 1]
+    assert [len((await agent.beat())["pending"]) for agent in (one, two, other)] == [0, 0, 1]
     assert narrowed["request"]["job"] == "j"
 
 
@@ -238,7 +239,7 @@ async def test_an_agent_that_never_answers_fails_the_eviction_after_its_time_and
         await agent.beat()
         eviction = await begun(mirror, all=True, tier="node")
         clock.now += 46
-        assert (await agent.beat())["commands"] == []  # it came too late: nobody waits for its answer
+        assert (await agent.beat())["pending"] == []  # it came too late: nobody waits for its answer
         done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
     assert done["completed_at"]

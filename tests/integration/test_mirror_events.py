@@ -218,7 +218,7 @@ async def test_an_eviction_tells_agents_who_asked(mirror: MirrorUnderTest, manif
     await agent.beat()
     await mirror.http.post("/evictions", json={"manifest": manifest, "tier": "node"})
 
-    command = (await agent.beat())["commands"][0]["evict"]
+    command = (await agent.beat())["pending"][0]["evict"]
     assert (command["asked_by"], command["organisation"]) == ("an operator of default", "default")
 
 

@@ -50,13 +50,13 @@ async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_p
     waiting = asyncio.create_task(one.beat(wait_seconds=30))
     await asyncio.sleep(0)
     prefetch = await begun(either, cluster="c")
-    told = (await asyncio.wait_for(waiting, 10))["commands"]
+    told = (await asyncio.wait_for(waiting, 10))["pending"]
 
     assert [command["id"] for command in told] == [prefetch["id"]]
-    assert [command["id"] for command in (await one.beat())["commands"]] == [prefetch["id"]]  # it may have restarted
-    assert (await one.beat(**report(prefetch, running=True, bytes_total=5)))["commands"] == []
+    assert [command["id"] for command in (await one.beat())["pending"]] == [prefetch["id"]]  # it may have restarted
+    assert (await one.beat(**report(prefetch, running=True, bytes_total=5)))["pending"] == []
     came = {"node": 0, "cluster": 2, "mirror": 3}
-    assert (await one.beat(**report(prefetch, bytes_total=5, bytes_from=came)))["commands"] == []
+    assert (await one.beat(**report(prefetch, bytes_total=5, bytes_from=came)))["pending"] == []
     await one.beat(**report(prefetch, running=True))  # late; what has ended stays as it is
     half = await now(either, prefetch)
     assert half["status"] == "RUNNING"
@@ -129,6 +129,6 @@ async def test_a_prefetch_outlives_a_restart_of_the_mirror(hub: Hub, upstreams: 
         prefetch = await begun(mirror, nodes=["n1"])
     async with mirror_under_test(tmp_path / "mirror") as mirror:
         agent = FakeAgent(mirror, "n1")
-        assert [command["id"] for command in (await agent.beat())["commands"]] == [prefetch["id"]]
+        assert [command["id"] for command in (await agent.beat())["pending"]] == [prefetch["id"]]
         await agent.beat(**report(prefetch))
         assert (await now(mirror, prefetch))["status"] == "READY"

@@ -172,7 +172,7 @@ async def test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_n
     token = (await made(guarded, "controller", "default"))["token"]
     for body in ({"all": True}, {"all": True, "tier": "node"}, {"all": True, "tier": "mirror", "force": True}):
         assert (await ask(guarded, token, "POST", "/evictions", body)).status_code == 401, body
-    assert (await agent.beat())["commands"] == []
+    assert (await agent.beat())["pending"] == []
     done = await ask(guarded, token, "POST", "/evictions?wait=20", {"all": True, "tier": "mirror"})
     assert (done.json()["status"], len(done.json()["items"])) == ("DONE", 1)
     rival = (await made(guarded, "controller", "rival"))["token"]

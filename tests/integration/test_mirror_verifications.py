@@ -61,13 +61,13 @@ async def test_store_and_agents_together_make_the_outcome(either: MirrorUnderTes
     waiting = asyncio.create_task(one.beat(wait_seconds=30))
     await asyncio.sleep(0)
     verification = await begun(either, all=True)
-    (command,) = (await asyncio.wait_for(waiting, 10))["commands"]
+    (command,) = (await asyncio.wait_for(waiting, 10))["pending"]
     told = command["verify"]
     assert (told["id"], told["all"], told["manifests"], told["repair"]) == (verification["id"], True, None, True)
-    assert (await one.beat())["commands"] == [command]  # it may have restarted
+    assert (await one.beat())["pending"] == [command]  # it may have restarted
     at_work = {"id": told["id"], "running": True}
-    assert (await one.beat(reports=[at_work], wait_seconds=0.2))["commands"] == []
-    assert (await one.beat(reports=[report(told, items=[DAMAGED], chunks_read=7, bytes_read=70)]))["commands"] == []
+    assert (await one.beat(reports=[at_work], wait_seconds=0.2))["pending"] == []
+    assert (await one.beat(reports=[report(told, items=[DAMAGED], chunks_read=7, bytes_read=70)]))["pending"] == []
     assert (await begun(either, tier="mirror", all=True, wait=LONGEST_SECONDS))["status"] == "DONE"
     answer = await either.http.get(f"/verifications/{told['id']}")
     assert answer.json()["status"] == "RUNNING"
@@ -85,14 +85,14 @@ async def test_an_agent_that_shall_mend_is_lent_grants_for_what_it_holds_and_no_
     agent = FakeAgent(either, "n1", holdings=[{"manifest": name, **holding} for name in (manifest, other)])
     await agent.beat()
     await begun(either, all=True, tier="node")
-    told = (await agent.beat())["commands"][0]["verify"]
+    told = (await agent.beat())["pending"][0]["verify"]
     (token,) = told["grants"]
     keys = (await agent.beat())["public_keys"]
     grant = GrantVerifier(keys).verify(token, now=time.time())
     assert [str(mount.manifest) for mount in grant.mounts] == [manifest]
     await agent.beat(reports=[report(told)])
     await begun(either, all=True, tier="node", repair=False)
-    told = (await agent.beat())["commands"][0]["verify"]
+    told = (await agent.beat())["pending"][0]["verify"]
     assert told["grants"] == []
 
 

@@ -62,7 +62,7 @@ class Membership:
         reply = HeartbeatReply(
             members=None if are_known else view.members,
             epoch=view.epoch,
-            commands=commands,
+            pending=commands,
             public_keys=[self.signer.public_key],
             interval_seconds=INTERVAL_SECONDS,
         )

@@ -228,7 +228,7 @@ class AgentMirror:
         return HeartbeatReply(
             members=members,
             epoch=epoch,
-            commands=commands,
+            pending=commands,
             public_keys=[self.signer.public_key],
             interval_seconds=0.2,
         )

@@ -29,6 +29,6 @@ class FakeAgent:
         return dict(answer.json())
 
     async def carry_out(self, reply: Json, *items: Json, error: Json | None = None) -> Json:
-        (command,) = reply["commands"]
+        (command,) = reply["pending"]
         report = {"id": command["id"], "evict": {"items": list(items)}, "error": error}
         return await self.beat(reports=[report])
