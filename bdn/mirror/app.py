@@ -19,7 +19,7 @@ from bdn.core.pace.streaming import StallPolicy
 from bdn.disk.durable import make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
-from bdn.mirror.agents.holdings import Holdings
+from bdn.mirror.agents.holdings import HeldManifestsService
 from bdn.mirror.agents.members import Roll
 from bdn.mirror.api.contents import ContentsService
 from bdn.mirror.api.control import Probes
@@ -32,19 +32,18 @@ from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
 from bdn.mirror.ingest.ingest import Ingest
 from bdn.mirror.ingest.packer import Packer
-from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.ingest.requests import MirrorRequests, MirrorViews
 from bdn.mirror.ingest.survey import Surveyor
-from bdn.mirror.ingest.views import MirrorViews
 from bdn.mirror.ingest.worker import Worker
 from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.collections import Collections
-from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.evictions import EvictionService
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.prefetches import Prefetches
-from bdn.mirror.operations.verifications import Verifications
+from bdn.mirror.operations.verifications import VerificationService
 from bdn.mirror.retention.collector import Collector
 from bdn.mirror.retention.restorations import Restorations
 from bdn.mirror.retention.store_eviction import StoreEviction
@@ -52,7 +51,6 @@ from bdn.mirror.scrub.from_agents import AgentSource
 from bdn.mirror.scrub.from_upstream import UpstreamSource
 from bdn.mirror.scrub.reading import StoreReading
 from bdn.mirror.scrub.repair import Repair
-from bdn.mirror.scrub.repair_grants import Lending
 from bdn.mirror.scrub.rounds import Keeper
 from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.mirror.served_chunks import StoreShelf
@@ -208,10 +206,9 @@ async def open_mirror(
         views = MirrorViews(database, signer, settings.grant_seconds)
         requests = MirrorRequests(database, planner, views, watch)
         store_eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
-        evictions = Evictions(database, operations, store_eviction)
+        evictions = EvictionService(database, operations, store_eviction)
         prefetches = Prefetches(database, operations, signer, settings.grant_seconds)
-        lending = Lending(database, signer, settings.grant_seconds)
-        verifications = Verifications(database, operations, lending, watch)
+        verifications = VerificationService(database, operations, watch, signer, settings.grant_seconds)
         members = Roll(database, clock)
         heartbeats = Membership(database, members, operations, prefetches, verifications, events, signer, watch, clock)
         services = (
@@ -227,7 +224,7 @@ async def open_mirror(
             access,
             Names(database),
             Restorations(database, clock),
-            ContentsService(database, access, chunks, damaged_records, Holdings(database), data_port),
+            ContentsService(database, access, chunks, damaged_records, HeldManifestsService(database), data_port),
             Probes(database, store, metrics),
             *filter(None, [issuer]),
         )

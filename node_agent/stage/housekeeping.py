@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.cache.ended_stages import to_forget
 from bdn.core.errors import BdnError, CanceledError
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
@@ -20,6 +20,8 @@ from node_agent.stage.stage_events import resumed
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
+KEPT_SECONDS: Final = 7 * 86400.0  # ended stages are remembered, so that an eviction by job can find what they used
+KEPT: Final = 10_000  # each takes 1 KiB of memory and a file; a node of short jobs ends thousands in an hour
 
 
 @dataclass(frozen=True)
@@ -140,3 +142,10 @@ class Housekeeping:
                 if stage.is_terminal and stage.record.ended_at == ended_at[stage_id]:
                     await in_thread(self.lifecycle.records.forget, stage_id)
                     self.registry.strike(stage)
+
+
+def to_forget(ended_at: Mapping[str, float], now: float) -> list[str]:
+    """Of stages by id, with the seconds since the epoch when each ended: those to forget, the oldest first."""
+    by_age = sorted(ended_at, key=lambda stage: (ended_at[stage], stage))
+    surplus = max(0, len(by_age) - KEPT)
+    return by_age[:surplus] + [stage for stage in by_age[surplus:] if ended_at[stage] < now - KEPT_SECONDS]

@@ -142,7 +142,7 @@ BREAKAGES: Final = [
         "whole text that is written in halves is refused",
         "    if place is not None:",
         "    if place != 0:",
-        "tests/unit/net/test_service_text.py::test_what_is_text_is_taken_however_it_is_written",
+        "tests/unit/net/test_service.py::test_what_is_text_is_taken_however_it_is_written",
     ),
     Breakage(
         "hostile-input",
@@ -150,7 +150,7 @@ BREAKAGES: Final = [
         "a body that is no JSON ends its route",
         "    except (ValueError, RecursionError):\n        return  #",
         "    except (KeyError, RecursionError):\n        return  #",
-        "tests/unit/net/test_service_text.py::test_a_body_that_is_not_json_is_the_routes_own_business",
+        "tests/unit/net/test_service.py::test_a_body_that_is_not_json_is_the_routes_own_business",
     ),
     Breakage(
         "hostile-input",
@@ -158,7 +158,7 @@ BREAKAGES: Final = [
         "half a surrogate pair is text in a body of UTF-16",
         "|\\x00",
         "",
-        "tests/unit/net/test_service_text.py::test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]",
+        "tests/unit/net/test_service.py::test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]",
     ),
     Breakage(
         "hostile-input",
@@ -191,7 +191,7 @@ BREAKAGES: Final = [
         "who says half a request holds a connection for ever",
         "        http=TimedProtocol,\n",
         "",
-        "tests/unit/net/test_request_timeout.py",
+        "tests/unit/net/test_http_server.py",
     ),
     Breakage(
         "hostile-input",
@@ -251,7 +251,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/ingest/selecting.py",
+        "bdn/mirror/ingest/survey.py",
         "a listing is read to its end, wherever that is",
         "if len(listed) > self.limit_files:",
         "if len(listed) > 2 * self.limit_files:",

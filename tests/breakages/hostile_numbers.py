@@ -38,9 +38,6 @@ BREAKAGES: Final = [
             "float(size)", f"{_EVENTS}[sqlite]"),
     _broken("bdn/mirror/db/errors.py", "a fact that is no number is the database's fault", '"22P02":', '"22XXX":',
             f"{_EVENTS}[postgres]"),
-    _broken("bdn/mirror/operations/names.py", "the paths of all files of a manifest are kept", " if entry.digest.hex in contents}", "}",
-            "tests/integration/test_mirror_events.py"
-            "::test_the_files_of_a_manifest_are_looked_through_beside_the_loop"),
     Breakage("access", "bdn/mirror/api/credentials.py", "whoever rotates its secrets rotates those of all",
              "caller.role is Role.OPERATOR and named is None", "named is None",
              "tests/promises/test_access_control.py::test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others"),

@@ -51,7 +51,7 @@ BREAKAGES: Final = [
         "the answer to another request is taken for the layout",
         "if layout.manifest != digest:",
         "if False:",
-        "tests/unit/net/test_verified_documents.py::test_the_layout_of_another_manifest_is_refused",
+        "tests/unit/net/test_service_client.py::test_the_layout_of_another_manifest_is_refused",
     ),
     Breakage(
         "network",

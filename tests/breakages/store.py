@@ -82,7 +82,7 @@ BREAKAGES: Final = [
         _VERIFY,
     ),
     _breakage(
-        "bdn/mirror/scrub/piece_sources.py",
+        "bdn/mirror/scrub/repair.py",
         "what comes for a damaged chunk is believed",
         "if digest_of(self.place(piece)) != piece.name:",
         "if not self.place(piece):",

@@ -1,4 +1,4 @@
-"""R2 keeps the contract of a Source, against moto behind real signatures for R2's one region."""
+"""R2 keeps the contract of a Source, against moto behind real signatures for R2's one region. Its buckets are read as S3's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsRole
 from tests.contract.access_contract import Access, AccessContract
-from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
 from tests.doubles.ranges import read_range
 from tests.doubles.s3 import S3Server
 from tests.doubles.sigv4 import Account
-from tests.support.mirror.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like, keys_of
+from tests.support.mirror.s3_upstreams import FolderUpstream, S3Access, S3Like, keys_of
 from tests.support.network.egress import LOOPBACK
 
 STRANGER = Account("AKIASTRANGER", "stranger")
@@ -54,12 +53,6 @@ class TestFolderOfR2(SourceContract):
     @pytest.fixture
     def upstream(self, r2: S3Like) -> Upstream:
         return FolderUpstream(r2, r2.bucket(), "models/a b+c%/")
-
-
-class TestBucketOfR2(BucketContract):
-    @pytest.fixture
-    def bucket(self, r2: S3Like) -> Bucket:
-        return PrivateBucket(r2, r2.bucket())
 
 
 class TestAccessToR2(AccessContract):

@@ -30,24 +30,6 @@ def description(repository: HubRepository, commit: Commit, query: Mapping[str, l
     return {"_id": "6512bd43d9caa6e02c990b0a", "id": repository.repo_id, **properties}
 
 
-def whoami(token: str) -> Answer:
-    if not token:
-        return refusal(401, "", "Invalid username or password.")
-    access = {"displayName": "double", "role": "read"}
-    return json_answer(
-        {"type": "user", "name": token, "auth": {"type": "access_token", "accessToken": access}, "orgs": []}
-    )
-
-
-def refs_of(repository: HubRepository, *, pull_requests: bool) -> Json:
-    refs: dict[str, Json] = {
-        "branches": repository.names("refs/heads/"),
-        "tags": repository.names("refs/tags/"),
-        "converts": repository.names("refs/convert/"),
-    }
-    return {**refs, "pullRequests": repository.names("refs/pr/")} if pull_requests else refs
-
-
 def file_answer(file: HubFile, headers: Mapping[str, str]) -> Answer:
     name = quote(file.path.rpartition("/")[2])
     more = {"ETag": file.etag, "Content-Type": "text/plain", "Content-Disposition": f"inline; filename*=UTF-8''{name}"}

@@ -15,14 +15,12 @@ from tests.doubles.hub_answers import (
     file_answer,
     gated_refusal,
     json_answer,
-    refs_of,
     refusal,
-    whoami,
 )
 from tests.doubles.hub_repository import Commit, HubRepository, Kind
 
 KINDS: dict[str, Kind] = {"models": "model", "datasets": "dataset", "spaces": "space"}
-OPERATIONS = frozenset({"revision", "tree", "paths-info", "refs", "auth-check"})
+OPERATIONS = frozenset({"revision", "tree", "auth-check"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,6 @@ class HubApi:
             return json_answer({"standardEnvVars": [], "harnesses": {}})
         if token not in ("", self._owner, self._stranger):
             return refusal(401, "", "Invalid credentials in Authorization header")
-        if path == "/api/whoami-v2":
-            return whoami(token)
         call = _parse(path)
         if call is None:
             return json_answer({"error": "Sorry, we can't find the page you are looking for."}, status=404)
@@ -76,8 +72,6 @@ class HubApi:
             return gated_refusal(repository, anonymous=not token)
         if call.operation == "auth-check":
             return json_answer({})
-        if call.operation == "refs":
-            return json_answer(refs_of(repository, pull_requests="include_prs" in request.url.query))
         return self._at_revision(repository, call, request)
 
     def _at_revision(self, repository: HubRepository, call: _Call, request: Request) -> Answer:
@@ -87,9 +81,6 @@ class HubApi:
         match call.operation:
             case "tree":
                 return self._tree(commit, call, query, request.url.path)
-            case "paths-info":
-                paths = parse_qs(request.body.decode()).get("paths", [])
-                return json_answer([entry for entry in commit.tree if entry["path"] in paths])
             case "resolve" | "resolve-cache":
                 return self._file(repository, commit, call)
             case _:

@@ -126,14 +126,6 @@ class HubRepository:
         sha = next((self.refs[ref] for ref in _refs_of(revision) if ref in self.refs), revision)
         return self.commits.get(sha)
 
-    def names(self, prefix: str) -> list[Json]:
-        """What the hub's list of refs says about those below ``prefix``."""
-        return [
-            {"name": ref.removeprefix(prefix), "ref": ref, "targetCommit": sha}
-            for ref, sha in self.refs.items()
-            if ref.startswith(prefix)
-        ]
-
 
 def _refs_of(revision: str) -> tuple[str, ...]:
     return (revision,) if revision.startswith("refs/") else (f"refs/heads/{revision}", f"refs/tags/{revision}")

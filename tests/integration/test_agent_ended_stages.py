@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from bdn.core.cache import ended_stages
 from node_agent.app import Agent
+from node_agent.stage import housekeeping
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
 from tests.support.crash.rot import now
@@ -24,7 +24,7 @@ def mirror(server: AgentMirror) -> AgentMirror:
 
 @pytest.fixture(autouse=True)
 def _three_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended_stages, "KEPT", 3)
+    monkeypatch.setattr(housekeeping, "KEPT", 3)
 
 
 def _remembered(agent: Agent) -> tuple[set[str], int]:

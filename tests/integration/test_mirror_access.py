@@ -1,21 +1,15 @@
-"""Who may see and read what: grants, the service's token, and organisations."""
+"""Grants, keys and organisations of a mirror. Who may read what is in ``promises/test_access_matrix.py``."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
-from bdn.core.digest import Digest
 from bdn.core.errors import GrantInvalidError, InvalidRequestError, NotFoundError
-from bdn.core.grant import Grant, GrantedMount
-from bdn.mirror.keys import load_signer
-from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.grants import GrantVerifier
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
@@ -24,9 +18,6 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 TOKEN = "operator-token"
-OPEN = ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json")
-# Public by design, for clouds; 404 where the operator named no address for them.
-FOR_CLOUDS = ("/.well-known/openid-configuration", "/.well-known/jwks.json")
 
 
 @pytest.fixture(autouse=True)
@@ -35,22 +26,11 @@ def models(hub: Hub) -> None:
         hub.repo(f"org/{name}", private=name == "private").commit({f"{name}.txt": name.encode(), "empty.txt": b""})
 
 
-@pytest.fixture
-async def guarded(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
-    """A mirror with authentication; its client is the operator."""
-    async with mirror_under_test(tmp_path / "mirror", serve=True, bearer=TOKEN, auth="token", token=TOKEN) as mirror:
-        yield mirror
-
-
 def heartbeat(node: str = "n1") -> Json:
     return {"node": node, "cluster": "c", "boot_id": "b", "roles": ["node"], "advertise": None, "version": "1"} | {
         "tiers": {},
         "holdings": [],
     }
-
-
-async def read_as(mirror: MirrorUnderTest, path: str, bearer: str | None, **headers: str) -> httpx2.Response:
-    return await mirror.http.get(path, headers=headers | ({"Authorization": f"Bearer {bearer}"} if bearer else {}))
 
 
 async def test_a_grant_is_verified_with_the_public_key_alone(mirror: MirrorUnderTest) -> None:
@@ -94,98 +74,6 @@ async def test_there_is_no_grant_for_what_was_evicted(mirror: MirrorUnderTest) -
     again = await mirror.ready(source("hf://org/one", "/a"), source("hf://org/two", "/b"))
     assert (again["bytes_transferred"], again["bytes_reused"]) == (0, 6)
     assert (await mirror.ended(document["id"]))["grant"]
-
-
-async def test_every_route_refuses_who_has_no_token(guarded: MirrorUnderTest, subtests: pytest.Subtests) -> None:
-    document = await guarded.ready(source("hf://org/one"))
-    digest = (await guarded.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")).json()["files"][0]
-    values = {
-        "mirror_id": document["id"],
-        "digest": document["sources"][0]["manifest"],
-        "eviction_id": "evi_" + "0" * 24,
-        "collection_id": "col_" + "0" * 24,
-        "verification_id": "ver_" + "0" * 24,
-        "prefetch_id": "pre_" + "0" * 24,
-        "name": "hf-token",
-        "token_id": "tok_" + "0" * 24,
-    }
-    paths: dict[str, dict[str, Any]] = (await guarded.http.get("/openapi.json")).json()["paths"]
-    assert len(paths) >= 14
-    bodies = {
-        "/agents/heartbeat": heartbeat(),
-        "/evictions": {"all": True},
-        "/collections": {},
-        "/restorations": {"source": "hf://org/one"},
-        "/verifications": {"all": True},
-        "/prefetches": {"source": "hf://org/one", "cluster": "c"},
-        "/secrets/{name}": {"value": "x"},
-        "/tokens": {"name": "n", "organisation": "acme", "role": "operator"},
-    }
-    async with httpx2.AsyncClient(transport=guarded.http._transport, base_url="http://mirror") as stranger:
-        for path, methods in paths.items():
-            for method in methods:
-                place = path.format(**values | ({"digest": digest["digest"]} if "chunks" in path else {}))
-                body = bodies.get(path, {"weights": [source("hf://org/one")]}) if method in ("post", "put") else None
-                with subtests.test(f"{method} {place}"):
-                    answer = await stranger.request(method, place, json=body)
-                    if path in OPEN + FOR_CLOUDS:
-                        assert answer.status_code == (200 if path in OPEN else 404)
-                        continue
-                    assert answer.status_code == 401
-                    assert answer.headers["www-authenticate"] == "Bearer"
-                    if method != "head":
-                        assert answer.json()["error"]["code"] == "UNAUTHENTICATED"
-                    wrong = await stranger.request(method, place, json=body, headers={"Authorization": "Bearer wrong"})
-                    reading = "{digest}" in path
-                    assert wrong.status_code == (403 if reading else 401)  # a bearer of contents may be a bad grant
-    assert guarded.count("mirrors") == 1
-    assert (
-        guarded.count("operations")
-        == guarded.count("agents")
-        == guarded.count("secrets")
-        == guarded.count("tokens")
-        == 0
-    )
-
-
-async def test_a_grant_reads_exactly_what_it_names_on_the_api_and_on_the_data_plane(guarded: MirrorUnderTest) -> None:
-    one, two = await guarded.ready(source("hf://org/one")), await guarded.ready(source("hf://org/two"))
-    names = [document["sources"][0]["manifest"] for document in (one, two)]
-    assert await guarded.tree(names[0], one["grant"]) == {"one.txt": b"one", "empty.txt": b""}
-    layouts = [(await guarded.http.get(f"/manifests/{name}/layout")).json() for name in names]
-    (own, other) = [next(file["chunks"][0] for file in layout["files"] if file["size"]) for layout in layouts]
-    absent = f"b3:{'0' * 64}"
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{layouts[0]['data_port']}", trust_env=False) as plane:
-        bearer = {"Authorization": f"Bearer {one['grant']}"}
-        assert (await plane.get(f"/chunks/{own}", headers=bearer)).content == b"one"
-        assert (await plane.get(f"/chunks/{own}", headers={"Authorization": f"Bearer {TOKEN}"})).content == b"one"
-        assert (await plane.get(f"/chunks/{own}")).status_code == 401
-        forbidden = await plane.get(f"/chunks/{other}", headers=bearer)
-        nothing = await plane.get(f"/chunks/{absent}", headers=bearer)
-        assert (forbidden.status_code, forbidden.text.replace(other, "X")) == (404, nothing.text.replace(absent, "X"))
-    for path in (f"/manifests/{names[1]}", f"/manifests/{names[1]}/layout", f"/chunks/{other}"):
-        theirs = other if "chunks" in path else names[1]
-        forbidden = await read_as(guarded, path, one["grant"])
-        nothing = await read_as(guarded, path.replace(theirs, absent), one["grant"])
-        assert (forbidden.status_code, forbidden.text.replace(theirs, "X")) == (404, nothing.text.replace(absent, "X"))
-    for path in ("/mirror", "/manifests", "/agents", f"/mirror/{one['id']}"):
-        assert (await read_as(guarded, path, one["grant"])).status_code == 401
-
-
-async def test_an_expired_or_foreign_grant_is_refused_by_name(guarded: MirrorUnderTest) -> None:
-    document = await guarded.ready(source("hf://org/one"))
-    manifest = document["sources"][0]["manifest"]
-    mounts = (GrantedMount("/m", Digest.parse(manifest), "hf://org/one"),)
-    expired = load_signer(guarded.data_dir).sign(Grant("default", mounts, time.time() - 1))
-    rival = load_signer(guarded.data_dir).sign(Grant("rival", mounts, time.time() + 60))
-    forged = GrantSigner(new_signing_key()).sign(Grant("default", mounts, time.time() + 60))
-    for bearer, status, code in (
-        (expired, 403, "GRANT_EXPIRED"),
-        (forged, 403, "GRANT_INVALID"),
-        (rival, 404, "NOT_FOUND"),  # of an organisation for which it was never published
-    ):
-        answer = await read_as(guarded, f"/manifests/{manifest}", bearer)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
 async def as_organisation(mirror: MirrorUnderTest, organisation: str, wanted: Json) -> tuple[str, int, str]:

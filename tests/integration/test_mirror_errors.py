@@ -7,12 +7,6 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.ports import Location
-from bdn.core.source.upstream import UpstreamFile
-from bdn.sources.s3.source import S3Source
-from tests.doubles.content import GeneratedContent
-from tests.doubles.faults import answer, drop, flip_byte, ignore_range, truncate
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
@@ -132,99 +126,6 @@ async def test_the_first_source_s_error_is_the_mirror_s_and_the_others_are_done(
     assert [part["status"] for part in document["sources"]] == ["FAILED", "READY"]
     assert document["error"] == document["sources"][0]["error"]
     assert (document["error"]["code"], document["grant"]) == ("AUTH_REQUIRED", None)
-
-
-async def test_an_object_that_changes_between_listing_and_reading_is_source_changed(
-    mirror: MirrorUnderTest, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = GeneratedContent(CHUNK_SIZE + 1).read(0, CHUNK_SIZE + 1)
-    bucket.put({"m/a.bin": large})
-    locate = S3Source.locate
-
-    async def locate_late(self: S3Source, file: UpstreamFile) -> Location:
-        bucket.put({"m/a.bin": large[::-1]})
-        return await locate(self, file)
-
-    wanted = source(f"s3://{bucket.name}/m", **with_secret("s3-keys"))
-    with monkeypatch.context() as patch:
-        patch.setattr(S3Source, "locate", locate_late)
-        error = await mirror.failed(wanted)
-    assert (error["code"], error["details"]["path"]) == ("SOURCE_CHANGED", "a.bin")
-    assert mirror.count("copied_chunks") == 0
-    assert await mirror.tree((await mirror.ready(wanted))["sources"][0]["manifest"]) == {"a.bin": large[::-1]}
-
-
-@pytest.mark.parametrize("size", [7, CHUNK_SIZE + 7], ids=["one chunk", "two chunks"])
-async def test_a_flipped_byte_is_a_checksum_mismatch_and_nothing_of_it_is_kept(
-    mirror: MirrorUnderTest, hub: Hub, size: int
-) -> None:
-    content = GeneratedContent(size)
-    hub.repo("org/model").commit({"sub/model.safetensors": content})
-    hub.fail(flip_byte(3), origin="cdn", times=None)
-    error = await mirror.failed(MODEL)
-    assert error["code"] == "CHECKSUM_MISMATCH"
-    assert "'sub/model.safetensors' of hf://org/model" in error["message"]
-    assert mirror.count("copied_chunks") == 0
-    hub.script.clear()
-    document = await mirror.ready(MODEL)
-    assert document["bytes_transferred"] == size
-    assert (await mirror.tree(document["sources"][0]["manifest"]))["sub/model.safetensors"] == content.read(0, size)
-
-
-async def test_a_wrong_small_file_is_caught_by_its_git_name(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
-    hub.fail(flip_byte(), "resolve-cache.*config.json", times=2)
-    assert (await mirror.failed(MODEL))["code"] == "CHECKSUM_MISMATCH"
-
-
-@pytest.mark.parametrize(
-    ("path", "origin"), [("/api/models/org/model", "hub"), ("/tree/", "hub"), ("/resolve/", "hub"), ("", "cdn")]
-)
-async def test_an_upstream_that_stays_away_is_asked_six_times(
-    mirror: MirrorUnderTest, hub: Hub, model: None, path: str, origin: str
-) -> None:
-    hub.fail(answer(503), path, origin=origin, times=None)
-    error = await mirror.failed({**MODEL, "allow_patterns": ["**/*.safetensors"]})
-    assert (error["code"], error["retryable"]) == ("UPSTREAM_UNAVAILABLE", True)
-    assert len([request for request in hub.log.find(path, origin=origin) if request.status == 503]) == 6
-
-
-@pytest.mark.parametrize("fault", [answer(500), drop(), truncate(3), ignore_range()], ids=lambda fault: fault.kind.name)
-async def test_failures_that_pass_do_not_fail_the_mirror(
-    mirror: MirrorUnderTest, hub: Hub, model: None, fault: Any
-) -> None:
-    hub.fail(fault, origin="cdn", times=5)
-    document = await mirror.ready(MODEL)
-    assert document["bytes_transferred"] == 9
-    assert mirror.count("contents") == 2
-
-
-@pytest.mark.parametrize(
-    ("path", "origin"), [("/api/models/org/model", "hub"), ("/tree/", "hub"), ("/resolve/", "hub"), ("", "cdn")]
-)
-async def test_a_rate_limit_is_waited_out_as_long_as_the_upstream_asks(
-    upstreams: None, hub: Hub, model: None, tmp_path: Any, path: str, origin: str
-) -> None:
-    waited: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        waited.append(seconds)
-
-    hub.fail(answer(429, {"Retry-After": "7"}), path, origin=origin, times=2)
-    async with mirror_under_test(tmp_path, pause=pause) as mirror:
-        document = await mirror.ready({**MODEL, "allow_patterns": ["**/*.safetensors"]})
-    assert document["bytes_transferred"] == 7
-    # The request waits, and so does everybody at the host; for whom the clock has not moved while this pause passed.
-    assert sum(seconds >= 7 for seconds in waited) >= 2
-    assert all(0 < seconds <= 7.5 for seconds in waited)
-
-
-async def test_a_rate_limit_that_asks_for_an_hour_is_told_at_once(
-    mirror: MirrorUnderTest, hub: Hub, model: None
-) -> None:
-    hub.fail(answer(429, {"Retry-After": "3600"}), times=None)
-    error = await mirror.failed(MODEL)
-    assert (error["code"], error["retryable"]) == ("UPSTREAM_RATE_LIMITED", True)
-    assert error["details"]["retry_after_seconds"] == 3600
 
 
 @pytest.mark.parametrize(("limit", "fits", "said"), [("limit_files", 2, "files of"), ("limit_bytes", 9, "bytes of")])

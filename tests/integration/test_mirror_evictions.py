@@ -27,6 +27,7 @@ from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_tes
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
 SHARED, MIB = b"in both", 1024 * 1024
+in_both_forms = pytest.mark.parametrize("filled", [1, MIB], ids=["packed", "whole"], indirect=True)
 ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
 
 
@@ -51,10 +52,10 @@ class Filled:
         return packed if self.unit == 1 else whole * self.unit
 
 
-@pytest.fixture(params=[1, MIB], ids=["packed", "whole"])
+@pytest.fixture
 async def filled(mirror: MirrorUnderTest, hub: Hub, request: pytest.FixtureRequest) -> Filled:
     """Two revisions of ``one``, then ``two``. Packed they are slabs of 11, of 5 and of 11 letters."""
-    unit = request.param
+    unit = getattr(request, "param", 1)
     one = hub.repo("org/one")
     one.commit({"shared.bin": SHARED * unit, "only.txt": b"1" * unit, "old.txt": b"old" * unit})
     names = {"old": (await mirror.ready(ONE))["sources"][0]["manifest"]}
@@ -93,6 +94,7 @@ async def check_store(mirror: MirrorUnderTest) -> None:
     assert {digest for digest, _ in mirror.rows("slabs")["slabs"]} <= needed
 
 
+@in_both_forms
 async def test_by_source_all_its_revisions_go_and_shared_contents_stay(mirror: MirrorUnderTest, filled: Filled) -> None:
     freed = {"old": filled.freed(whole=3, packed=0), "new": filled.freed(whole=6, packed=16)}  # two has what is shared
     items = {filled[name]: size for name, size in freed.items()}
@@ -111,6 +113,7 @@ async def test_by_source_with_its_revision_only_what_was_mirrored_by_that_name_g
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
 
 
+@in_both_forms
 async def test_by_manifest_only_that_one_goes(mirror: MirrorUnderTest, filled: Filled) -> None:
     freed = filled.freed(whole=3, packed=0)  # a slab goes as a whole, and its other files are still needed
     assert await evicted(mirror, manifest=filled["old"]) == ("DONE", {filled["old"]: freed}, freed)
@@ -120,6 +123,7 @@ async def test_by_manifest_only_that_one_goes(mirror: MirrorUnderTest, filled: F
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
 
 
+@in_both_forms
 async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
     before = await mirror.ready(TWO)
     status, items, freed = await evicted(mirror, all=True)
@@ -143,6 +147,7 @@ async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest
     await check_store(mirror)
 
 
+@in_both_forms
 async def test_by_lru_the_longest_unused_go_until_enough_is_free(mirror: MirrorUnderTest, filled: Filled) -> None:
     await mirror.http.get(f"/manifests/{filled['old']}")  # used now
     newer, more = filled.freed(whole=5, packed=5), filled.freed(whole=4, packed=11)
@@ -257,6 +262,7 @@ async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_cop
         await check_store(mirror)
 
 
+@in_both_forms
 async def test_chunks_that_could_not_be_deleted_are_collected_later_and_mirroring_goes_on(
     mirror: MirrorUnderTest, hub: Hub, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.content import GeneratedContent
-from tests.doubles.faults import answer, drop, rate_limited
+from tests.doubles.faults import answer, drop, rate_limited, truncate
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
 from tests.support.content.cloud_identity import Clouds, aws_assume_role, aws_oidc, gcp_oidc, trusted_mirror
@@ -151,7 +151,8 @@ async def _failures(mirror: MirrorUnderTest, clouds: Clouds, hub: Hub, places: d
         "s3": (clouds.s3.script, "big.bin"),
         "gs": (clouds.gcs.script, "big.bin"),
     }.items():
-        for fault in (answer(403, body=ECHO), answer(500, body=ECHO), answer(200, body=ECHO)):
+        denied, failed, wrong = (answer(status, body=ECHO) for status in (403, 500, 200))
+        for fault in (denied, failed, wrong, *((answer(412), truncate(0), drop()) if place == "s3" else ())):
             script.add(fault, path, times=None)
             for method in {"s3": ("s3", "r2"), "gs": ("gs", "GCP_OIDC")}.get(place, (place,)):
                 await watched(mirror, places[method])

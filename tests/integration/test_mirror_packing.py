@@ -16,7 +16,7 @@ from bdn.core.store.layout import FileLayout, Slab
 from bdn.mirror.db import contents, damaged, layouts, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
-from bdn.mirror.retention.weights import EvictionWeights
+from bdn.mirror.retention.store_eviction import EvictionWeights
 from bdn.store.memory import MemoryStore
 from tests.support.mirror.slabs import pack
 

@@ -91,25 +91,21 @@ async def test_a_named_node_that_does_not_live_is_unreachable_at_once(
     assert (prefetch["status"], [node["state"] for node in prefetch["nodes"]]) == ("FAILED", ["UNREACHABLE"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "status"),
-    [
+async def test_what_cannot_be_prefetched_is_refused(hub: Hub, mirror: MirrorUnderTest) -> None:
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    await mirror.ready(MODEL)
+    await FakeAgent(mirror, "n1").beat()
+    table: list[tuple[Json, int]] = [
         ({"cluster": "nowhere"}, 404),
         ({"nodes": ["nobody"]}, 404),
         ({"source": "hf://org/other", "nodes": ["n1"]}, 404),
         ({"manifest": f"b3:{'0' * 64}", "source": None, "nodes": ["n1"]}, 404),
         ({"mirror_id": "mir_1", "nodes": ["n1"]}, 422),
         ({}, 422),
-    ],
-)
-async def test_what_cannot_be_prefetched_is_refused(
-    hub: Hub, mirror: MirrorUnderTest, changes: Json, status: int
-) -> None:
-    hub.repo("org/model").commit({"a.txt": b"12345"})
-    await mirror.ready(MODEL)
-    await FakeAgent(mirror, "n1").beat()
-    answer = await mirror.http.post("/prefetches", json={"source": "hf://org/model"} | changes)
-    assert answer.status_code == status, answer.text
+    ]
+    for changes, status in table:
+        answer = await mirror.http.post("/prefetches", json={"source": "hf://org/model"} | changes)
+        assert answer.status_code == status, (changes, answer.text)
 
 
 async def test_a_source_without_a_revision_means_its_default_or_else_the_newest_of_its_revisions(

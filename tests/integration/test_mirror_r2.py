@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
@@ -47,24 +46,3 @@ async def test_a_folder_of_r2_is_mirrored_once(r2_mirror: MirrorUnderTest, s3: S
     again = await r2_mirror.ready(wanted)
     assert again["sources"][0]["manifest"] == done["sources"][0]["manifest"]
     assert s3.log.count() == s3.log.count("list-type=2") == 2
-
-
-async def test_without_a_secret_r2_is_not_asked_although_the_process_has_keys_of_aws(
-    r2_mirror: MirrorUnderTest, s3: S3Server, r2_bucket: S3Bucket
-) -> None:
-    r2_bucket.put({"m/a.bin": b"x"})
-    error = await r2_mirror.failed(source(f"r2://4cc0.{r2_bucket.name}/m"))
-    assert error["code"] == "AUTH_REQUIRED"
-    assert "auth_secret_name" in error["message"]
-    assert s3.log.count() == 0
-
-
-@pytest.mark.parametrize("size", [9, CHUNK_SIZE + 9], ids=["one chunk", "two chunks"])
-async def test_bytes_that_do_not_fit_the_md5_in_the_etag_are_a_checksum_mismatch(
-    r2_mirror: MirrorUnderTest, r2_bucket: S3Bucket, size: int
-) -> None:
-    r2_bucket.put({"m/a.bin": GeneratedContent(size).read(0, size)})
-    r2_bucket.corrupt("m/a.bin")
-    error = await r2_mirror.failed(source(f"r2://4cc0.{r2_bucket.name}/m", **with_secret("s3-keys")))
-    assert error["code"] == "CHECKSUM_MISMATCH"
-    assert "md5:" in json.dumps(error)

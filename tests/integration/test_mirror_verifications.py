@@ -122,20 +122,18 @@ async def test_an_agent_that_falls_silent_is_unreachable_and_the_others_count(up
         assert (late["status"], late["unreachable"]) == ("FAILED", ["c/n1", "c/n2"])
 
 
-@pytest.mark.parametrize(
-    ("request_body", "status"),
-    [
+async def test_what_cannot_be_verified_is_refused(idle: MirrorUnderTest) -> None:
+    table: list[tuple[Json, int]] = [
         ({}, 422),
         ({"all": True, "source": "hf://org/model"}, 422),
         ({"manifest": "latest"}, 422),
         ({"manifest": f"b3:{'0' * 64}"}, 404),
         ({"source": "hf://org/other"}, 404),
         ({"all": True, "node": "nobody"}, 404),
-    ],
-)
-async def test_what_cannot_be_verified_is_refused(mirror: MirrorUnderTest, request_body: Json, status: int) -> None:
-    assert (await mirror.http.post("/verifications", json=request_body)).status_code == status
-    assert (await mirror.http.get(f"/verifications/ver_{'0' * 24}")).status_code == 404
+    ]
+    for body, status in table:
+        assert (await idle.http.post("/verifications", json=body)).status_code == status, body
+    assert (await idle.http.get(f"/verifications/ver_{'0' * 24}")).status_code == 404
 
 
 def test_the_command_tells_damage_that_is_left_from_damage_that_is_repaired(tmp_path: Path, hub: Hub) -> None:

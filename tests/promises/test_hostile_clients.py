@@ -23,7 +23,16 @@ PATIENCE_SECONDS = 45.0  # nobody is served for longer than this without having 
 MOST_MIB = 64  # that all of this together may cost a service in memory
 MEGABYTE = 1_000_000
 DESCRIPTORS = 96  # where they are short
-HOST = b"Host: a\r\n"
+
+
+def asked(line: str, *headers: bytes, body: bytes = b"") -> bytes:
+    return b"\r\n".join((f"{line} HTTP/1.1".encode("latin-1"), b"Host: a", *headers, b"", body))
+
+
+def json_of(body: bytes, *headers: bytes) -> bytes:
+    size = b"Content-Length: %d" % len(body)
+    return asked("POST /mirror", b"Content-Type: application/json", size, *headers, body=body)
+
 
 REFUSED = {  # the request: what may come back begins with one of these, or nothing does
     "HTTP/0.9": b"GET /chunks/x\r\n\r\n",
@@ -31,63 +40,37 @@ REFUSED = {  # the request: what may come back begins with one of these, or noth
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(512),
     "nothing but zeros": bytes(70_000),
     "a line without end": b"GET /" + b"a" * MEGABYTE,
-    "a header of a megabyte": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + b"a" * MEGABYTE + b"\r\n\r\n",
-    "a hundred thousand headers": b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: a\r\n" * 100_000 + b"\r\n",
-    "two lengths": b"POST /stages HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-    "a length and pieces": b"POST /stages HTTP/1.1\r\n"
-    + HOST
-    + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a negative length": b"POST /mirror HTTP/1.1\r\n" + HOST + b"Content-Length: -1\r\n\r\n",
-    "a length of no number": b"POST /mirror HTTP/1.1\r\n" + HOST + b"Content-Length: 0x10\r\n\r\n",
-    "a length of a thousand digits": b"POST /mirror HTTP/1.1\r\n"
-    + HOST
-    + b"Content-Length: "
-    + b"9" * 1000
-    + b"\r\n\r\n",
-    "an unknown coding": b"POST /mirror HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip\r\n\r\nabc",
-    "a NUL in the path": b"GET /chunks/\x00 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a header of a megabyte": asked("GET /healthz", b"X: " + b"a" * MEGABYTE),
+    "a hundred thousand headers": asked("GET /healthz", *[b"X: a"] * 100_000),
+    "two lengths": asked("POST /stages", b"Content-Length: 1", b"Content-Length: 2", body=b"ab"),
+    "a length and pieces": asked(
+        "POST /stages", b"Content-Length: 4", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"
+    ),
+    "a negative length": asked("POST /mirror", b"Content-Length: -1"),
+    "a length of no number": asked("POST /mirror", b"Content-Length: 0x10"),
+    "a length of a thousand digits": asked("POST /mirror", b"Content-Length: " + b"9" * 1000),
+    "an unknown coding": asked("POST /mirror", b"Transfer-Encoding: gzip", body=b"abc"),
+    "a NUL in the path": asked("GET /chunks/\x00"),
     "no host": b"GET /chunks/x HTTP/1.1\r\n\r\n",
     "a space before the colon": b"GET /healthz HTTP/1.1\r\nHost : a\r\n\r\n",
-    "a method in lower case": b"gEt /healthz HTTP/1.1\r\n" + HOST + b"\r\n",
-    "CONNECT": b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n" + HOST + b"\r\n",
-    "TRACE": b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n",
-    "another host's address": b"GET http://169.254.169.254/latest/meta-data HTTP/1.1\r\n" + HOST + b"\r\n",
-    "dots that are written out": b"GET /chunks/%2e%2e%2f%2e%2e%2fetc%2fpasswd HTTP/1.1\r\n" + HOST + b"\r\n",
-    "dots": b"GET /../../../../etc/passwd HTTP/1.1\r\n" + HOST + b"\r\n",
-    "a manifest above the root": b"GET /manifests/..%2f..%2fmirror.sqlite HTTP/1.1\r\n" + HOST + b"\r\n",
-    "bytes that are no text": b"GET /\xff\xfe HTTP/1.1\r\n" + HOST + b"\r\n",
-    "a token of a megabyte": b"GET /manifests HTTP/1.1\r\n"
-    + HOST
-    + b"Authorization: Bearer "
-    + b"a" * MEGABYTE
-    + b"\r\n\r\n",
-    "a hundred thousand ranges": b"GET /chunks/x HTTP/1.1\r\n"
-    + HOST
-    + b"Range: bytes="
-    + b"0-1," * 15_000
-    + b"\r\n\r\n",
-    "JSON nested a hundred thousand times": b"POST /mirror HTTP/1.1\r\n"
-    + HOST
-    + b"Content-Type: application/json\r\nContent-Length: 200000\r\n\r\n"
-    + b"[" * 100_000
-    + b"]" * 100_000,
-    "a number of a million digits": b"POST /mirror HTTP/1.1\r\n"
-    + HOST
-    + b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
-    + b"9" * MEGABYTE,
-    "half a letter": b"POST /mirror HTTP/1.1\r\n"
-    + HOST
-    + b'Content-Type: application/json\r\nContent-Length: 20\r\n\r\n{"weights":"\\ud800"}',
-    "a compressed body": b"POST /mirror HTTP/1.1\r\n"
-    + HOST
-    + b"Content-Encoding: gzip\r\nContent-Type: application/json\r\n"
-    b"Content-Length: 20\r\n\r\n\x1f\x8b" + bytes(18),
+    "a method in lower case": asked("gEt /healthz"),
+    "CONNECT": asked("CONNECT 127.0.0.1:22"),
+    "TRACE": asked("TRACE /"),
+    "another host's address": asked("GET http://169.254.169.254/latest/meta-data"),
+    "dots that are written out": asked("GET /chunks/%2e%2e%2f%2e%2e%2fetc%2fpasswd"),
+    "dots": asked("GET /../../../../etc/passwd"),
+    "a manifest above the root": asked("GET /manifests/..%2f..%2fmirror.sqlite"),
+    "bytes that are no text": asked("GET /\xff\xfe"),
+    "a token of a megabyte": asked("GET /manifests", b"Authorization: Bearer " + b"a" * MEGABYTE),
+    "a hundred thousand ranges": asked("GET /chunks/x", b"Range: bytes=" + b"0-1," * 15_000),
+    "JSON nested a hundred thousand times": json_of(b"[" * 100_000 + b"]" * 100_000),
+    "a number of a million digits": json_of(b"9" * MEGABYTE),
+    "half a letter": json_of(b'{"weights":"\\ud800"}'),
+    "a compressed body": json_of(b"\x1f\x8b" + bytes(18), b"Content-Encoding: gzip"),
 }
 UNFINISHED = {
-    "a piece of a terabyte": b"POST /mirror HTTP/1.1\r\n"
-    + HOST
-    + b"Transfer-Encoding: chunked\r\n\r\nffffffffff\r\nabc",
-    "less than was announced": b"POST /stages HTTP/1.1\r\n" + HOST + b"Content-Length: 100\r\n\r\n{",
+    "a piece of a terabyte": asked("POST /mirror", b"Transfer-Encoding: chunked", body=b"ffffffffff\r\nabc"),
+    "less than was announced": asked("POST /stages", b"Content-Length: 100", body=b"{"),
 }
 SILENT = [b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: a\r\nX: "]  # and then nothing
 

@@ -10,7 +10,7 @@ from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
 
 
 @dataclass(frozen=True)
-class Holdings:
+class HeldManifestsService:
     """The service behind ``GET /manifests``."""
 
     database: Database

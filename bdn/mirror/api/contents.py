@@ -17,7 +17,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store.damage import manifest_fault
 from bdn.mirror.access.access import Access
-from bdn.mirror.agents.holdings import Holdings
+from bdn.mirror.agents.holdings import HeldManifestsService
 from bdn.mirror.api.parameters import Controller, Organisation
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, layouts
@@ -62,7 +62,7 @@ class ContentsService:
     access: Access
     shelf: StoreShelf
     damaged_records: DamagedRecords
-    holdings: Holdings
+    holdings: HeldManifestsService
     data_port: int | None
 
 

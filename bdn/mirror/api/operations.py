@@ -10,9 +10,9 @@ from bdn.core.caller import Caller, Role
 from bdn.mirror.access.access import check_may_evict, check_may_verify
 from bdn.mirror.api.parameters import Controller, Operator, WaitSeconds
 from bdn.mirror.operations.collections import Collections
-from bdn.mirror.operations.evictions import Evictions
+from bdn.mirror.operations.evictions import EvictionService
 from bdn.mirror.operations.prefetches import Prefetches
-from bdn.mirror.operations.verifications import Verifications
+from bdn.mirror.operations.verifications import VerificationService
 from bdn.mirror.retention.restorations import Restorations
 from bdn.net.api_server.service import new_router, provided
 from bdn.wire.operation_schema import (
@@ -34,9 +34,9 @@ EvictionId = Annotated[str, Path(pattern=r"^evi_[0-9a-f]{24}$")]
 VerificationId = Annotated[str, Path(pattern=r"^ver_[0-9a-f]{24}$")]
 CollectionId = Annotated[str, Path(pattern=r"^col_[0-9a-f]{24}$")]
 
-_Evictions = Annotated[Evictions, provided(Evictions)]
+_EvictionService = Annotated[EvictionService, provided(EvictionService)]
 _Prefetches = Annotated[Prefetches, provided(Prefetches)]
-_Verifications = Annotated[Verifications, provided(Verifications)]
+_VerificationService = Annotated[VerificationService, provided(VerificationService)]
 _Collections = Annotated[Collections, provided(Collections)]
 _Restorations = Annotated[Restorations, provided(Restorations)]
 
@@ -44,14 +44,16 @@ router = new_router("control")
 
 
 @router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
-async def evict(evictions: _Evictions, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
+async def evict(
+    evictions: _EvictionService, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0
+) -> Eviction:
     check_may_evict(caller, body)
     return _shown(caller, await evictions.start(body, caller.organisation, wait))
 
 
 @router.get("/evictions/{eviction_id}", summary="A recorded eviction")
 async def eviction(
-    evictions: _Evictions, eviction_id: EvictionId, caller: Controller, wait: WaitSeconds = 0
+    evictions: _EvictionService, eviction_id: EvictionId, caller: Controller, wait: WaitSeconds = 0
 ) -> Eviction:
     return _shown(caller, await evictions.get(eviction_id, caller.organisation, wait))
 
@@ -76,7 +78,7 @@ def _shown(caller: Caller, eviction: Eviction) -> Eviction:
 
 @router.post("/verifications", status_code=202, summary="Read what is held again, and repair what is wrong")
 async def verify(
-    verifications: _Verifications, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
+    verifications: _VerificationService, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
 ) -> Verification:
     check_may_verify(caller, body)
     return await verifications.start(body, caller.organisation, wait)
@@ -84,7 +86,7 @@ async def verify(
 
 @router.get("/verifications/{verification_id}", summary="A recorded verification")
 async def verification(
-    verifications: _Verifications, verification_id: VerificationId, caller: Controller, wait: WaitSeconds = 0
+    verifications: _VerificationService, verification_id: VerificationId, caller: Controller, wait: WaitSeconds = 0
 ) -> Verification:
     return await verifications.get(verification_id, caller.organisation, wait)
 

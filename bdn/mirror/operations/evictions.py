@@ -1,4 +1,4 @@
-"""Evictions across tiers: agents decide about their caches and report, the mirror decides about its store."""
+"""EvictionService across tiers: agents decide about their caches and report, the mirror decides about its store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from bdn.core.errors import BdnError
 from bdn.mirror.access import selectors
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.operations.operations import EVICTION, Operation, Operations, asks_mirror
+from bdn.mirror.operations.operations import EVICTION, Operations, OperationState, asks_mirror
 from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.wire.errors import body_of
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest
 
 
 @dataclass(frozen=True)
-class Evictions:
+class EvictionService:
     """The service behind ``/evictions``."""
 
     database: Database
@@ -78,7 +78,7 @@ class Evictions:
         """The eviction, once it is over or when the time is; ``NotFoundError`` also when it is another organisation's."""
         return await self._document(await self.operations.get(EVICTION, eviction_id, organisation, wait_seconds))
 
-    async def _document(self, operation: Operation) -> Eviction:
+    async def _document(self, operation: OperationState) -> Eviction:
         items = [EvictedItem.model_validate(item) for item in operation.all("items")]
         manifests = [item.manifest.removeprefix("b3:") for item in items]
         organisation = operation.row.organisation or ""

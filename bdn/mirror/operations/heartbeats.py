@@ -14,7 +14,7 @@ from bdn.mirror.db.tables import AgentRow, OperationRow
 from bdn.mirror.events import Events
 from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
 from bdn.mirror.operations.prefetches import Prefetches
-from bdn.mirror.operations.verifications import Verifications
+from bdn.mirror.operations.verifications import VerificationService
 from bdn.mirror.watch import Watch, agent_topic
 from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, Report
 from bdn.wire.grants import GrantSigner
@@ -33,7 +33,7 @@ class Membership:
     roll: Roll
     operations: Operations
     prefetches: Prefetches
-    verifications: Verifications
+    verifications: VerificationService
     events: Events
     signer: GrantSigner
     watch: Watch
@@ -42,7 +42,7 @@ class Membership:
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
         await self.roll.note(heartbeat)
-        await self.events.take(heartbeat.cluster, heartbeat.node, heartbeat.events)
+        await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
             await self._answer(heartbeat, report)
         reply, _ = await self.watch.look_until(

@@ -31,7 +31,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperationState:
     """An operation as it is now."""
 
     row: OperationRow
@@ -73,7 +73,7 @@ class OperationKind:
 
     name: str
     prefix: str
-    verdict: Callable[[Operation], str] = lambda _: "DONE"
+    verdict: Callable[[OperationState], str] = lambda _: "DONE"
     answer_seconds: float | None = None
     silent_seconds: float | None = None
 
@@ -210,7 +210,7 @@ class Operations:
 
     async def get(
         self, kind: OperationKind, operation_id: str, organisation: str | None = None, wait_seconds: float = 0
-    ) -> Operation:
+    ) -> OperationState:
         """Once it is over or when the time is; ``NotFoundError`` also when it is another organisation's."""
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
@@ -224,7 +224,7 @@ class Operations:
             _LOOK_AGAIN_SECONDS,
         )
 
-    async def _settle(self, operation_id: str) -> Operation:
+    async def _settle(self, operation_id: str) -> OperationState:
         """As it is now: over when everybody has answered who still may."""
         operation = await self._read(operation_id)
         if operation.row.status != "RUNNING":
@@ -236,14 +236,14 @@ class Operations:
             for part in given_up:
                 await operations.set_part(session, operation_id, part.cluster, part.node, state="UNREACHABLE")
             parts = await operations.parts_of(session, operation_id)
-            status = _status(Operation(operation.row, parts))
+            status = _status(OperationState(operation.row, parts))
             if status is not None:
                 await operations.finish(session, operation_id, status, self._clock())
         self._open.forget()
         self._watch.notify(operation_id)
         return await self._read(operation_id)
 
-    async def _given_up(self, operation: Operation) -> list[OperationPartRow]:
+    async def _given_up(self, operation: OperationState) -> list[OperationPartRow]:
         """Open parts that nobody will answer any more."""
         kind, now = _KINDS[operation.row.kind], self._clock()
         if kind.is_late(operation.row, now):
@@ -259,11 +259,11 @@ class Operations:
             if part.cluster and now - heard.get((part.cluster, part.node), 0.0) >= silence
         ]
 
-    async def _read(self, operation_id: str) -> Operation:
+    async def _read(self, operation_id: str) -> OperationState:
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
             assert row is not None  # noqa: S101 - nothing deletes them
-            return Operation(row, await operations.parts_of(session, operation_id))
+            return OperationState(row, await operations.parts_of(session, operation_id))
 
     async def _look_for_open(self) -> dict[tuple[str, str], list[OperationRow]]:
         async with self._database.read() as session:
@@ -275,7 +275,7 @@ def asks_mirror(request: Narrowed) -> bool:
     return request.tier == MIRROR or (request.tier is None and not _names_agents(request))
 
 
-def _status(operation: Operation) -> str | None:
+def _status(operation: OperationState) -> str | None:
     """None while somebody has to answer."""
     if operation.open:
         return None

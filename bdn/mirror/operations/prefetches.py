@@ -14,7 +14,7 @@ from bdn.mirror.agents.members import is_alive
 from bdn.mirror.db import agents, mirrors
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
-from bdn.mirror.operations.operations import PREFETCH, Operation, Operations
+from bdn.mirror.operations.operations import PREFETCH, Operations, OperationState
 from bdn.wire.grants import GrantSigner
 from bdn.wire.operation_schema import Prefetch, PrefetchCommand, PrefetchNode, PrefetchRequest
 
@@ -117,7 +117,7 @@ def _mount(manifest: str | None, source: str, mount_location: str = _ANYWHERE) -
     return {"mount_location": mount_location, "manifest": manifest, "source": source}
 
 
-def _document(operation: Operation) -> Prefetch:
+def _document(operation: OperationState) -> Prefetch:
     mounts = operation.row.command["mounts"]
     return Prefetch.model_validate(
         operation.document()

@@ -1,18 +1,23 @@
-"""Verifications across tiers: agents read their caches and report, the keeper reads the store."""
+"""VerificationService across tiers: agents read their caches and report, the keeper reads the store."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
+from bdn.core.grant import Grant, GrantedMount
 from bdn.mirror.access import selectors
 from bdn.mirror.damages import DAMAGE
-from bdn.mirror.db import mirrors
+from bdn.mirror.db import agents, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import OperationRow
-from bdn.mirror.operations.operations import VERIFICATION, Operation, Operations, asks_mirror
-from bdn.mirror.scrub.repair_grants import Lending
+from bdn.mirror.operations.operations import VERIFICATION, Operations, OperationState, asks_mirror
 from bdn.mirror.watch import Watch
+from bdn.wire.grants import GrantSigner
 from bdn.wire.operation_schema import (
     DamagedItem,
     Verification,
@@ -21,15 +26,18 @@ from bdn.wire.operation_schema import (
 )
 from bdn.wire.shapes import added
 
+_GRANTED_AT_ONCE: Final = 256  # manifests of one grant, which has to fit into the head of a request
+
 
 @dataclass(frozen=True)
-class Verifications:
+class VerificationService:
     """The service behind ``/verifications``."""
 
     database: Database
     operations: Operations
-    lending: Lending
     watch: Watch
+    signer: GrantSigner
+    grant_seconds: int
 
     async def start(self, request: VerificationRequest, organisation: str, wait_seconds: float = 0) -> Verification:
         """Record it and tell those who shall read.
@@ -68,15 +76,36 @@ class Verifications:
         """What an agent is told, with the grants for what it will have to fetch."""
         command = VerifyCommand.model_validate(row.command)
         if command.repair:
-            command.grants = await self.lending.grants(row.organisation or "", cluster, node, command.manifests)
+            command.grants = await self._grants(row.organisation or "", cluster, node, command.manifests)
         return command
+
+    async def _grants(self, organisation: str, cluster: str, node: str, manifests: Sequence[str] | None) -> list[str]:
+        """For what the node holds of these manifests (None: of any) and was ever mirrored for the organisation.
+
+        Made anew for each answer: the grants of stages end after a day, and what a node holds stays for months. Also for
+        what the organisation gave up: the node holds that all the same, and other agents may have the right bytes.
+        """
+        async with self.database.read() as session:
+            held = await agents.manifests_on(session, cluster, node)
+            wanted = [name.removeprefix("b3:") for name in sorted(held if manifests is None else held & set(manifests))]
+            sources = await mirrors.sources_by_manifest(session, organisation, wanted)
+        mounts = [
+            GrantedMount(f"/{number}", Digest(name), sources[name][0])
+            for number, name in enumerate(wanted)
+            if name in sources
+        ]
+        ends = time.time() + self.grant_seconds
+        return [
+            self.signer.sign(Grant(organisation, tuple(mounts[start : start + _GRANTED_AT_ONCE]), ends))
+            for start in range(0, len(mounts), _GRANTED_AT_ONCE)
+        ]
 
     async def get(self, verification_id: str, organisation: str, wait_seconds: float = 0) -> Verification:
         """The verification, once it is over or when the time is."""
         return _document(await self.operations.get(VERIFICATION, verification_id, organisation, wait_seconds))
 
 
-def _document(operation: Operation) -> Verification:
+def _document(operation: OperationState) -> Verification:
     items: list[DamagedItem] = []
     chunks_read = bytes_read = 0
     for part in operation.parts:

@@ -17,7 +17,7 @@ from bdn.mirror.db import agents, origins
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.origins import Origin
 from bdn.mirror.db.tables import AgentRow
-from bdn.mirror.scrub.piece_sources import Restoring
+from bdn.mirror.scrub.repair import Restoring
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader

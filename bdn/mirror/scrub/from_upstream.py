@@ -21,7 +21,7 @@ from bdn.mirror.db import origins
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.origins import Origin
 from bdn.mirror.ingest.survey import Surveyor
-from bdn.mirror.scrub.piece_sources import Restoring
+from bdn.mirror.scrub.repair import Restoring
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.wire.weights_schema import WeightsSourceBody
 

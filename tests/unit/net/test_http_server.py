@@ -1,19 +1,24 @@
-"""A control plane's server: where it may listen, and that it ends with its block and nothing else does."""
+"""An API's server: where it may listen, what it logs of a shortage, how long it waits for a request, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import signal
 import socket
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server.http_server import TimedProtocol, bind_tcp, log_shortages, serving
 from bdn.net.api_server.service import new_service
+from tests.support.mirror.service import until
 from tests.support.network.service import client_of, listening, new_app
 
 
@@ -123,3 +128,73 @@ async def test_a_unix_socket_serves_too(tmp_path: Path) -> None:
     transport = httpx2.AsyncHTTPTransport(uds=path)
     async with listening(new_app(), listener), httpx2.AsyncClient(transport=transport) as client:
         assert (await client.get("http://agent/orders")).status_code == 200
+
+
+class _Short(socket.socket):
+    """It takes no connection: the process has no descriptor for it."""
+
+    def accept(self) -> tuple[socket.socket, object]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+async def test_a_server_that_ends_in_a_shortage_is_silent_about_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.1)
+    listener = _Short()
+    listener.bind(("127.0.0.1", 0))
+    async with serving(FastAPI(), listener):
+        with socket.create_connection(listener.getsockname()):
+            await until(lambda: caplog.records)
+    await asyncio.sleep(0.2)  # until each place of the backlog has tried again
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "connections have to wait: Too many open files; see ulimit -n"
+    ]
+
+
+async def test_other_errors_of_callbacks_are_told_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+    def wrong() -> None:
+        raise ValueError("of somebody else")
+
+    log_shortages()
+    log_shortages()  # another server in this loop
+    asyncio.get_running_loop().call_soon(wrong)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    (record,) = caplog.records
+    assert record.exc_info
+    assert str(record.exc_info[1]) == "of somebody else"
+
+
+HEAD = b"POST /orders HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 26\r\n\r\n"
+BODY = b'{"what": "tea", "count":2}'
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(TimedProtocol, "request_seconds", 0.3)
+    async with listening(new_app()) as url:
+        yield int(url.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /ord", HEAD[:-2], HEAD, HEAD + BODY[:-1]])
+async def test_who_says_half_a_request_is_hung_up_on(port: int, begun: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(begun)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_second_request_has_its_own_time(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(3):
+        writer.write(HEAD + BODY)
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(24) == b'{"what":"tea","count":2}'
+        await asyncio.sleep(0.2)  # longer than a request may take, all in all
+    writer.write(b"GET /ord")
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()

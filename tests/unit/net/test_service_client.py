@@ -1,9 +1,11 @@
-"""The client of both control planes: what it sends, and that errors keep their meaning."""
+"""Our clients: what they ask, what they believe of an answer, and for how long they ask again while there is none."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +14,21 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, InternalError, NotFoundError
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.pace.retry import RetryPolicy
+from bdn.core.store.layout import FileLayout
 from bdn.net.api_server.http_server import bind_tcp
 from bdn.net.client.mirror_client import AgentClient, MirrorClient
-from bdn.wire.errors import ServiceUnreachableError, document_of
+from bdn.net.client.service_client import OutageRetry
+from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, document_of
+from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror, MirrorSource
 from bdn.wire.stage_schema import StageDocument, StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
+from tests.support.content.names import named
 from tests.support.network.scripted import Scripted
 from tests.support.network.service import listening
 
@@ -205,3 +215,145 @@ async def test_an_agent_that_is_not_there_is_unreachable(tmp_path: Path) -> None
         with pytest.raises(ServiceUnreachableError, match=r"agent\.sock"):
             await client.cache()
         assert not await client.ready()
+
+
+SILENCE = ServiceUnreachableError("http://mirror", "connection reset")
+
+
+class Asked:
+    """Answers in turn; an error is raised."""
+
+    def __init__(self, *answers: str | BdnError) -> None:
+        self.times = 0
+        self._answers = answers
+
+    async def __call__(self) -> str:
+        answer = self._answers[min(self.times, len(self._answers) - 1)]
+        self.times += 1
+        if isinstance(answer, BdnError):
+            raise answer
+        return answer
+
+
+def persistence(seconds: float, told: list[BdnError | None], longest_seconds: float = 0.001) -> OutageRetry:
+    policy = RetryPolicy(attempts=sys.maxsize, first_seconds=longest_seconds, longest_seconds=longest_seconds)
+    return OutageRetry(seconds, told.append, policy)
+
+
+async def test_a_silence_is_endured_and_told_once_and_so_is_its_end() -> None:
+    told: list[BdnError | None] = []
+    asked = Asked(SILENCE, SILENCE, SILENCE, "SYNCING", SILENCE, "READY")
+    asking = persistence(60, told)
+
+    assert [await asking.ask(asked), await asking.ask(asked)] == ["SYNCING", "READY"]
+    assert told == [SILENCE, None, SILENCE, None]
+
+
+async def test_a_silence_that_lasts_is_an_error() -> None:
+    told: list[BdnError | None] = []
+    asked = Asked(SILENCE)
+
+    with pytest.raises(ServiceUnreachableError):
+        await persistence(0.05, told).ask(asked)
+    assert asked.times > 1
+    assert told == [SILENCE]
+
+
+async def test_what_does_not_pass_is_not_asked_again() -> None:
+    told: list[BdnError | None] = []
+    asked = Asked(NotFoundError("mirror mir_1"))
+
+    with pytest.raises(NotFoundError):
+        await persistence(60, told).ask(asked)
+    assert (asked.times, told) == (1, [])
+
+
+LARGE = FileLayout.of(CHUNK_SIZE + 1, (named("first"), named("second")))
+SMALL = FileLayout.of(5, (digest_of(b"small"),))
+MANIFEST = Manifest.of(
+    [FileEntry("model.safetensors", LARGE.size, LARGE.digest), FileEntry("config.json", SMALL.size, SMALL.digest)]
+)
+
+
+async def test_a_grant_goes_instead_of_the_token(service: Scripted, client: MirrorClient) -> None:
+    service.say(f"/manifests/{MANIFEST.digest}", MANIFEST.canonical)
+    await client.manifest(MANIFEST.digest, "grant")
+    assert service.asked[0][1]["authorization"] == "Bearer grant"
+
+
+async def test_a_manifest_is_believed_when_its_bytes_have_its_name(service: Scripted, client: MirrorClient) -> None:
+    service.say(f"/manifests/{MANIFEST.digest}", MANIFEST.canonical)
+    assert await client.manifest(MANIFEST.digest, None) == MANIFEST
+
+
+async def test_a_manifest_with_another_name_is_refused(service: Scripted, client: MirrorClient) -> None:
+    other = Manifest.of([FileEntry("evil.bin", 5, SMALL.digest)])
+    service.say(f"/manifests/{MANIFEST.digest}", other.canonical)
+    with pytest.raises(WrongDocumentError, match=f"{MANIFEST.digest} .*{client.address}.*{other.digest}"):
+        await client.manifest(MANIFEST.digest, None)
+
+
+@pytest.mark.parametrize("content", [MANIFEST.canonical + b"\n", MANIFEST.canonical[:-1], b""])
+async def test_a_manifest_of_which_a_byte_is_wrong_is_refused(
+    service: Scripted, client: MirrorClient, content: bytes
+) -> None:
+    service.say(f"/manifests/{MANIFEST.digest}", content)
+    with pytest.raises(WrongDocumentError):
+        await client.manifest(MANIFEST.digest, None)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"no json", json.dumps(json.loads(MANIFEST.canonical), indent=1).encode()])
+async def test_bytes_with_the_right_name_that_are_no_manifest_are_refused(
+    service: Scripted, client: MirrorClient, content: bytes
+) -> None:
+    service.say(f"/manifests/{digest_of(content)}", content)
+    with pytest.raises(InternalError, match="not a manifest"):
+        await client.manifest(digest_of(content), None)
+
+
+def layout_of(*files: FileLayout) -> dict[str, Any]:
+    described = [
+        {"digest": str(file.digest), "size": file.size, "chunks": [str(chunk) for chunk in file.chunks]}
+        for file in files
+    ]
+    return {"manifest": str(MANIFEST.digest), "data_port": 8461, "files": described}
+
+
+async def read_layout(service: Scripted, client: MirrorClient, content: object) -> Layout:
+    service.say(f"/manifests/{MANIFEST.digest}/layout", content)
+    return await client.layout(MANIFEST.digest, "grant")
+
+
+async def test_a_layout_that_adds_up_is_believed(service: Scripted, client: MirrorClient) -> None:
+    layout = await read_layout(service, client, layout_of(LARGE, SMALL))
+    assert layout == Layout(MANIFEST.digest, 8461, {LARGE.digest: LARGE, SMALL.digest: SMALL})
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "another chunk": {"chunks": [str(named("first")), str(named("third"))]},
+    "chunks in another order": {"chunks": [str(named("second")), str(named("first"))]},
+    "a chunk too few": {"chunks": [str(named("first"))]},
+    "a chunk too many": {"chunks": [str(named("first")), str(named("second")), str(named("third"))]},
+    "another size": {"size": LARGE.size + 1},
+    "a size that needs fewer chunks": {"size": CHUNK_SIZE},
+    "a negative size": {"size": -1},
+    "another file": {"digest": str(named("other"))},
+    "no digest": {"digest": "b3:0"},
+    "a chunk that is no digest": {"chunks": ["../../etc/passwd", str(named("second"))]},
+    "something else": {"size": "large"},
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+async def test_a_layout_that_does_not_add_up_is_refused(
+    service: Scripted, client: MirrorClient, change: dict[str, Any]
+) -> None:
+    content = layout_of(LARGE, SMALL)
+    content["files"][0] |= change
+    with pytest.raises(WrongDocumentError, match=f"the layout of {MANIFEST.digest} is wrong"):
+        await read_layout(service, client, content)
+
+
+async def test_the_layout_of_another_manifest_is_refused(service: Scripted, client: MirrorClient) -> None:
+    with pytest.raises(WrongDocumentError, match=f"it is that of {SMALL.digest}"):
+        await read_layout(service, client, layout_of(LARGE, SMALL) | {"manifest": str(SMALL.digest)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bdn.core.cache.ended_stages import KEPT, KEPT_SECONDS, to_forget
+from node_agent.stage.housekeeping import KEPT, KEPT_SECONDS, to_forget
 
 
 def test_the_newest_ten_thousand_of_a_week_are_kept_and_the_oldest_go_first() -> None:
