@@ -1,4 +1,4 @@
-"""What this agent has decided, written down before anybody can see its effect, and told to the mirror later."""
+"""The journal: events of this agent, written before anybody can see their effect, and reported to the mirror later."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bdn.disk.durable import make_folder, write_at_once
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 
 logger = logging.getLogger(__name__)
-_WAITING: Final = 20_000  # events that wait for the mirror; older ones are in the journal alone
-_TOLD_BYTES: Final = 256 * 1024  # in one heartbeat
+_WAITING: Final = 20_000  # events to report to the mirror; older ones are in the journal alone
+_REPORTED_BYTES: Final = 256 * 1024  # in one heartbeat
 _PAGE_SIZE: Final = 8 * 1024 * 1024  # two of these are 40,000 lines and more
 _PRIVATE: Final = 0o700
 
@@ -29,43 +29,43 @@ _PRIVATE: Final = 0o700
 class Journal:
     """A bounded journal in a folder of its own. All methods may be called from any thread, and block.
 
-    ``record`` never raises: a disk that is full or read-only fails no stage for the journal's sake; what could not be written
-    is told to the mirror all the same, and counted by ``on_lost``. What is recorded outlives a ``kill -9``. That something
-    leaves the cache outlives a power cut, too: it costs one sync beside many deletions. Of the rest a power cut takes the
-    last few seconds, as it does of the stages themselves.
+    ``record`` never raises, so that a full or read-only disk fails no stage because of the journal. Events that could not be
+    written are reported to the mirror all the same, and counted by ``on_lost``. What is recorded survives a ``kill -9``; that
+    something leaves the cache survives a power cut, too, which costs one sync beside many deletions. Of the rest a power cut
+    loses the last few seconds, as it does of the stages themselves.
     """
 
     def __init__(
         self, folder: Path, clock: Callable[[], float], on_lost: Callable[[int], None], *, page_size: int = _PAGE_SIZE
     ) -> None:
         self._pages = _Pages(folder, page_size)
-        self._told_file = folder / "told"
+        self._reported_file = folder / "told"
         self._clock = clock
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._run = secrets.token_hex(8)  # a journal that was wiped must not repeat the names of events that are told
+        self._run = secrets.token_hex(8)  # a journal that was wiped must not repeat the ids of events that are reported
         self._number = 0
         self._waiting: deque[tuple[int, bytes]] = deque(maxlen=_WAITING)
         self._is_broken = False
 
     def open(self) -> None:
-        """Find out where the last run ended, and what the mirror has not heard. An unreadable journal begins anew."""
-        told = self._read_told()
+        """Find out where the last run ended, and which events are not reported. An unreadable journal begins anew."""
+        reported = self._read_reported()
         found: list[tuple[int, bytes]] = []
         try:
-            make_folder(self._told_file.parent, _PRIVATE)
+            make_folder(self._reported_file.parent, _PRIVATE)
             for line in self._pages.newest_first():
                 event = _read(line)
                 if event is None:
                     continue
                 number = _number(event)
-                if number <= told or len(found) == _WAITING:
+                if number <= reported or len(found) == _WAITING:
                     break
                 found.append((number, line))
         except OSError as error:
             logger.warning("the journal cannot be read: %s", error)
         self._waiting.extend(reversed(found))
-        self._number = max(told, found[0][0] if found else 0)
+        self._number = max(reported, found[0][0] if found else 0)
 
     def record(self, decided: Sequence[Event]) -> None:
         """Write events down, in this order and next to each other. Not on the event loop: a busy disk may block."""
@@ -92,24 +92,24 @@ class Journal:
 
     @property
     def waiting(self) -> int:
-        """How many events the mirror has not heard."""
+        """How many events the mirror does not have."""
         return len(self._waiting)
 
-    def untold(self) -> list[NodeEvent]:
-        """The oldest events that the mirror has not heard, as many as a heartbeat takes."""
+    def unreported(self) -> list[NodeEvent]:
+        """The oldest events that the mirror does not have, as many as a heartbeat may carry."""
         with self._lock:
             first = list(islice(self._waiting, EVENTS_AT_ONCE))
         found: list[NodeEvent] = []
         size = 0
         for _, line in first:
             size += len(line)
-            if found and size > _TOLD_BYTES:
+            if found and size > _REPORTED_BYTES:
                 break
             found.append(NodeEvent.model_validate_json(line))
         return found
 
-    def told(self, events: Sequence[NodeEvent]) -> None:
-        """The mirror has these. Forgetting that, in a crash, costs telling them again."""
+    def mark_reported(self, events: Sequence[NodeEvent]) -> None:
+        """The mirror has these. A crash that loses this note reports them again, which changes nothing."""
         if not events:
             return
         last = _number(events[-1])
@@ -117,9 +117,9 @@ class Journal:
             while self._waiting and self._waiting[0][0] <= last:
                 self._waiting.popleft()
             try:
-                write_at_once(self._told_file, str(last).encode())
+                write_at_once(self._reported_file, str(last).encode())
             except OSError as error:
-                logger.warning("what the mirror has heard is not noted: %s", error)
+                logger.warning("which events are reported could not be noted: %s", error)
 
     # --- for people ---
 
@@ -135,9 +135,9 @@ class Journal:
         with self._lock:
             self._pages.close()
 
-    def _read_told(self) -> int:
+    def _read_reported(self) -> int:
         try:
-            return int(self._told_file.read_bytes())
+            return int(self._reported_file.read_bytes())
         except (OSError, ValueError):
             return 0
 

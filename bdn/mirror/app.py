@@ -32,9 +32,8 @@ from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
 from bdn.mirror.ingest.ingest import Ingest
 from bdn.mirror.ingest.packer import Packer
-from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.ingest.requests import MirrorRequests, MirrorViews
 from bdn.mirror.ingest.survey import Surveyor
-from bdn.mirror.ingest.views import MirrorViews
 from bdn.mirror.ingest.worker import Worker
 from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics

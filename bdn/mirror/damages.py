@@ -131,7 +131,7 @@ class Damages:
         """Nobody has it now. Written down once for each damage, however often somebody is asked again."""
         async with self.database.read() as session:
             row = await damaged.get(session, digest.hex)
-            if row is None or await events.is_told(session, "lost", digest.hex, row.found_at):
+            if row is None or await events.is_recorded(session, "lost", digest.hex, row.found_at):
                 return
         async with self.database.write() as session:
             await self._tell(session, "lost", digest.hex)
@@ -193,7 +193,7 @@ class DamagedRecords:
     async def tell(self, record: Record, fault: str) -> None:
         """Write an event for the manifests that it belongs to, once, and remember it."""
         async with self.database.write() as session:
-            if not await events.is_told(session, "damaged", record.digest.hex, 0.0):
+            if not await events.is_recorded(session, "damaged", record.digest.hex, 0.0):
                 facts = {"tier": "mirror", "reason": fault}
                 decided = [
                     Event.of("damaged", facts, manifest=f"b3:{manifest}", digest=record.digest)

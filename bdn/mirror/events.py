@@ -29,14 +29,14 @@ class Events:
     keep_seconds: float
     clock: Callable[[], float]
 
-    async def take(self, cluster: str, node: str, told: Sequence[NodeEvent]) -> None:
-        """What an agent has decided; durable when this returns.
+    async def record(self, cluster: str, node: str, reported: Sequence[NodeEvent]) -> None:
+        """Keep the events of an agent; they are durable when this returns.
 
-        A clock that is far off is no reason to refuse it: the agent would repeat it for ever.
+        An event from a clock that is far off is not refused, because the agent would report it for ever: it is dated anew.
         """
-        if told:
+        if reported:
             now = self.clock()
-            dated = [event.model_copy(update={"at": _believable(event.at, now)}) for event in told]
+            dated = [event.model_copy(update={"at": _believable(event.at, now)}) for event in reported]
             async with self.database.write() as session:
                 await events.record_of_node(session, cluster, node, dated)
 

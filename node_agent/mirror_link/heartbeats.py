@@ -92,7 +92,7 @@ class Heartbeats:
         self._inbox.delivered(heartbeat.reports)
         are_others = await self._believe(reply, asked, number)
         if heartbeat.events:
-            await in_thread(self._journal.told, heartbeat.events)
+            await in_thread(self._journal.mark_reported, heartbeat.events)
         for command in reply.commands:
             self._inbox.accept(command)
         return reply, are_others
@@ -111,7 +111,7 @@ class Heartbeats:
             holdings=await self._holdings.all() if version != self._told else None,
             reports=self._inbox.reports(),
             # Not with a request that is kept open: they would be told again before it is answered.
-            events=[] if wait_seconds else await in_thread(self._journal.untold),
+            events=[] if wait_seconds else await in_thread(self._journal.unreported),
             epoch=self._members.current().epoch,
             wait_seconds=wait_seconds,
         )

@@ -28,7 +28,7 @@ BREAKAGES: Final = [
     _broken("bdn/mirror/keys.py", "everybody on the machine reads the key that signs", "partial.touch(mode=0o600, exist_ok=False)",
             "partial.touch(exist_ok=False)",
             f"{_MIRROR}test_the_signing_key_survives_a_restart_and_is_readable_by_its_owner_alone"),
-    _broken("bdn/mirror/ingest/views.py", "a grant is given for what is left of a mirror",
+    _broken("bdn/mirror/ingest/requests.py", "a grant is given for what is left of a mirror",
             "if not all(source.manifest in held for source in sources):",
             "if not any(source.manifest in held for source in sources):",
             f"{_MIRROR}test_there_is_no_grant_for_what_was_evicted"),

@@ -251,7 +251,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/ingest/selecting.py",
+        "bdn/mirror/ingest/survey.py",
         "a listing is read to its end, wherever that is",
         "if len(listed) > self.limit_files:",
         "if len(listed) > 2 * self.limit_files:",

@@ -74,7 +74,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/mirror/ingest/selecting.py",
+        "bdn/mirror/ingest/survey.py",
         "the limit of bytes counts files",
         "sum(file.size for file in files)",
         "sum(1 for file in files)",

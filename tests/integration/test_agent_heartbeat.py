@@ -75,13 +75,13 @@ async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(tmp_p
 
 async def test_what_was_recorded_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readers: list[threading.Thread] = []
-    untold = Journal.untold
+    unreported = Journal.unreported
 
     def watched(journal: Journal) -> list[NodeEvent]:
         readers.append(threading.current_thread())
-        return untold(journal)
+        return unreported(journal)
 
-    monkeypatch.setattr(Journal, "untold", watched)
+    monkeypatch.setattr(Journal, "unreported", watched)
     async with listening() as mirror, Rig(mirror, tmp_path).agent() as agent:
         await agent.heartbeats.beat()
         assert readers

@@ -18,7 +18,7 @@ from bdn.core.source.paths import normalise_path
 from bdn.core.source.upstream import UpstreamFile
 from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import WeightsSource
-from bdn.mirror.ingest.selecting import Selector
+from bdn.mirror.ingest.survey import Selector
 from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

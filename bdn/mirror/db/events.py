@@ -24,8 +24,8 @@ async def record(session: WriteSession, decided: Sequence[Event], now: float) ->
     await insert_new(session, EventRow, rows)
 
 
-async def is_told(session: ReadSession, kind: str, digest: str, since: float) -> bool:
-    """Whether this service has said such a thing of the content, chunk or slab since then."""
+async def is_recorded(session: ReadSession, kind: str, digest: str, since: float) -> bool:
+    """Whether this service has recorded such an event about the file, chunk or slab since then."""
     query = select(EventRow.id).where(
         EventRow.digest == digest, EventRow.kind == kind, EventRow.node.is_(None), EventRow.at >= since
     )

@@ -16,7 +16,7 @@ from bdn.core.ports import Buffer
 from bdn.core.source.upstream import Checksum
 from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
 
-TURN_SECONDS: Final = 1.0  # how long a byte thread with a chunk in its hands waits for the chunk before it
+TURN_SECONDS: Final = 1.0  # how long a byte thread that holds a chunk waits for the chunk before it
 
 ReadBack = Callable[[Digest, memoryview], None]
 
@@ -41,7 +41,7 @@ class WholeCheck(Protocol):
         ...
 
     def stop(self) -> None:
-        """Nobody waits for the outcome any more: nor shall a thread."""
+        """Nobody waits for the outcome any more, so threads stop waiting, too."""
         ...
 
 
@@ -82,9 +82,9 @@ class _Parts:
 
 
 class _InOrder:
-    """One after the other: a chunk that comes too early waits a moment for its turn, in its thread.
+    """One after the other: a chunk that arrives too early waits a moment for the chunk before it, in its thread.
 
-    Then it is passed over; whoever comes by when its turn has come reads it back, as those that were stored before.
+    Then it is passed over, and a later caller reads it back, as it does chunks that were stored before.
     """
 
     def __init__(self, expected: Checksum, size: int, stored: Mapping[int, Digest], read_back: ReadBack) -> None:
@@ -97,8 +97,8 @@ class _InOrder:
         self._rest: RunningChecksum | None = None
 
     def take(self, index: int, digest: Digest, buffer: memoryview) -> None:
-        patience = 0.0 if self._ordered.next_index in self._passed_over else TURN_SECONDS
-        if not self._ordered.offer(index, buffer, patience):
+        wait_seconds = 0.0 if self._ordered.next_index in self._passed_over else TURN_SECONDS
+        if not self._ordered.offer(index, buffer, wait_seconds):
             self._passed_over[index] = digest
         # A passes 5 over; B has just taken 4, and saw no 5. So both look, and at the end ``left`` does.
         if self._catching_up.acquire(blocking=False):

@@ -42,7 +42,7 @@ class Membership:
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
         await self.roll.note(heartbeat)
-        await self.events.take(heartbeat.cluster, heartbeat.node, heartbeat.events)
+        await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
             await self._answer(heartbeat, report)
         reply, _ = await self.watch.look_until(

@@ -38,12 +38,7 @@ from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, StageDocument, StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody
 
-LONGEST_WAIT_SECONDS: Final = 60.0
 _VERIFICATION_WAIT_SECONDS: Final = 30.0
-
-
-def _wait(seconds: float) -> dict[str, str]:
-    return {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
 
 
 class MirrorClient(ServiceClient):
@@ -59,9 +54,7 @@ class MirrorClient(ServiceClient):
 
     async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
         """``GET /mirror/{id}``."""
-        return await self._call(
-            Mirror, "GET", f"/mirror/{mirror_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
-        )
+        return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
 
     async def follow(
         self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
@@ -109,27 +102,19 @@ class MirrorClient(ServiceClient):
 
     async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:
         """``POST /evictions``."""
-        return await self._call(
-            Eviction, "POST", "/evictions", body=request, params=_wait(wait_seconds), wait_seconds=wait_seconds
-        )
+        return await self._poll(Eviction, "POST", "/evictions", wait_seconds, body=request)
 
     async def eviction(self, eviction_id: str, wait_seconds: float = 0) -> Eviction:
         """``GET /evictions/{id}``."""
-        return await self._call(
-            Eviction, "GET", f"/evictions/{eviction_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
-        )
+        return await self._poll(Eviction, "GET", f"/evictions/{eviction_id}", wait_seconds)
 
     async def prefetch(self, request: PrefetchRequest, wait_seconds: float = 0) -> Prefetch:
         """``POST /prefetches``."""
-        return await self._call(
-            Prefetch, "POST", "/prefetches", body=request, params=_wait(wait_seconds), wait_seconds=wait_seconds
-        )
+        return await self._poll(Prefetch, "POST", "/prefetches", wait_seconds, body=request)
 
     async def prefetch_by_id(self, prefetch_id: str, wait_seconds: float = 0) -> Prefetch:
         """``GET /prefetches/{id}``."""
-        return await self._call(
-            Prefetch, "GET", f"/prefetches/{prefetch_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
-        )
+        return await self._poll(Prefetch, "GET", f"/prefetches/{prefetch_id}", wait_seconds)
 
     async def agents(self) -> Items[AgentDocument]:
         """``GET /agents``."""
@@ -187,8 +172,8 @@ class MirrorClient(ServiceClient):
 
     async def verification(self, verification_id: str) -> Verification:
         """``GET /verifications/{id}``, once it has ended or after a while."""
-        path, wait = f"/verifications/{quote(verification_id, safe='')}", {"wait": str(_VERIFICATION_WAIT_SECONDS)}
-        return await self._call(Verification, "GET", path, params=wait, wait_seconds=_VERIFICATION_WAIT_SECONDS)
+        path = f"/verifications/{quote(verification_id, safe='')}"
+        return await self._poll(Verification, "GET", path, _VERIFICATION_WAIT_SECONDS)
 
     async def collect(self, request: CollectionRequest) -> Collection:
         """``POST /collections``."""
@@ -196,8 +181,7 @@ class MirrorClient(ServiceClient):
 
     async def collection(self, collection_id: str, wait_seconds: float) -> Collection:
         """``GET /collections/{id}``."""
-        path, params = f"/collections/{collection_id}", {"wait": str(wait_seconds)}
-        return await self._call(Collection, "GET", path, params=params, wait_seconds=wait_seconds)
+        return await self._poll(Collection, "GET", f"/collections/{collection_id}", wait_seconds)
 
     async def restore(self, request: RestorationRequest) -> Items[RestoredItem]:
         """``POST /restorations``."""
@@ -215,9 +199,7 @@ class AgentClient(ServiceClient):
 
     async def stage_by_id(self, stage_id: str, wait_seconds: float = 0) -> StageDocument:
         """``GET /stages/{id}``."""
-        return await self._call(
-            StageDocument, "GET", f"/stages/{stage_id}", params=_wait(wait_seconds), wait_seconds=wait_seconds
-        )
+        return await self._poll(StageDocument, "GET", f"/stages/{stage_id}", wait_seconds)
 
     async def follow(
         self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY

@@ -19,6 +19,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, error_from
 from bdn.wire.http_fields import ORGANISATION_HEADER
 
+LONGEST_WAIT_SECONDS: Final = 60.0  # of one request
 _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
@@ -147,6 +148,13 @@ class ServiceClient:
             return kind.model_validate_json(content)
         except ValidationError as error:
             raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
+
+    async def _poll(
+        self, kind: type[_Body], method: str, path: str, seconds: float, body: BaseModel | None = None
+    ) -> _Body:
+        """``_call`` of a route that may wait for so long before it answers."""
+        wait = {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
+        return await self._call(kind, method, path, body=body, params=wait, wait_seconds=seconds)
 
 
 class _HandshakeTrace:

@@ -35,7 +35,7 @@ def shelf() -> WaitingShelf:
 def asked(shelf: WaitingShelf, times: int) -> None:
     """Until the shelf was asked so often."""
     until = threading.Event()
-    for _ in range(2000):
+    for _ in range(12_000):
         if len(shelf.asked) >= times:
             return
         until.wait(0.005)

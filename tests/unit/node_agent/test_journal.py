@@ -37,7 +37,7 @@ def whys(journal: Journal) -> list[str]:
 
 
 def told(journal: Journal) -> list[str]:
-    return [str(event.facts["why"]) for event in journal.untold()]
+    return [str(event.facts["why"]) for event in journal.unreported()]
 
 
 def test_what_was_recorded_is_there_for_whoever_comes_next(tmp_path: Path) -> None:
@@ -94,15 +94,15 @@ def test_the_oldest_page_goes(tmp_path: Path) -> None:
 def test_what_was_told_is_not_told_again_and_the_rest_waits(tmp_path: Path) -> None:
     first = Opened(tmp_path)
     first.record([dropped(number) for number in range(700)])
-    batch = first.untold()
+    batch = first.unreported()
     assert [event.facts["why"] for event in batch] == [str(number) for number in range(500)]
-    assert first.untold() == batch  # nobody said that it was heard
-    first.told(batch)
+    assert first.unreported() == batch  # nobody said that it was heard
+    first.mark_reported(batch)
     assert told(first) == [str(number) for number in range(500, 700)]
 
     second = Opened(tmp_path)
     assert told(second) == [str(number) for number in range(500, 700)]
-    second.told(second.untold())
+    second.mark_reported(second.unreported())
     assert (second.waiting, Opened(tmp_path).waiting) == (0, 0)
 
 
@@ -110,7 +110,7 @@ def test_a_new_event_is_told_although_its_like_was_lost_after_it_was_told(tmp_pa
     """A power cut takes the last lines, which the mirror has heard already."""
     first = Opened(tmp_path)
     first.record([dropped(1), dropped(2)])
-    first.told(first.untold())
+    first.mark_reported(first.unreported())
     (tmp_path / "journal.jsonl").unlink()
 
     second = Opened(tmp_path)

@@ -14,7 +14,7 @@ from bdn.core.source.patterns import Patterns, select
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import parse_source
 from bdn.core.source.weights import WeightsSource
-from bdn.mirror.ingest.selecting import Selected, Selector
+from bdn.mirror.ingest.survey import Selected, Selector
 
 TREE = (
     "README.md",
