@@ -24,11 +24,11 @@ BREAKAGES: Final = [
         f"{_FAULTS}::test_a_mirror_that_refuses_connections_is_named_and_is_asked_again[content]",
     ),
     _breakage(
-        "node_agent/fetch/peers_reader.py",
-        "what a peer sent wrongly is gone on from",
+        "bdn/transfer/chunk_readers.py",
+        "what came wrongly is gone on from",
         "            self.on_mismatch(chunk)\n            chunk.restart()\n",
         "            self.on_mismatch(chunk)\n",
-        f"{_FAULTS}::test_a_fault_on_the_way_to_a_peer_costs_a_retry_at_most[flips_a_bit]",
+        f"{_FAULTS}::test_a_fault_on_the_way_to_the_mirror_costs_time_alone[content-flips_a_bit]",
     ),
     _breakage(
         "node_agent/fetch/peers.py",

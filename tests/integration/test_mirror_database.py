@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.config import main as alembic
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import MetaData, Table, text
 from sqlalchemy.engine import Connection
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -22,7 +23,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.core.store.damage import content_fault
 from bdn.core.store.layout import FileLayout
-from bdn.mirror.db import contents, mirrors, objects, records
+from bdn.mirror.db import contents, mirrors, objects, operations, records
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.objects import StoredObject
@@ -78,6 +79,42 @@ async def test_alembic_s_own_command_goes_up_and_down_again(url: str, monkeypatc
     assert await database.version() is None
     await database.migrate()
     assert await differences(database) == []
+    await database.close()
+
+
+async def test_recorded_operations_are_moved_into_one_table_on_either_database(url: str) -> None:
+    asked = {"organisation": "default", "status": "RUNNING", "created_at": 1.0, "request": {}}
+    evicted = {"tier": "node", "cluster": "c", "node": "n1", "bytes": 5}
+    old: dict[str, list[dict[str, object]]] = {
+        "evictions": [asked | {"id": "evi", "command": {"id": "evi"}, "items": [evicted], "unreachable": ["c/n2"]}],
+        "prefetches": [asked | {"id": "pre", "mounts": [{"source": "s"}]}],
+        "prefetch_nodes": [
+            {"prefetch": "pre", "cluster": "c", "node": "n1", "state": "READY", "bytes_from": {"node": 1}}
+        ],
+    }
+    old["evictions"][0]["pending"] = ["mirror"]
+
+    def fill(connection: Connection) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0009")
+        for name, rows in old.items():
+            connection.execute(Table(name, MetaData(), autoload_with=connection).insert(), rows)
+
+    database = Database(url)
+    async with database._engine.begin() as connection:
+        await connection.run_sync(fill)
+    await database.migrate()
+    async with database.read() as session:
+        assert await operations.open_of_mirror(session, "eviction")
+        evictions, prefetches = [await operations.parts_of(session, name) for name in ("evi", "pre")]
+    assert [(part.cluster, part.node, part.state, part.result) for part in (*evictions, *prefetches)] == [
+        ("", "mirror", "PENDING", {}),
+        ("c", "n1", "DONE", {"items": [evicted]}),
+        ("c", "n2", "UNREACHABLE", {}),
+        ("c", "n1", "DONE", {"bytes_total": None, "bytes_from": {"node": 1}}),
+    ]
     await database.close()
 
 
