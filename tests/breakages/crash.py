@@ -76,7 +76,7 @@ BREAKAGES: Final = [
         "commit-order",
         "node_agent/fill/part.py",
         "packed files appear before they are durable",
-        "        await self._sync.sync([root + name_aside(file.digest) for file in self.files], self._mark)\n",
+        "        await self._sync.sync([root + temporary_name(file.digest) for file in self.files], self._mark)\n",
         "",
         _AGENT,
         also=(f"{_DETAILS}::test_a_file_system_that_could_not_write_back_fails_whoever_asked",),

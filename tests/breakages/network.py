@@ -55,7 +55,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/cache/catalogue.py",
+        "node_agent/fetch/documents.py",
         "a silent mirror is waited for however long it is silent",
         "async with asyncio.timeout(seconds):",
         "async with asyncio.timeout(None):",
@@ -63,7 +63,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/cache/catalogue.py",
+        "node_agent/fetch/documents.py",
         "peers are not asked for a manifest while the mirror is away",
         "if error.transient and (found := await instead()) is not None:",
         "if False and (found := await instead()) is not None:",
@@ -71,7 +71,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "node_agent/fetch/peers_reader.py",
+        "node_agent/fetch/chain.py",
         "chunks of a node that joined last are asked of the mirror alone",
         "if not self.peers.is_avoided(peer) and self._ask(peer, chunk, None):",
         "if False:",

@@ -38,7 +38,7 @@ BREAKAGES: Final = [
         f"{_FAULTS}::test_a_peer_that_trickles_is_left_and_counted",
     ),
     _breakage(
-        "node_agent/fetch/peers_reader.py",
+        "node_agent/fetch/chain.py",
         "a peer that failed is asked for the next chunk",
         "                self.peers.blame(peer, Fault.FAILED)\n",
         "",

@@ -184,7 +184,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/fetch/peers_reader.py",
+        "node_agent/fetch/chain.py",
         "who holds a wrong chunk does not hear of it",
         "                self._make_look(peer, address, chunk)",
         "                pass",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.ring.hedging import Deadlines, HedgeBudget
+from bdn.core.ring.peer_health import Deadlines, HedgeBudget
 
 MIB = 1024 * 1024
 
