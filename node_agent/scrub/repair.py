@@ -16,7 +16,7 @@ from bdn.core.errors import DiskFailedError
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, sync_folder, write_all, write_durably
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 from node_agent.cache.quarantine import Quarantine
 from node_agent.disk.places import Places
 from node_agent.fill.part import Bitmap

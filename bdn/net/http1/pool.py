@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.net.http1.answer import Answer, AnswerDeadline, ask
 from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
 from bdn.net.http1.dialing import Dialer
