@@ -43,15 +43,13 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "self._remove(Path(entry.path))  # nobody names it: an eviction was interrupted", "pass",
          "test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_stay_whole"),
     ],
-    "node_agent/fill/packed_parts.py": [
+    "node_agent/fill/part.py": [
+        ("a file's name comes before its bytes are durable", "            self._sync(os.fsync)\n", "",
+         "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"),
         ("packed files appear before they are durable",
          "        await self._sync.sync([root + name_aside(file.digest) for file in self.files], self._mark)\n", "",
          "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage",
          "test_a_file_system_that_could_not_write_back_fails_whoever_asked"),
-    ],
-    "node_agent/fill/part.py": [
-        ("a file's name comes before its bytes are durable", "            self._sync(os.fsync)\n", "",
-         "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"),
         ("a part is taken for whole before its bytes are there",
          ("def write(self, chunk: PlacedChunk, buffer: memoryview) -> None:\n"
           '        """Put a verified chunk at its place. Durable with its batch, at the latest with ``close``."""\n'

@@ -7,21 +7,19 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "(KeyError, TypeError, ValueError)",
          "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[manifest]"),
     ],
-    "bdn/core/source/paths.py": [
-        ("a path may leave its folder", 'if ".." in segments:', 'if ".." == path:',
-         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[path]"),
-    ],
     "bdn/core/source/patterns.py": [
         ("a pattern may be as long as the request", "if len(pattern) > LENGTH_LIMIT:", "if False:",
          "tests/unit/core/test_patterns.py"),
     ],
-    "bdn/core/source/uri.py": [
-        ("each colon of a source is looked at as if it were the first", "://[^/@:]*:", "://[^/@]*:.*@",
-         "test_a_source_of_two_million_signs_is_refused_soon[gs://a:]"),
+    "bdn/core/source/upstream.py": [
+        ("a path may leave its folder", 'if ".." in segments:', 'if ".." == path:',
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[path]"),
     ],
     "bdn/core/source/weights.py": [
         ("a mount may leave its folder", 'or ".." in location.split("/")', 'or ".." == location',
          "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[mount]"),
+        ("each colon of a source is looked at as if it were the first", "://[^/@:]*:", "://[^/@]*:.*@",
+         "test_a_source_of_two_million_signs_is_refused_soon[gs://a:]"),
     ],
     "bdn/core/units.py": [
         ("a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
@@ -114,7 +112,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what a hub cannot have meant is no error of the hub's", "TypeError,\n    ValueError,\n)", "TypeError,\n)",
          "test_a_listing_that_comes_back_to_itself_ends[hf://o/m]"),
     ],
-    "bdn/sources/huggingface/tree.py": [
+    "bdn/sources/huggingface/source.py": [
         ("the SDK's word is taken for an entry", "tuple(_file(entry) for", "tuple(RepoFile(**entry) for",
          "test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong[hf://o/m]"),
         ("a hub's page may come after itself for ever", "if following == address:", "if False:",
@@ -177,7 +175,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return EventStream(agent.stages.follow(stage_id, 1.0)",
          "test_the_agent_answers_whatever_its_own_description_makes_up"),
     ],
-    "node_agent/scrub/staged_files.py": [
+    "node_agent/scrub/repair.py": [
         ("a path that leads to itself is a bug of ours", "return Path(os.path.realpath(path))", "return path.resolve()",
          "test_the_agent_answers_whatever_its_own_description_makes_up",
          "test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is_looked_at"),

@@ -138,7 +138,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return stage.mend_at is not None",
          "test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"),
     ],
-    "node_agent/stage/stage_events.py": [
+    "node_agent/stage/record.py": [
         ("what ran out does not say when", '{"ending": ending, "expires_at": record.expires_at}', '{"ending": ending}',
          "test_a_lease_that_ran_out_says_when"),
     ],

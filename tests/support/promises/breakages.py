@@ -5,8 +5,6 @@ tests pass on a copy that is whole, prints what was noticed, how, and what was n
 ``docs/mutants-promises.md``. It never touches what it breaks.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil
