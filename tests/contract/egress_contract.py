@@ -1,7 +1,5 @@
 """What every way out of the mirror has to keep: nothing is sent to an address that the policy refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import ClassVar
@@ -85,10 +83,7 @@ class EgressContract:
     def allowed(self, answers: list[Answer]) -> Iterator[Origin]:
         """A server on 127.0.0.1."""
         with Origin(
-            "allowed",
-            lambda _: answers.pop(0) if len(answers) > 1 else answers[0],
-            log=RequestLog(),
-            script=Script(),
+            "allowed", lambda _: answers.pop(0) if len(answers) > 1 else answers[0], log=RequestLog(), script=Script()
         ) as origin:
             yield origin
 

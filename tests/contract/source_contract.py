@@ -1,7 +1,5 @@
 """What every Source promises (``core/ports.py``), whatever the upstream. Suites inherit it and fill their upstream."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -28,13 +26,7 @@ AWKWARD_NAMES = (
     "tilde~(1),[2];=@$!*.txt",
     "tab\there.txt",
 )
-EDGES = (
-    (0, 1),
-    (0, len(CONTENT)),
-    (1, len(CONTENT)),
-    (255, 258),
-    (len(CONTENT) - 1, len(CONTENT)),
-)
+EDGES = ((0, 1), (0, len(CONTENT)), (1, len(CONTENT)), (255, 258), (len(CONTENT) - 1, len(CONTENT)))
 
 
 class Upstream(Protocol):

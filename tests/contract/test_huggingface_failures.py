@@ -1,7 +1,5 @@
 """Whatever goes wrong at a hub comes out of the source as one of our errors, after exactly one attempt."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator

@@ -4,8 +4,6 @@ A finding is written to ``tests/fuzz/findings/NAME-…``, from where the ordinar
 the fuzzer (atheris, over libFuzzer) ends its own: exit status 0 when nothing was found.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Hostile bytes that replay: each is made from a seed's number alone, out of valid forms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final

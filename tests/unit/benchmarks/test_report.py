@@ -1,7 +1,5 @@
 """What a benchmark tells when something is slow, is absent or breaks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of content."""
 
-from __future__ import annotations
-
 import pytest
 from blake3 import blake3
 

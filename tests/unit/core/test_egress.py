@@ -1,7 +1,5 @@
 """Where the mirror may connect, and what the operator's list changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.egress.rules import PUBLIC_INTERNET, EgressEntryError, EgressPolicy

@@ -1,7 +1,5 @@
 """The kinds of events: what each must say, in which words, and to whom."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a file's bytes lie, and that a wrong layout cannot exist."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange

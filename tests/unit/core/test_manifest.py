@@ -1,7 +1,5 @@
 """The authority on what a source contains: canonical form, names, and what is no manifest."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Where files of a request may stand."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.errors import InvalidMountError

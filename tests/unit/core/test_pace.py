@@ -1,7 +1,5 @@
 """How the limit of one host moves: what is kept, what is taken back, and how long everybody waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

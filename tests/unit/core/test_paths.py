@@ -1,7 +1,5 @@
 """Which listed paths may become files, and which trees may exist."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.source.paths import PATH_LIMIT, SEGMENT_LIMIT, UnsafePathError, check_tree, normalise_path

@@ -1,7 +1,5 @@
 """Which files patterns select together, and which warnings a user gets."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.source.patterns import EVERYTHING, Patterns, SelectedPaths, select
@@ -33,10 +31,7 @@ def test_selecting_nothing_is_no_error_here() -> None:
 def test_a_pattern_that_matched_nothing_is_named_with_its_field() -> None:
     selection = chosen(allow=("config.json", "*.gguf"), ignore=("*.onnx",))
     assert selection.paths == ("config.json",)
-    assert selection.warnings == (
-        "allow_patterns '*.gguf' matched no file",
-        "ignore_patterns '*.onnx' matched no file",
-    )
+    assert selection.warnings == ("allow_patterns '*.gguf' matched no file", "ignore_patterns '*.onnx' matched no file")
 
 
 @pytest.mark.parametrize(
@@ -75,10 +70,7 @@ def test_a_pattern_that_matched_what_the_other_field_leaves_out_has_matched(
 
 def test_a_pattern_given_twice_is_named_once_per_field() -> None:
     selection = chosen(allow=("*.a", "*.a", "*"), ignore=("*.a",))
-    assert selection.warnings == (
-        "allow_patterns '*.a' matched no file",
-        "ignore_patterns '*.a' matched no file",
-    )
+    assert selection.warnings == ("allow_patterns '*.a' matched no file", "ignore_patterns '*.a' matched no file")
 
 
 def test_an_empty_listing_warns_about_every_pattern() -> None:

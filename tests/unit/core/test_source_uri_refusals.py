@@ -1,7 +1,5 @@
 """Source URIs that are refused, in the words of ``truss`` where it has some, and never with a secret."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

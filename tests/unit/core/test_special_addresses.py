@@ -1,7 +1,5 @@
 """What an address is: the table at its edges, and the IPv6 forms that carry an IPv4 address."""
 
-from __future__ import annotations
-
 from ipaddress import IPv6Address, ip_address
 
 import pytest

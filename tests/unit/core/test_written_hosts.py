@@ -1,7 +1,5 @@
 """What a written host means: the spellings of addresses, and names that are none."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 
 import pytest

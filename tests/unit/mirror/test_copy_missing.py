@@ -1,7 +1,5 @@
 """What is brought, what is found to be there already, and how both are counted."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A narrowed listing shows a user what the whole one would have shown."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field

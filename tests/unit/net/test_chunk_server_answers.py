@@ -1,7 +1,5 @@
 """The data plane's server: what it answers to GET and HEAD, whole, in ranges and on conditions."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator
@@ -91,12 +89,7 @@ def test_head_answers_like_get_without_a_body(client: Client, path: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("wanted", "start", "stop"),
-    [
-        ("bytes=0-0", 0, 1),
-        ("bytes=-24", SIZE - 24, SIZE),
-        ("bytes=1000-5000", 1000, SIZE),
-    ],
+    ("wanted", "start", "stop"), [("bytes=0-0", 0, 1), ("bytes=-24", SIZE - 24, SIZE), ("bytes=1000-5000", 1000, SIZE)]
 )
 def test_a_range_is_answered_with_its_bytes(client: Client, wanted: str, start: int, stop: int) -> None:
     response, body = client.ask(PATH, Range=wanted)

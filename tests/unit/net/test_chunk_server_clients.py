@@ -1,7 +1,5 @@
 """The data plane's server and its clients: patient, rude, gone; and its end."""
 
-from __future__ import annotations
-
 import io
 import logging
 import socket

@@ -1,7 +1,5 @@
 """A chunk that is on its way: its client is parked, and nobody else notices."""
 
-from __future__ import annotations
-
 import select
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Connections are kept after clean answers, never after others, and a stale one is replaced without a word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Heads of answers: right ones are read, ambiguous ones are refused, and nothing else can happen."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A chunk comes from the owner, from the next owner or from the mirror, and is right whatever they do."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -16,18 +14,7 @@ from bdn.transfer.chunk_readers import fetch
 from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
-from tests.support.agent.reader_chain import (
-    Play,
-    bench,
-    breaks_off,
-    hangs,
-    join,
-    lies,
-    refuses,
-    sends,
-    trickles,
-    works,
-)
+from tests.support.agent.reader_chain import Play, bench, breaks_off, hangs, join, lies, refuses, sends, trickles, works
 from tests.support.agent.rig import noise
 
 CONTENT = noise(20_000)

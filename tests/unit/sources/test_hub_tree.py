@@ -1,7 +1,5 @@
 """Pages of a hub's tree that are none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template, r2_address

@@ -1,7 +1,5 @@
 """What of a request may become part of a host name or a path of a token service."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.errors import InvalidRequestError

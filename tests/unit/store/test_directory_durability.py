@@ -1,7 +1,5 @@
 """A chunk in a directory survives a power cut: what is synced, and in which order."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

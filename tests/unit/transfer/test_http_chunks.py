@@ -1,7 +1,5 @@
 """Chunks over HTTP: what the other side may answer, and what becomes of our grant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 

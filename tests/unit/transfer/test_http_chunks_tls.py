@@ -1,7 +1,5 @@
 """Chunks over TLS: the same bytes, gone on with where they broke off, and from nobody but whom the operator trusts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -72,12 +70,7 @@ def test_a_chunk_that_breaks_off_is_gone_on_with_and_hashed_as_one(pool: Connect
 
 @pytest.mark.parametrize(("host", "trusted"), [("localhost", "another"), ("127.0.0.1", "this")])
 def test_a_server_that_is_not_to_be_trusted_is_told_nothing(
-    pool: ConnectionPool,
-    authority: Authority,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    host: str,
-    trusted: str,
+    pool: ConnectionPool, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, trusted: str
 ) -> None:
     if trusted == "another":
         monkeypatch.setenv("SSL_CERT_FILE", str(new_authority(tmp_path, "localhost").certificates))

@@ -1,7 +1,5 @@
 """Chunks that come out of order are hashed in order: now, after a little while, or from the store in the end."""
 
-from __future__ import annotations
-
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event

@@ -1,7 +1,5 @@
 """A range of an upstream file: every way an answer can be wrong is an error, never data."""
 
-from __future__ import annotations
-
 import gzip
 import traceback
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Redirects of a ranged read: followed, but never with our credentials to another origin, and never for ever."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 

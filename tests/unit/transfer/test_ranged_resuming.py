@@ -1,7 +1,5 @@
 """A connection that breaks or stalls inside a body costs nothing of what it brought: the rest is asked for on another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
@@ -230,8 +228,7 @@ def test_an_answer_for_the_rest_is_judged_as_strictly_as_the_first(second: bytes
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [('ETag: "v1"', 'ETag: "v2"'), ('ETag: "v1"', "X: no etag"), ("X: no etag", 'ETag: "v2"')],
+    ("first", "second"), [('ETag: "v1"', 'ETag: "v2"'), ('ETag: "v1"', "X: no etag"), ("X: no etag", 'ETag: "v2"')]
 )
 def test_two_versions_are_never_put_together_even_where_no_etag_was_listed(first: str, second: str) -> None:
     begun = good(0, 1000, first)

@@ -1,7 +1,5 @@
 """Slots for threads: never more holders than the limit, nobody overtakes, and no slot is lost whoever withdraws when."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack

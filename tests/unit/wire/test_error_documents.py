@@ -1,7 +1,5 @@
 """Errors as documents: every error of the tree survives the way to another program, and no document holds a value."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

@@ -1,7 +1,5 @@
 """Grants as tokens: what one key signed, everybody can check, and nobody can change."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any
@@ -91,11 +89,7 @@ def test_a_key_of_another_kind_does_not_sign() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"org": "globex"},
-        {"exp": int(NOW) + 10**9},
-        {"mounts": [["/app/models/q", str(named("other")), "hf://o/r"]]},
-    ],
+    [{"org": "globex"}, {"exp": int(NOW) + 10**9}, {"mounts": [["/app/models/q", str(named("other")), "hf://o/r"]]}],
 )
 def test_an_altered_payload_is_refused(change: dict[str, Any]) -> None:
     head, _, signature = TOKEN.split(".")

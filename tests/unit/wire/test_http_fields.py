@@ -1,7 +1,5 @@
 """Byte ranges, both ways (RFC 9110, section 14), and how long an upstream asks us to wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from email.message import Message
 from types import SimpleNamespace

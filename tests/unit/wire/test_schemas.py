@@ -1,7 +1,5 @@
 """Dates of clocks that are far off, selectors that say one thing, and secrets that nothing repeats."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests for weights: both forms of truss are understood, and nothing that is not understood is accepted."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
