@@ -5,14 +5,9 @@ import pytest
 from bdn.core.source.patterns import EVERYTHING, Patterns, SelectedPaths, select
 
 REPO = (
-    ".gitattributes",
-    "README.md",
-    "config.json",
-    "model.safetensors",
-    "original/consolidated.00.pth",
-    "text_encoder/config.json",
-    "text_encoder/model.safetensors",
-)
+    ".gitattributes", "README.md", "config.json", "model.safetensors", "original/consolidated.00.pth",
+    "text_encoder/config.json", "text_encoder/model.safetensors",
+)  # fmt: skip
 
 
 def chosen(*, allow: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> SelectedPaths:

@@ -15,14 +15,9 @@ from bdn.core.source.weights import WeightsSource
 from bdn.mirror.ingest.survey import Selected, Selector
 
 TREE = (
-    "README.md",
-    "config.json",
-    "model-1.bin",
-    "original/README.md",
-    "original/consolidated.pth",
-    "text/config.json",
+    "README.md", "config.json", "model-1.bin", "original/README.md", "original/consolidated.pth", "text/config.json",
     "text/model.bin",
-)
+)  # fmt: skip
 
 
 @dataclass

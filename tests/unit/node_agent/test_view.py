@@ -16,18 +16,11 @@ from tests.support.agent.cache import cached
 from tests.support.content.trees import tree
 
 FILES = {
-    "config.json": b"{}",
-    "a name with spaces.bin": b"spaces",
-    "\u00fc\u4e2d/\U0001f600.txt": b"unicode",
-    "deep/er/and/deeper/file": b"deep",
-    "deep/er/sibling": b"sibling",
-    "deep.first": b"sorted between",
-    "same/content": b"deep",
-    "empty": b"",
-    "also/empty": b"",
-    "-rf": b"a name like an option",
+    "config.json": b"{}", "a name with spaces.bin": b"spaces", "\u00fc\u4e2d/\U0001f600.txt": b"unicode",
+    "deep/er/and/deeper/file": b"deep", "deep/er/sibling": b"sibling", "deep.first": b"sorted between",
+    "same/content": b"deep", "empty": b"", "also/empty": b"", "-rf": b"a name like an option",
     "x" * 255: b"as long as a name can be",
-}
+}  # fmt: skip
 
 
 @contextmanager

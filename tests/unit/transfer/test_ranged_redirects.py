@@ -109,18 +109,10 @@ def test_a_redirect_to_nowhere_is_an_error(source: Upstream) -> None:
         source.read(0, 10)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "file:///etc/passwd",
-        "ftp://host/file",
-        "http://[::1",
-        "http://host:port/",
-        "http://host:99999/",
-        "/a b\x0bc",
-        "/\xfc",
-    ],
-)
+@pytest.mark.parametrize("target", [
+    "file:///etc/passwd", "ftp://host/file", "http://[::1", "http://host:port/", "http://host:99999/", "/a b\x0bc",
+    "/\xfc",
+])  # fmt: skip
 def test_a_redirect_that_cannot_be_followed_is_an_error_of_the_upstream(target: str) -> None:
     with closing(ConnectionPool(timeout_seconds=10)) as pool:
         play = answering(message("302 Found", f"Location: {target}", "Content-Length: 0"))

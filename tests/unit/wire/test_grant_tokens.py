@@ -152,23 +152,12 @@ def test_a_grant_is_good_until_the_last_moment() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"aud": "bdn-mirror"},
-        {"aud": None},
-        {"iss": "somebody"},
-        {"iss": None},
-        {"exp": None},
-        {"exp": "soon"},
-        {"org": None},
-        {"mounts": None},
-        {"mounts": []},
-        {"mounts": ["/x"]},
-        {"mounts": [["/x", "b3:0"]]},
-        {"mounts": [["/x", "b3:0", "hf://o/r"]]},
-        {"mounts": "x"},
-        {"mounts": 3},
+        {"aud": "bdn-mirror"}, {"aud": None}, {"iss": "somebody"}, {"iss": None}, {"exp": None}, {"exp": "soon"},
+        {"org": None}, {"mounts": None}, {"mounts": []}, {"mounts": ["/x"]}, {"mounts": [["/x", "b3:0"]]},
+        {"mounts": [["/x", "b3:0", "hf://o/r"]]}, {"mounts": "x"}, {"mounts": 3},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_signed_token_that_is_no_grant_for_us_is_refused(changes: dict[str, Any]) -> None:
     assert type(refused(signed(**changes))) is GrantInvalidError
 
