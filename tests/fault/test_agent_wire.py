@@ -1,7 +1,5 @@
 """Whatever the way to the mirror does to a chunk: it is fetched again, or the stage says what is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

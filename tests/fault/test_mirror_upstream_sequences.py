@@ -1,7 +1,5 @@
 """Whatever sequence of failures an upstream plays: right bytes, or an error that one of the failures explains."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

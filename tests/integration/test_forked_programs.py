@@ -1,7 +1,5 @@
 """What the tests' forked programs promise to those that kill them: they are processes like any other."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

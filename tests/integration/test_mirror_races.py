@@ -1,7 +1,5 @@
 """What happens to a mirror when something else happens at the worst moment."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import threading

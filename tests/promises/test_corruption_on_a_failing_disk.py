@@ -1,7 +1,5 @@
 """A disk that takes no notes, or does not even say how large a file is, keeps nobody from finding and mending what is wrong."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

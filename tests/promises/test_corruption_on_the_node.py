@@ -1,7 +1,5 @@
 """Wrong bytes on an agent's own disk are found by the scrub or on demand, and only their chunks are fetched again."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os

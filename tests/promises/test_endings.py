@@ -1,7 +1,5 @@
 """Stages that end while something else is at work on them, or that end half-way: no lease without a view, and no view without one."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import threading

@@ -1,7 +1,5 @@
 """A disk that answers EIO when it is asked what stands where: stages fail for it, and the agent goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A name whose resolver says neither yes nor no, and lets nobody go: it costs those who ask for it, and nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

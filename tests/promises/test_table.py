@@ -1,7 +1,5 @@
 """The table of promises itself: what is counted comes out, and what is wrong fails."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

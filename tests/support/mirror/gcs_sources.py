@@ -1,7 +1,5 @@
 """How the suites of GCS open their sources: against the double or the emulator, as one account or anonymously."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -41,10 +39,7 @@ class Way:
             organisation=organisation,
             ambient_credentials=self.ambient,
             settings=UpstreamSettings(
-                gcs_endpoint_url=self.url,
-                google_token_url=self.token_url,
-                gcs_key_file=self.key_file,
-                egress=LOOPBACK,
+                gcs_endpoint_url=self.url, google_token_url=self.token_url, gcs_key_file=self.key_file, egress=LOOPBACK
             ),
         )
 

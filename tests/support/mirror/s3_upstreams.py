@@ -1,7 +1,5 @@
 """Servers with the interface of S3 as the upstreams of the contract suites, whatever they are and whatever scheme opens them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """The doubles of all upstreams behind one face, so that one script of failures can be played on each of them."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A mirror in the test's own event loop, and what it wrote: rows, chunks, and the trees that can be read from it."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import time

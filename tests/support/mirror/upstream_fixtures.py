@@ -1,7 +1,5 @@
 """Fixtures of the tests that play failures of upstreams; named by ``pytest_plugins`` in the modules that use them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
