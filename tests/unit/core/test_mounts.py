@@ -46,17 +46,6 @@ def test_a_source_holds_a_normalised_mount() -> None:
         WeightsSource(SOURCE, "m")
 
 
-def test_mounts_beside_each_other_are_accepted() -> None:
-    for locations in (
-        [],
-        ["/a", "/ab", "/a-b", "/a.b", "/a b"],
-        ["/models/a", "/models/b", "/data"],
-        ["/a/b", "/b/a", "/c/a/b"],
-    ):
-        check_mounts(locations)
-        check_mounts(locations[::-1])
-
-
 @pytest.mark.parametrize(("locations", "named"), [
     (["/a", "/a"], "/a"), (["/x", "/a", "/b", "/a"], "/a"), (["/a", "/a/b"], "/a/b"),
     (["/a", "/a-b", "/a/b"], "/a/b"), (["/a", "/a b", "/a!", "/a/b/c"], "/a/b/c"), (["/a/b", "/a/c", "/a"], "/a/b"),
