@@ -178,7 +178,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "node_agent/scrub/staged_files.py",
+        "node_agent/scrub/repair.py",
         "a path that leads to itself is a bug of ours",
         "return Path(os.path.realpath(path))",
         "return path.resolve()",

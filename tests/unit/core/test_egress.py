@@ -55,15 +55,6 @@ def test_a_name_admits_itself_and_whatever_it_resolves_to() -> None:
         policy.admit("10.0.0.5")
 
 
-def test_a_suffix_admits_the_names_below_it_and_not_itself() -> None:
-    policy = EgressPolicy.parse("*.corp")
-    policy.admit_resolved("a.corp", ["10.0.0.5"])
-    policy.admit_resolved("b.a.CORP", ["10.0.0.5"])
-    for host in ("corp", "acorp", "a.corp.example"):
-        with pytest.raises(EgressRefusedError):
-            policy.admit_resolved(host, ["10.0.0.5"])
-
-
 def test_the_zone_of_an_address_is_not_a_name_that_a_suffix_could_admit() -> None:
     policy = EgressPolicy.parse("*.corp")
     for host in ("fe80::1%a.corp", "[::1%25a.corp]"):

@@ -173,14 +173,6 @@ def test_the_cache_itself_is_refused(site: Site) -> None:
         Destination(site.places.root / "x", "stg_x", site.places).check(None)
 
 
-def test_a_name_as_long_as_a_name_can_be_works(site: Site) -> None:
-    site.path = site.path.with_name("n" * 255)
-
-    site.publish(site.old)
-
-    assert tree(site.path) == OLD
-
-
 def test_a_failure_leaves_nothing_behind(site: Site) -> None:
     site.places.file(site.old.files[0].digest).unlink()
 

@@ -95,11 +95,6 @@ def test_a_mirror_that_lies_twice_is_an_error(tmp_path: Path) -> None:
         ring.fetch(CONTENT)
 
 
-def test_a_mirror_is_not_needed_for_what_peers_send(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (refuses("503 Service Unavailable"),), (sends,), None) as ring:
-        assert ring.fetch(CONTENT) == {"cluster": SIZE}
-
-
 def test_an_owner_that_says_nothing_is_left(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, (hangs,), (refuses("404 Not Found"),)) as ring:
         ring.clock.step = 6.0

@@ -17,8 +17,7 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.buffers import BufferPool
 from bdn.wire.operation_schema import LISTED, DamagedItem
 from node_agent.cache.quarantine import Evidence, Quarantine, SuspectFiles
-from node_agent.scrub.findings import Findings
-from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.findings import Findings, ScrubRecord
 from node_agent.scrub.repair import rewrite
 from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import EMPTY
-from bdn.core.errors import CanceledError, DiskFailedError
+from bdn.core.errors import CanceledError
 from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view
@@ -84,14 +84,6 @@ def test_a_file_with_too_many_links_is_copied_alone(tmp_path: Path, monkeypatch:
     assert built == Built("hardlink", "2 files were copied: too many links")
     assert tree(tmp_path / "view") == FILES
     assert compare_view(manifest, tmp_path / "view", places).is_intact
-
-
-def test_a_view_that_cannot_be_built_says_where_and_why(tmp_path: Path) -> None:
-    places, manifest = cached(tmp_path / "cache", FILES)
-    places.file(manifest.files[0].digest).unlink()
-
-    with pytest.raises(DiskFailedError, match="No such file"):
-        build(places, manifest, tmp_path / "view")
 
 
 def test_copying_stops_when_nobody_waits_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
