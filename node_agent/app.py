@@ -17,8 +17,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.buffers import BufferPool
-from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.byte_threads import BufferPool, ByteThreads
 from bdn.transfer.pacing import pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.catalogue import Catalogue

@@ -9,7 +9,7 @@ from urllib.parse import urljoin, urlsplit
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of

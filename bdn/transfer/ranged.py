@@ -21,7 +21,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.streaming import Persistence, ResumePolicy, StallPolicy
+from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy
 from bdn.core.ports import Headers, Location
 from bdn.core.source.upstream import Checksum
 from bdn.net.http1.answer import Answer, Clock, StalledError

@@ -17,7 +17,7 @@ from bdn.core.manifest import FileEntry
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, sync_folder, write_all, write_durably
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places

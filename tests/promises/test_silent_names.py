@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError
 from bdn.net.client import service_client
 from bdn.net.client.mirror_client import MirrorClient

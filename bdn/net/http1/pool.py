@@ -21,7 +21,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.net.host_lookups import HOST_LOOKUPS, AddressInfo, Question
 from bdn.net.http1.answer import HEAD_LIMIT, Answer, AnswerDeadline, ask, parse_head
 from bdn.net.http1.connection import Connection, NoAnswerError, Origin, ProtocolError, format_get, split_address

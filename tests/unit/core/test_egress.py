@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressEntryError, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressEntryError, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 
 

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from bdn.core.egress.written_hosts import UnreadableHostError, WrittenHost, read_host
+from bdn.core.egress import UnreadableHostError, WrittenHost, read_host
 
 LOOPBACK = [
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0X7F.1", "0x7f.0x0.0x0.0x1", "0177.0.0.1",

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, EgressRefusedError, UpstreamUnavailableError
 from bdn.core.ports import Location
 from bdn.net.http1.connection import ProtocolError, UnsendableError

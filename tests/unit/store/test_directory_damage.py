@@ -10,8 +10,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.store.directory import DirectoryStore
-from bdn.store.soundness import KEPT
+from bdn.store.directory import KEPT, DirectoryStore
 from tests.support.crash.rotting import HOW, rot
 
 CONTENT = b"the bytes of a chunk" * 1000
