@@ -279,7 +279,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "access",
-        "bdn/mirror/db/tokens.py",
+        "bdn/mirror/db/credentials.py",
         "a revocation is told and not kept",
         "    await session.execute(statement)\n    return await session.get(TokenRow, token_id)",
         "    found = await session.get(TokenRow, token_id)\n    session.expunge_all()\n    if found:\n        found.revoked_at = now\n"

@@ -95,7 +95,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/single_flight.py",
+        "bdn/mirror/waiting.py",
         "where a look takes long, each listener looks for itself",
         "oldest = asked if anew else min(asked, self._clock() - self._seconds)",
         "oldest = max(asked if anew else 0.0, self._clock() - self._seconds)",
@@ -103,7 +103,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/single_flight.py",
+        "bdn/mirror/waiting.py",
         "where the database is away, each who asks the same waits for all before him",
         "if self._failure is not None and self._failure[0] >= asked:",
         "if self._failure is not None and False:",
@@ -111,7 +111,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/single_flight.py",
+        "bdn/mirror/waiting.py",
         "every listener looks for itself",
         "if self._result is not None and self._result[0] >= oldest:",
         "if False:",
@@ -119,7 +119,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "load",
-        "bdn/mirror/single_flight.py",
+        "bdn/mirror/waiting.py",
         "what nobody asks any more is remembered",
         "if not in_use.users:",
         "if in_use.users > 1_000_000:",

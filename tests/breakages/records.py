@@ -46,7 +46,7 @@ BREAKAGES: Final = [
         _READ,
     ),
     _breakage(
-        "bdn/mirror/db/layouts.py",
+        "bdn/mirror/db/contents.py",
         "a layout says what a wrong record says",
         "    check_contents(contents)\n",
         "",

@@ -91,14 +91,14 @@ BREAKAGES: Final = [
     _breakage(
         "bdn/mirror/ingest/worker.py",
         "a damaged manifest is recalled",
-        'if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):',
+        'if is_same and not await contents.is_lost(session, row.manifest or "", organisation):',
         "if is_same:",
         _NEVER,
     ),
     _breakage(
         "bdn/mirror/ingest/survey.py",
         "a survey counts on damaged contents",
-        "known = await damaged.without_lost(session, files, await contents.known(session, keys))",
+        "known = await contents.without_lost(session, files, await contents.known(session, keys))",
         "known = await contents.known(session, keys)",
         _LOOKED,
     ),
