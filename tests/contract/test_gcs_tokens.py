@@ -1,7 +1,5 @@
 """How a service account's key becomes a token, each way to fail, and that no part of either is ever shown."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -1,7 +1,5 @@
 """A narrowed listing of a repository finds what was asked for, each file once, and asks the hub for little."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """R2 keeps the contract of a Source, against moto behind real signatures for R2's one region. Its buckets are read as S3's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from urllib.parse import urlsplit

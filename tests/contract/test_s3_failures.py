@@ -1,7 +1,5 @@
 """Whatever goes wrong at S3 comes out of the source as one of our errors, after exactly one attempt."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A bucket of another region is followed there, once; keys that are renewed are picked up by the next request."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field

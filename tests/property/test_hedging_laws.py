@@ -1,7 +1,5 @@
 """Deadlines against the plain list of everything that came, and a budget that nobody overdraws."""
 
-from __future__ import annotations
-
 from math import ceil
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What a digest stands for, what a damaged object was made of, and where its bytes came from.
+"""What a digest stands for, what a damaged object was made of, and where its bytes came from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Deadlines of chunks, and what may be asked for twice."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.ring.hedging import Deadlines, HedgeBudget

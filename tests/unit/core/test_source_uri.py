@@ -1,7 +1,5 @@
 """Source URIs that are accepted, and what they say."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.source.weights import BucketUri, HuggingFaceUri, SourceUri, parse_source

@@ -1,7 +1,5 @@
 """Answers over a socket: whatever the pieces in which they arrive, the body is exactly what was sent, or an error."""
 
-from __future__ import annotations
-
 import select
 import socket
 import time

@@ -1,7 +1,5 @@
 """Requests say exactly what was asked for, and nothing that stands in an address or a header can say more."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Manifests and layouts come from whichever peer has the right ones; a silent mirror costs a moment."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

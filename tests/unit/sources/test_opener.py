@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -16,16 +14,10 @@ from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
 
 
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        ("hf://o/r", HuggingFaceSource),
-        ("hf://datasets/o/r@main", HuggingFaceSource),
-        ("s3://bucket/p", S3Source),
-        ("gs://bucket/p", GcsSource),
-        ("r2://account.bucket/p", S3Source),
-    ],
-)
+@pytest.mark.parametrize(("uri", "expected"), [
+    ("hf://o/r", HuggingFaceSource), ("hf://datasets/o/r@main", HuggingFaceSource), ("s3://bucket/p", S3Source),
+    ("gs://bucket/p", GcsSource), ("r2://account.bucket/p", S3Source),
+])  # fmt: skip
 async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, expected: type) -> None:
     address = "http://nowhere.invalid"
     nowhere = UpstreamSettings(hf_endpoint=address, s3_endpoint_url=address, gcs_endpoint_url=address)

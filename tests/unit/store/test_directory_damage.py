@@ -1,7 +1,5 @@
 """What a DirectoryStore makes of a disk that changed its bytes."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of one chunk are asked for as a whole where that is how an upstream tells their checksum."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from contextlib import closing
