@@ -47,7 +47,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a file's name comes before its bytes are durable", "            self._sync(os.fsync)\n", "",
          "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"),
         ("packed files appear before they are durable",
-         "        await self._sync.sync([root + name_aside(file.digest) for file in self.files], self._mark)\n", "",
+         "        await self._sync.sync([root + temporary_name(file.digest) for file in self.files], self._mark)\n", "",
          "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage",
          "test_a_file_system_that_could_not_write_back_fails_whoever_asked"),
         ("a part is taken for whole before its bytes are there",

@@ -230,16 +230,14 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what is read here goes into a chunk that came in part from elsewhere",
          "chunk.restart()  # reading overwrites", "# reading overwrites",
          "test_what_is_damaged_here_does_not_get_into_what_came_from_elsewhere"),
+        ("who holds a wrong chunk does not hear of it", "self._make_look(peer, address, chunk)", "pass",
+         "test_a_peer_that_gets_a_wrong_chunk_makes_its_holder_look_at_its_file"),
     ],
     "node_agent/fetch/peers.py": [
         ("a peer that lies is blamed like one that failed", "Fault.WRONG if len(senders) == 1 else Fault.FAILED",
          "Fault.FAILED", "test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror"),
         ("of several who sent a wrong chunk the first alone is blamed", "for sender in senders:",
          "for sender in senders[:1]:", "test_of_two_who_sent_a_wrong_chunk_together_both_are_suspected"),
-    ],
-    "node_agent/fetch/peers_reader.py": [
-        ("who holds a wrong chunk does not hear of it", "self._make_look(peer, address, chunk)", "pass",
-         "test_a_peer_that_gets_a_wrong_chunk_makes_its_holder_look_at_its_file"),
     ],
     "node_agent/fill/part.py": [
         ("what an earlier fill left is not compared with its name",

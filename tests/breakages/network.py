@@ -179,7 +179,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("the agent runs on asyncio's own loop", "run_program(serve(settings))",
          "__import__('asyncio').run(serve(settings))", "test_an_agent_ends_while_the_name_of_its_mirror_hangs"),
     ],
-    "node_agent/cache/catalogue.py": [
+    "node_agent/fetch/documents.py": [
         ("a silent mirror is waited for however long it is silent", "async with asyncio.timeout(seconds):",
          "async with asyncio.timeout(None):",
          "test_a_fault_on_the_way_to_the_mirror_costs_time_alone[api-falls_silent]"),
@@ -187,6 +187,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "if error.transient and (found := await instead()) is not None:",
          "if False and (found := await instead()) is not None:",
          "test_a_cluster_serves_a_node_that_joined_last_while_the_mirror_is_away"),
+        ("nobody is asked for a layout", "if layout is not None and layout.covers(manifest.contents):", "if False:",
+         "test_a_cluster_serves_what_it_holds_while_the_mirror_is_away_for_the_whole_stage[parted]"),
     ],
     "node_agent/cache/held_chunks.py": [
         ("a peer gives a manifest to whoever has any grant",
@@ -199,16 +201,12 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "if (silence := self.clock() - self._heard) >= 1000 * self.silence_seconds:",
          "test_a_fault_on_the_way_to_the_mirror_costs_time_alone[content-falls_silent]"),
     ],
-    "node_agent/fetch/documents.py": [
-        ("nobody is asked for a layout", "if layout is not None and layout.covers(manifest.contents):", "if False:",
-         "test_a_cluster_serves_what_it_holds_while_the_mirror_is_away_for_the_whole_stage[parted]"),
-    ],
     "node_agent/fetch/peers.py": [
         ("a peer that was left for being slow is asked for the next chunk",
          "            self._standing.blame(node, Fault.SLOW, self.clock())\n", "",
          "test_a_peer_that_trickles_is_left_and_counted"),
     ],
-    "node_agent/fetch/peers_reader.py": [
+    "node_agent/fetch/chain.py": [
         ("what a peer sent is not compared with its name", "chunk.check()\n        except LateError", "pass\n        except LateError",
          "test_a_fault_on_the_way_to_a_peer_costs_a_retry_at_most[flips_a_bit]"),
         ("chunks of a node that joined last are asked of the mirror alone",
