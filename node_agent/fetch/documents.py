@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.layout_form import Layout
 from node_agent.fetch.members import Members, RingMember
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import ManifestRecords

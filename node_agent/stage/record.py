@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest
 from bdn.disk.durable import disk_errors, write_at_once, write_durably
 from bdn.wire.errors import ErrorBody

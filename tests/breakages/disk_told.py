@@ -13,7 +13,7 @@ _SILENT = f"{_TEST}test_while_a_disk_does_not_say_how_full_it_is_heartbeats_go_o
 BREAKAGES: Final = [
     Breakage(
         "space",
-        "node_agent/mirror_link/holdings.py",
+        "node_agent/mirror_link/heartbeats.py",
         "a disk that does not say how full it is ends the heartbeats",
         "        except DiskFailedError as error:\n            return room, str(error)\n",
         "        except ZeroDivisionError as error:\n            return room, str(error)\n",
@@ -21,7 +21,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/mirror_link/holdings.py",
+        "node_agent/mirror_link/heartbeats.py",
         "heartbeats do not say that nothing new comes in",
         "        problem=problem,\n",
         "",
@@ -29,7 +29,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/cache_directory.py",
+        "node_agent/cache/space.py",
         "a disk without a block is said to be ready",
         "if blocks == 0 or ",
         "if ",
@@ -37,7 +37,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/cache_directory.py",
+        "node_agent/cache/space.py",
         "a disk without an inode is said to be ready",
         " or (disk.f_files and inodes == 0)",
         "",

@@ -16,7 +16,7 @@ _NAMES: Final = f"{_MIRROR}::test_an_organisation_sees_what_concerns_its_manifes
 BREAKAGES: Final = [
     Breakage(
         "leases",
-        "node_agent/cache/eviction.py",
+        "node_agent/cache/node_cache.py",
         "what goes is written down after it went",
         "self.events.decided(decisions)\n        self.files.delete(victims)",
         "self.files.delete(victims)\n        self.events.decided(decisions)",
@@ -24,7 +24,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/cache/admission.py",
+        "node_agent/cache/node_cache.py",
         "a refusal is not written down",
         "refusal = cache_events.refused(self.index, self.held, self.holder, error)",
         "refusal: list[Event] = []",
@@ -32,7 +32,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/cache/eviction.py",
+        "node_agent/cache/node_cache.py",
         "what a broken disk kept stays written down as evicted",
         "await in_thread(self.events.decided, kept((found.manifest for found in left), error))",
         "pass",

@@ -14,7 +14,7 @@ _BETWEEN: Final = f"{_TEST}test_an_eviction_between_any_two_steps_of_a_stage_lea
 BREAKAGES: Final = [
     Breakage(
         "commit-order",
-        "node_agent/cache/eviction.py",
+        "node_agent/cache/node_cache.py",
         "an eviction removes the record last",
         "            self.records.forget(victim.manifest)\n"
         "            for content in victim.contents:\n"

@@ -29,7 +29,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/cache/eviction.py",
+        "node_agent/cache/node_cache.py",
         "a part that cannot be looked at ends the agent",
         "        with disk_errors(self.places.filling):\n            return",
         "        if True:\n            return",
@@ -38,7 +38,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/cache/eviction.py",
+        "node_agent/cache/node_cache.py",
         "a whole file that cannot be looked at is a bug of ours",
         "            with disk_errors(path):\n                if path.exists()",
         "            if True:\n                if path.exists()",

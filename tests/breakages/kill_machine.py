@@ -28,7 +28,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "commit-order",
-        "node_agent/cache/eviction.py",
+        "node_agent/cache/node_cache.py",
         "an eviction removes contents before the record",
         "            self.records.forget(victim.manifest)\n            for content in victim.contents:\n",
         "            for content in victim.contents:\n",

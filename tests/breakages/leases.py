@@ -46,7 +46,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/cache/admission.py",
+        "node_agent/cache/node_cache.py",
         "an admission that is refused ends the leases that there were",
         "        for manifest in self._leased:\n            self.index.leases.take(manifest, self.holder)\n",
         "",

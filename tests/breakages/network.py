@@ -47,7 +47,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/mirror_client.py",
+        "bdn/net/client.py",
         "the answer to another request is taken for the layout",
         "if layout.manifest != digest:",
         "if False:",

@@ -59,7 +59,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/service_client.py",
+        "bdn/net/client.py",
         "a name that is lost is no failure of the network to clients",
         "except httpx2.RequestError as error:",
         "except httpx2.ReadError as error:",
@@ -71,7 +71,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/service_client.py",
+        "bdn/net/client.py",
         "a connection is used again, whatever is left in it",
         "_ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)",
         "_ONE_REQUEST_EACH = httpx2.Limits()",
@@ -79,7 +79,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/service_client.py",
+        "bdn/net/client.py",
         "a client waits for as long as bytes come",
         "async with asyncio.timeout(longest):",
         "async with asyncio.timeout(None):",
@@ -160,7 +160,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/service_client.py",
+        "bdn/net/client.py",
         "who waits ends at the first fault",
         "                if delay is None or now() + delay > until:\n",
         "                if True:\n",

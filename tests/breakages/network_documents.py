@@ -12,7 +12,7 @@ _HEARTBEAT = f"{_TEST}test_a_heartbeat_s_answer_with_a_wrong_bit_costs_an_error_
 BREAKAGES: Final = [
     Breakage(
         "hostile-input",
-        "bdn/net/client/service_client.py",
+        "bdn/net/client.py",
         "an answer is read to its end, whoever gives it",
         "        if self._most_bytes is None:",
         "        if self:",
@@ -36,7 +36,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/mirror_client.py",
+        "bdn/net/client.py",
         "a manifest is not compared with its name as it comes",
         "if (actual := digest_of(content)) != digest:",
         "if (actual := digest_of(content)) == 0:",
@@ -44,7 +44,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/net/client/mirror_client.py",
+        "bdn/net/client.py",
         "a damaged layout is nobody's error",
         "            raise WrongDocumentError(name, self.address, str(error)) from error\n        if layout.manifest",
         "            raise LookupError(name) from error\n        if layout.manifest",

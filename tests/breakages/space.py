@@ -19,7 +19,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/cache_directory.py",
+        "node_agent/cache/space.py",
         "a disk that has turned read-only is said to be ready",
         "        if disk.f_flag & os.ST_RDONLY:\n",
         "        if False:\n",
@@ -43,7 +43,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/cache/admission.py",
+        "node_agent/cache/node_cache.py",
         "a stage is let in whatever the budget says",
         "        budget = await in_thread(self._budget)\n",
         "        budget = await in_thread(self._budget) * 8\n",
@@ -59,7 +59,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "node_agent/disk/cache_directory.py",
+        "node_agent/cache/space.py",
         "a disk that does not answer is said to be ready",
         "        disk = os.statvfs(folder)\n",
         "        try:\n            disk = os.statvfs(folder)\n        except OSError:\n            return\n",

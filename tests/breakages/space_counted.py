@@ -15,7 +15,7 @@ _AGAIN = "            room = max(room, await in_thread(self.space.room), key=lam
 BREAKAGES: Final = [
     Breakage(
         "space",
-        "node_agent/cache/admission.py",
+        "node_agent/cache/node_cache.py",
         "what a refused stage shared with a victim stays promised to it",
         "for content in (*self._absent, *given_up):",
         "for content in self._absent:",

@@ -11,7 +11,7 @@ _LAWS: Final = "tests/property/test_tier_budget_laws.py::"
 
 def _broken(what: str, old: str, new: str, *laws: str) -> Breakage:
     first, *others = [f"{_LAWS}{law}" for law in laws]
-    return Breakage("space", "bdn/core/cache/tier_budgets.py", what, old, new, first, tuple(others))
+    return Breakage("space", "node_agent/cache/space.py", what, old, new, first, tuple(others))
 
 
 BREAKAGES: Final = [

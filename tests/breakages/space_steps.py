@@ -37,7 +37,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "bdn/core/cache/ledger.py",
+        "bdn/core/cache/index.py",
         "a fill that ends frees nothing of its promise",
         "        self._committed[digest] = size\n        self.reserved_bytes -= size\n",
         "        self._committed[digest] = size\n",
@@ -45,7 +45,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "bdn/core/cache/tier_budgets.py",
+        "node_agent/cache/space.py",
         "a neighbour empties the cache",
         "max(keep.node, there - cluster)",
         "max(0, there - cluster)",
@@ -53,7 +53,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "space",
-        "bdn/core/cache/tier_budgets.py",
+        "node_agent/cache/space.py",
         "a pressed cache grows",
         "node=min(used.node, min(limits.node, disk) * percent // 100)",
         "node=min(limits.node, disk) * percent // 100",

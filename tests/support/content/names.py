@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest, digest_of
 
 
