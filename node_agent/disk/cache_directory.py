@@ -133,7 +133,7 @@ class CacheDirectory:
 
     places: Places
     writes: DirectWrites
-    aside: UnnamedBytes
+    unnamed: UnnamedBytes
     is_rebooted: bool
 
 

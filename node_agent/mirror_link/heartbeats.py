@@ -23,9 +23,8 @@ from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import Room, check_fitness
-from node_agent.change_signal import ChangeSignal
 from node_agent.disk.places import Places
-from node_agent.fetch.members import Members
+from node_agent.fetch.peers import Members
 from node_agent.journal import Journal
 from node_agent.mirror_link.evictions import EvictionCommands
 from node_agent.mirror_link.prefetches import PrefetchCommands
@@ -35,6 +34,28 @@ from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
 _REMEMBERED: Final = 1000  # commands: an answer of the mirror's that was long on its way may repeat one
+
+
+class ChangeSignal:
+    """Counts changes and wakes whoever tells them. ``tell`` is called on the event loop."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """What this node holds, or who needs it, is another now."""
+        self.version += 1
+        self._event.set()
+
+    def wake(self) -> None:
+        """Nothing changed, but there is something to say."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Until there is news; several changes in a row are one."""
+        await self._event.wait()
+        self._event.clear()
 
 
 class CommandInbox:

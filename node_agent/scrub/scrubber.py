@@ -16,9 +16,16 @@ from bdn.wire.operation_schema import Outcome
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
-from node_agent.scrub.findings import Damage, DamageReports, Findings, ScrubTarget, event_about, single_chunk
+from node_agent.scrub.findings import (
+    Damage,
+    DamageReports,
+    Findings,
+    ScrubRecord,
+    ScrubTarget,
+    event_about,
+    single_chunk,
+)
 from node_agent.scrub.reading import ScrubReader
-from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.repair import FileRepair, check_writable, identity, rewrite, truncate
 from node_agent.scrub.repair_source import RepairSource
 
@@ -129,7 +136,7 @@ class Scrubber:
             await self._replace(target, left, findings)
         elif left:
             indices = frozenset(one.chunk.index for one in left if one.chunk)
-            await self.cache.put_aside(target.content, partial(self.repair.to_part, layout, indices))
+            await self.cache.withdraw(target.content, partial(self.repair.to_part, layout, indices))
             await self._lost(target, left, findings)
 
     async def _rewrite(
@@ -158,7 +165,7 @@ class Scrubber:
     async def _replace(self, target: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
         """Another file in its place, here and in views: this one is gone, or its disk does not keep what is written."""
         earlier = await in_thread(identity, target.path)
-        await self.cache.put_aside(target.content, partial(self.repair.to_quarantine, target.content))
+        await self.cache.withdraw(target.content, partial(self.repair.to_quarantine, target.content))
         try:
             await self.source.refill(target.content)
         except BdnError as error:

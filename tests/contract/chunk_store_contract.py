@@ -1,7 +1,5 @@
 """What every CollectableStore promises (``core/ports.py``). Suites inherit it and name their store."""
 
-from __future__ import annotations
-
 import io
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """GcsSource keeps the contracts of a Source, a bucket and access, against a double that is as strict as GCS."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json

@@ -1,7 +1,5 @@
 """How a service account's key becomes a token, each way to fail, and that no part of either is ever shown."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -11,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET
+from bdn.core.egress import PUBLIC_INTERNET
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -22,7 +20,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.credentials import Secret, service_account_key
 from bdn.sources.gcs.bucket import GcsEndpoint
 from bdn.sources.gcs.key_tokens import KeyTokens

@@ -1,9 +1,6 @@
 """Whatever goes wrong at a hub comes out of the source as one of our errors, after exactly one attempt."""
 
-from __future__ import annotations
-
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,7 +24,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.huggingface.session import PATIENCE
 from bdn.sources.opener import open_source
@@ -186,16 +183,6 @@ async def test_a_rate_limited_page_is_not_asked_for_again_before_its_time(hub: H
             await listed(source)
     assert raised.value.retry_after_seconds == 3600
     assert hub.log.count("cursor=") == 1
-
-
-async def test_a_hub_that_is_not_there_is_unavailable_at_once() -> None:
-    with Hub() as gone:
-        pass
-    started = time.monotonic()
-    async with opened(gone) as source:
-        with pytest.raises(UpstreamUnavailableError, match="ConnectError"):
-            await source.resolve()
-    assert time.monotonic() - started < 5
 
 
 async def test_a_hub_that_goes_silent_in_a_listing_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

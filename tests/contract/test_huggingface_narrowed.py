@@ -1,7 +1,5 @@
 """A narrowed listing of a repository finds what was asked for, each file once, and asks the hub for little."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 
@@ -11,7 +9,7 @@ from huggingface_hub import close_session
 from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
 from bdn.core.ports import Source
 from bdn.core.source.patterns import Patterns, literal_prefixes, select
-from bdn.sources.huggingface.tree import FOLDERS_ASKED_FOR, folders_of
+from bdn.sources.huggingface.source import FOLDERS_ASKED_FOR, folders_of
 from tests.contract.test_huggingface_source import opened
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub

@@ -1,7 +1,5 @@
 """HuggingFaceSource keeps the contract of a Source, against a double that the real client cannot tell from a hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 
@@ -12,7 +10,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import SourceNotFoundError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

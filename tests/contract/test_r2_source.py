@@ -1,7 +1,5 @@
 """R2 keeps the contract of a Source, against moto behind real signatures for R2's one region. Its buckets are read as S3's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -11,7 +9,7 @@ import pytest
 from bdn.core.errors import AuthRequiredError, InvalidRequestError, SourceNotFoundError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import S3Credentials, Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -1,7 +1,5 @@
 """Whatever goes wrong at S3 comes out of the source as one of our errors, after exactly one attempt."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +16,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.uri import BucketUri, parse_source
+from bdn.core.source.weights import BucketUri, parse_source
 from bdn.sources.credentials import S3Credentials, Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -1,7 +1,5 @@
 """Locating a large file of S3 asks for its head: every way in which that fails, and what a head is not believed."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from hashlib import md5

@@ -1,7 +1,5 @@
 """S3Source keeps the contract of a Source on OpenStack Swift: a second server, of which nothing is ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import md5

@@ -1,7 +1,5 @@
 """The hub's second origin: content by digest, for those who hold a signed link and send no credentials."""
 
-from __future__ import annotations
-
 import hmac
 import time
 from urllib.parse import parse_qs, quote

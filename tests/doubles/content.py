@@ -1,7 +1,5 @@
 """Bytes that a double serves: literal ones, or gigabytes made up on the way out in constant memory."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

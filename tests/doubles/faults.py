@@ -1,7 +1,5 @@
 """Failures on command, so that they replay: which requests fail, how, and how often."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ with GcsServer() as server:
     # read from server.url with server.account's key
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

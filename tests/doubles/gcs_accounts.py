@@ -4,8 +4,6 @@ Written from Google's documentation ("Using OAuth 2.0 for Server to Server Appli
 something else than google-auth.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What a bucket of the GCS double holds: one live generation per name, in the order of names."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from base64 import b64encode

@@ -4,8 +4,6 @@ Strict about everything that the documents of both calls ask for. The access tok
 endpoint, so that its buckets take them, and stop to when their time is over.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A threaded HTTP/1.1 server for doubles: keep-alive, ranges, a log of requests and scripted failures."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import os

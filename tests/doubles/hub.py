@@ -11,8 +11,6 @@ speak xet. There is no xet behind it. What the real hub does was read from the c
 (huggingface_hub #4815, huggingface.js #945) and its documentation.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Literal, Self
 

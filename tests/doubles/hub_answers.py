@@ -1,7 +1,5 @@
 """The documents and refusals of the hub double, in the shapes that the real client reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """What the hub answers: its API, and its way to the bytes of a file."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,14 +7,7 @@ from urllib.parse import parse_qs, quote, unquote
 
 from tests.doubles.cdn import Cdn
 from tests.doubles.http_origin import Answer, Request
-from tests.doubles.hub_answers import (
-    description,
-    entry_not_found,
-    file_answer,
-    gated_refusal,
-    json_answer,
-    refusal,
-)
+from tests.doubles.hub_answers import description, entry_not_found, file_answer, gated_refusal, json_answer, refusal
 from tests.doubles.hub_repository import Commit, HubRepository, Kind
 
 KINDS: dict[str, Kind] = {"models": "model", "datasets": "dataset", "spaces": "space"}

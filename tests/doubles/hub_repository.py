@@ -1,7 +1,5 @@
 """A repository of the hub double: commits, what names them, and what a listing says about their files."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

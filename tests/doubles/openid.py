@@ -1,7 +1,5 @@
 """A cloud's side of OpenID Connect: checks an identity token against the documents that its issuer serves."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Callable

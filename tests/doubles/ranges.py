@@ -1,7 +1,5 @@
 """Reads a range of a Location as plainly as possible, with none of the code under test."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection

@@ -1,7 +1,5 @@
 """What a double was asked and what it sent, so that tests can count requests and bytes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from threading import Condition

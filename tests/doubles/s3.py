@@ -8,8 +8,6 @@
 moto keeps one account per process, so two servers of one process share their buckets; choose other names.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from threading import Lock

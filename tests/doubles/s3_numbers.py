@@ -6,8 +6,6 @@
 It answers ListObjectsV2 and GET as S3 does, checks no signatures, and logs every request. Its ETags are MD5s.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_left
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Written from the AWS documentation ("Authenticating Requests: AWS Signature Vers
 botocore's signatures are checked by something else than botocore.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping

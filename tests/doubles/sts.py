@@ -6,8 +6,6 @@ The keys that it gives out open the buckets of an S3 double until they end.
     sts.roles["arn:aws:iam::123456789012:role/weights"] = WebTrust("https://bdn.test", "v=1:org=acme:job=*:type=mirror")
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@
 Nothing of it is ours, signatures and versions least of all. It takes some seconds to start, so a session starts it once.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import socket

@@ -1,7 +1,5 @@
 """Tokens, collections and restorations, as an operator runs them against a mirror in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """A cluster cache of its own, as an operator runs one: it feeds a node, and is emptied by command."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a user and an operator see of the egress guard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.doubles.hub import Hub

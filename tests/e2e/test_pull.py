@@ -1,7 +1,5 @@
 """``bdn pull`` against the doubles, beside the clients that users would otherwise use."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

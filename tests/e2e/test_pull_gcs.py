@@ -1,7 +1,5 @@
 """``bdn pull gs://…`` as a user calls it, against the strict double: everything between the URI and the files is real."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``bdn-admin secrets``, as a user types it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """Mirror and agents as services, driven by the commands."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

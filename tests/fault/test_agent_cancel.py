@@ -2,8 +2,6 @@
 
 # ruff: noqa: ASYNC110 - a test's loop has nobody else to serve
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A disk that is full, read-only or damaged fails one stage with its reason; the agent and its promises stay."""
 
-from __future__ import annotations
-
 import errno
 from contextlib import suppress
 from pathlib import Path

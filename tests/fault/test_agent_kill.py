@@ -1,7 +1,5 @@
 """An agent that is killed in the middle of its work loses little and goes on by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A member of the cluster is killed while all stage: the others finish, and what they have is right."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import AsyncExitStack

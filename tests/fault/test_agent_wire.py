@@ -1,7 +1,5 @@
 """Whatever the way to the mirror does to a chunk: it is fetched again, or the stage says what is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
@@ -11,8 +9,7 @@ from typing import Any
 import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
-from bdn.net.http1.dialing import dial
-from bdn.net.http1.pool import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool, dial
 from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
 from tests.support.content.trees import tree
@@ -110,7 +107,7 @@ def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeyp
             pool.close()  # it cannot see this socket yet
             return made
 
-        monkeypatch.setattr("bdn.net.http1.dialing.dial", connect)
+        monkeypatch.setattr("bdn.net.http1.pool.dial", connect)
         with (
             pytest.raises(ConnectionAbortedError, match="this program is ending"),
             pool.get(f"http://127.0.0.1:{silent.getsockname()[1]}/", {}),

@@ -1,7 +1,5 @@
 """The real ``bdn serve``, killed while it collects, again and again, beside clients that mirror: nothing READY is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

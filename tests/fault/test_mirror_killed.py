@@ -1,7 +1,5 @@
 """The real ``bdn serve``, killed in the middle of a copy: it goes on, and reads again only what nobody could know it had."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections import Counter

@@ -1,7 +1,5 @@
 """What ``bdn serve`` says when it cannot start, and what its log never says."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 import sys

@@ -1,7 +1,5 @@
 """Upstreams that are not the same for the whole length of a copy: other content, other addresses, other hosts."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Every job of a mirror keeps the pace that an upstream can bear, and waits when it asks to wait."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ Every script is played on S3. Those whose outcome depends on how an upstream loc
 played on the others, too. Wrong content is in ``promises/test_corruption_from_upstreams.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Members of a cluster die, hang, lie, leave and join on a real network: the others finish, right, and spare the mirror."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a stage of several manifests may push out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data plane: an agent serves what it holds to its peers, with the reader that they use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What an agent remembers of stages that have ended."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from unittest import mock

@@ -1,7 +1,5 @@
 """An agent that owns chunks: it obtains them for its peers, holds them within a budget of their own, and lets them go."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

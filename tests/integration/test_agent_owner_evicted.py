@@ -1,7 +1,5 @@
 """Chunks of an owner that are evicted while peers read them or wait for them: right bytes or a clean error, right counts."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Small files that come in slabs: one fetch for many, the same tree, and every lie about them found out."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

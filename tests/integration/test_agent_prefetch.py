@@ -1,7 +1,5 @@
 """Prefetches on a node: what they bring stays in the cache, and is leased only while it is being brought."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The daemon as an operator meets it: help, exit codes, sockets, signals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Agents of one cluster fill from one another, and read the mirror once."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An agent whose mirror is behind TLS, with an authority of the operator's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stage that is to be warm: its files come into the page cache behind the job's back, and never at others' cost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What a stage costs when its node holds everything already."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/contract.md is the contract: what the code offers stands on the page, and nothing else does."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """docs/metrics.md names what services really tell Prometheus, and nothing else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Grants, keys and organisations of a mirror. Who may read what is in ``promises/test_access_matrix.py``."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Agents as the mirror sees them: membership, commands, reports, and leases that hold off evictions."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chunks by name, over the API and over the data plane: whole, in ranges, as HEAD, and not at all."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path

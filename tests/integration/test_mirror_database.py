@@ -1,7 +1,5 @@
 """The migrations make the tables that the code knows, on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import suppress

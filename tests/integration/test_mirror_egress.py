@@ -1,7 +1,5 @@
 """The egress guard through the whole mirror: a refused upstream fails its source, for good, before anything is sent."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,10 +38,7 @@ async def test_an_endpoint_that_the_operator_configured_is_refused_as_well(
 ) -> None:
     hub.repo("org/model").commit(CONTENT)
     bucket.put(CONTENT)
-    for wanted in (
-        source("hf://org/model"),
-        {**source(f"s3://{bucket.name}"), **with_secret("s3-keys")},
-    ):
+    for wanted in (source("hf://org/model"), {**source(f"s3://{bucket.name}"), **with_secret("s3-keys")}):
         document = await guarded.mirror(wanted)
         assert document["status"] == "FAILED"
         error = document["sources"][0]["error"]

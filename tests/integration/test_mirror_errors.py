@@ -1,7 +1,5 @@
 """Each error of docs/contract.md that the mirror can produce, by what triggers it; none publishes anything."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

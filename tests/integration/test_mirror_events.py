@@ -1,7 +1,5 @@
 """What was decided, as the mirror keeps and shows it: once, to whom it concerns, and for as long as it is kept."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import threading

@@ -3,8 +3,6 @@
 Here what is evicted is collected at once; how it can be had back is in ``tests/promises/test_restoring.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path

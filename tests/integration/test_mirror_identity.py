@@ -1,7 +1,5 @@
 """AWS_OIDC, AWS_ASSUME_ROLE and GCP_OIDC through the whole mirror, against token services that check what they are sent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.doubles.s3 import S3Bucket

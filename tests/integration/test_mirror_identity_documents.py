@@ -1,7 +1,5 @@
 """The mirror as an OpenID issuer: what it serves, to whom, and with which keys."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each way in which a token service refuses or fails, as the user of the mirror sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -165,13 +163,7 @@ async def test_another_organisation_s_role_is_refused_and_the_external_id_told(
     ],
 )
 async def test_wrong_keys_of_the_mirror_s_own_are_the_operator_s_business(
-    clouds: Clouds,
-    bucket: S3Bucket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    value: str,
-    code: str,
+    clouds: Clouds, bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, code: str
 ) -> None:
     monkeypatch.setenv(name, value)
     async with trusted_mirror(clouds, tmp_path) as mirror:

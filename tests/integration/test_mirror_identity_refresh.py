@@ -1,7 +1,5 @@
 """Credentials end in the middle of a long copy: they are renewed, seldom, and no byte is lost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

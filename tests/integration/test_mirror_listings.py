@@ -1,7 +1,5 @@
 """Listings of a mirror: narrowed where patterns allow it, few requests, and nothing read where nothing changed."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs

@@ -3,8 +3,6 @@
 Every method succeeds and fails with distinctive values while everything that can be seen or kept is collected.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

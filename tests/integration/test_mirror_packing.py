@@ -1,7 +1,5 @@
 """What the database says about packed files, on SQLite and on PostgreSQL: recorded, found, read back, and forgotten."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -155,11 +153,7 @@ async def test_each_organisation_reads_slabs_of_its_own_and_public_ones_alone(he
     assert await held.lost("nobody", A) == [digest_of(A)]  # although it is published for others
     public = await held.pack("public", D, A)
     assert await held.slabs(manifest, "nobody") == {A: public.digest.hex}
-    readable = {
-        "acme": [True, False, True],
-        "rival": [False, True, True],
-        "nobody": [False, False, True],
-    }
+    readable = {"acme": [True, False, True], "rival": [False, True, True], "nobody": [False, False, True]}
     for organisation, expected in readable.items():
         slabs = (acme, rival, public)
         assert [await held.opens(manifest, organisation, slab.digest) for slab in slabs] == expected

@@ -1,7 +1,5 @@
 """The mirror on a real PostgreSQL: the main flow, two workers that share one database, and a database that goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

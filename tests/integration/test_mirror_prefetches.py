@@ -1,7 +1,5 @@
 """Prefetches as the mirror records them: told to agents until they report the end, on both databases."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Liveness, readiness and numbers."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing

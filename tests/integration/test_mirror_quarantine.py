@@ -1,7 +1,5 @@
 """Wrong content is kept as evidence, named in the failure, never published, and harms no other source."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

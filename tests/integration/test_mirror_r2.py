@@ -1,7 +1,5 @@
 """R2 through the whole mirror, at the address that the operator's setting names."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path

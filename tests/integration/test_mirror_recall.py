@@ -1,7 +1,5 @@
 """A commit that was published before is published again without looking at its files."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.doubles.hub import Hub

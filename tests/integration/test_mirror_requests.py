@@ -1,7 +1,5 @@
 """A source goes in at ``POST /mirror`` and comes out as a manifest, a layout and chunks."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """The encrypted secrets of the mirror: set, used, rotated and removed, on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable
@@ -205,9 +203,7 @@ async def test_a_row_that_was_moved_to_another_name_or_organisation_is_refused(
 
 
 @ONE_KIND
-async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the_value(
-    mirror_with: OpenMirror,
-) -> None:
+async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the_value(mirror_with: OpenMirror) -> None:
     async with mirror_with() as mirror:
         refusals = [
             await mirror.http.put(f"/secrets/{name}", json=body)

@@ -1,7 +1,5 @@
 """Secrets of the operator: read when they are used, from a folder or the environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Small files of a mirror rest in slabs, and nobody reads a neighbour's: neither by a layout nor by a chunk's name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path

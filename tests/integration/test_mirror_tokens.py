@@ -1,7 +1,5 @@
 """Tokens: made, shown once, looked up at each call, revoked; what each role may; whom an operator acts for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Verifications as the mirror records them: told to agents until they report, on both databases, and on the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

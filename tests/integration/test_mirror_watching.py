@@ -1,7 +1,5 @@
 """Plans, waiting, events, canceling and paging: what callers see of mirrors over time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What data planes send is charged to their limits, byte for byte."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx2

@@ -3,8 +3,6 @@
 An agent asks nobody: a grant is its own proof. The oracle is a table of which grant names what, and the files of each manifest.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Every other route of the mirror: who may call it, and that another organisation's things are answered like nothing at all."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -195,10 +193,7 @@ async def test_a_verification_neither_reads_nor_tells_of_another_s_private_slab(
             ("operator for a", "a", {str(slabs["a"])}),
             ("controller b", "b", set()),
         ):
-            for what in (
-                {"manifest": str(world.manifests[f"{name}-private"])},
-                {"source": f"hf://org/{name}-private"},
-            ):
+            for what in ({"manifest": str(world.manifests[f"{name}-private"])}, {"source": f"hf://org/{name}-private"}):
                 assert await verified(bearer, **what) == (expected, 1), (bearer, what)
                 tally.add(scenarios=1, refused=not expected)
 

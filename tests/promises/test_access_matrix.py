@@ -4,8 +4,6 @@ Not yours and not there are one answer: status, headers and body to the byte, bu
 number of database statements.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """The disk of a cluster tier fails: what it holds stays held and served, and nobody asks it in a loop."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a manifest names is never collected, whoever copies, gives up, restores or is killed meanwhile; all else goes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Wrong bytes of the mirror's store as agents meet them, and a mirror that is killed while it mends them: real processes."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Iterator

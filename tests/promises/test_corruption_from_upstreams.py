@@ -3,8 +3,6 @@
 Played by a proxy in front of the servers of each kind of upstream.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final

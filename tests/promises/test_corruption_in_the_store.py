@@ -1,7 +1,5 @@
 """The mirror's store as a disk leaves it: wrong bytes are found, put away, and only they are fetched again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

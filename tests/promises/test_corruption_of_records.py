@@ -1,7 +1,5 @@
 """Manifests and chunk lists are in the mirror's database alone: damaged there, they are found, refused, and named."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable

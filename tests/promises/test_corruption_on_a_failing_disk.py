@@ -1,14 +1,12 @@
 """A disk that takes no notes, or does not even say how large a file is, keeps nobody from finding and mending what is wrong."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from bdn.core.errors import DiskFailedError
-from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.findings import ScrubRecord
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, noise, staged
 from tests.support.crash.rot import a_week_later, cached, figures, flip, now, repaired

@@ -1,7 +1,5 @@
 """A disk that takes nothing new is told of, to whoever asks and with each heartbeat: the agent stays where it is."""
 
-from __future__ import annotations
-
 import errno
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Evictions that are killed at each of their steps, and evictions that come between the steps of a stage of the same manifest."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

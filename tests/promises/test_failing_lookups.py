@@ -1,7 +1,5 @@
 """A disk that answers EIO when it is asked what stands where: stages fail for it, and the agent goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,7 +65,7 @@ async def put_aside(agent: Agent, held: str) -> None:
         agent.places.file(content).unlink()
         return False
 
-    await agent.cache.put_aside(content, take)
+    await agent.cache.withdraw(content, take)
 
 
 @pytest.mark.parametrize("place", ["*/mounts/stg_*", "*.part"])

@@ -1,7 +1,5 @@
 """The disk that the tests of power losses stand on: it really forgets, and it keeps what it should."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Clients that speak HTTP as no client should, to every port of both services: each gets a refusal or the end of its connection."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Agents that say numbers which nothing has: every number of a heartbeat, and of each kind of event, on both databases."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import AsyncIterator, Collection, Iterator

@@ -1,7 +1,5 @@
 """Whatever bytes come, a parser reads them or says which typed error they are: nothing else, and soon."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Both services under requests that their own OpenAPI documents make up, right and wrong: never a 500, a traceback, or a file outside."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator, Mapping

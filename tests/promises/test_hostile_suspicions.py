@@ -1,7 +1,5 @@
 """Readers who say of every chunk that it came wrong: each is answered, and nobody else waits for them."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """An agent and a mirror are killed at every step of their work on the disk, and go on; a job that reads all the while notices nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

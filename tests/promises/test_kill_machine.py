@@ -1,7 +1,5 @@
 """The state machine of a node's cache, killed at any call to the disk and opened again, ten thousand times on one directory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

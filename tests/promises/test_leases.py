@@ -1,7 +1,5 @@
 """Leases under clocks that jump, restarts, and holders that die: what a stage leases stays whole until its own time is over."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A thousand askers at once cost one read of the upstream, nobody is turned away, and nobody who leaves is remembered."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import socket

@@ -1,7 +1,5 @@
 """What a READY stage shows stays, also where files are lost that cannot be brought again now."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Sequence

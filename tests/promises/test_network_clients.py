@@ -1,7 +1,5 @@
 """Faults between those who ask and a mirror or an agent: the right answer or a typed error in bounded time, and nothing done twice."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

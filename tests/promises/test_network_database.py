@@ -1,7 +1,5 @@
 """Between the mirror and PostgreSQL everything falls silent, and nothing is reset: whoever waits is told, and it passes by itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

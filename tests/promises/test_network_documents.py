@@ -4,8 +4,6 @@ Manifests and layouts have names to be compared with, and so have the keys that 
 cannot be believed is an error, and the next heartbeat brings it right.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterator

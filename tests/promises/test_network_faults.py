@@ -1,7 +1,5 @@
 """Whatever the network does between an agent, the mirror and peers: right files in bounded time, or an error that names the place."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Another process keeps the embedded database locked: what writes waits or says so, what reads goes on, and nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator

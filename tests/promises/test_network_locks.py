@@ -1,7 +1,5 @@
 """Work that one process does at a time: whoever is not alone any more hears of it, and what two do at once is right all the same."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Names that do not resolve, for a while or for good: of upstreams for the mirror, and of the mirror for agents and commands."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Whatever the network does between an upstream and the mirror: right bytes are published in the end, or nothing is."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence

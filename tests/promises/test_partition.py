@@ -1,7 +1,5 @@
 """The mirror, its database, its store or the peers are out of reach: what can be done is done, the rest says so and goes on later."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The power fails under an agent and under a mirror, at any step: work may be lost, truth is not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

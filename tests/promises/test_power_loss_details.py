@@ -1,7 +1,5 @@
 """Single steps of the commit order on a disk that forgets: what each sync is for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A mirror and two agents of a ring are killed again and again while they mirror, stage, release and evict, and jobs read."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from random import Random

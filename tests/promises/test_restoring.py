@@ -1,7 +1,5 @@
 """What was evicted from the mirror can be had back for seven days; one organisation's eviction takes nothing from another."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A name whose resolver says neither yes nor no, and lets nobody go: it costs those who ask for it, and nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading
@@ -12,12 +10,12 @@ from typing import Final
 
 import pytest
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError
 from bdn.net import client
 from bdn.net.client import MirrorClient
 from bdn.net.host_lookups import NameSilentError, run_program
-from bdn.net.http1.dialing import Dialer
+from bdn.net.http1.pool import Dialer
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror

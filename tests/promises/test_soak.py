@@ -4,8 +4,6 @@
 ``BDN_SOAK_PAUSE_SECONDS`` has each worker rest after each round, for an hour beside other work.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

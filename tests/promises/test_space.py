@@ -1,7 +1,5 @@
 """Space on real disks: stages at once on a small one, neighbours that fill it, too few inodes, and disks that fail."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

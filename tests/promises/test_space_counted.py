@@ -1,7 +1,5 @@
 """What is counted is what is there: after a stage that was refused, and while others delete and files become whole."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

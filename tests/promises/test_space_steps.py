@@ -1,7 +1,5 @@
 """Committed and reserved bytes stay within the budget, at each of a million steps, with a neighbour on the same disk."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.agent.ledger_steps import Disk

@@ -1,7 +1,5 @@
 """The disk under the mirror's store fails, or refuses: whoever needs it is told so, and what it held and had to lose is not forgotten."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

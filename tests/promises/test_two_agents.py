@@ -1,7 +1,5 @@
 """Two agents, as processes, on one cache directory: one has it, the other says who; and what a dead one left stops nobody."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of the node's cache that the agent may not read, such as after somebody changed their owner or mode."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

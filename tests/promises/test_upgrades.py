@@ -1,7 +1,5 @@
 """What an earlier version left is taken over whole; what a later version left is refused before anything is touched."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
@@ -104,11 +102,11 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_
         ],
         "verifications": [
             {"id": f"ver_{'0' * 24}", "status": "DAMAGED", "request": {"all": True}, "command": {}, "pending": []}
-            | {"items": [damaged], "unreachable": [], "chunks_read": 7, "bytes_read": 70, "cursor": None, **asked},
+            | {"items": [damaged], "unreachable": [], "chunks_read": 7, "bytes_read": 70, "cursor": None, **asked}
         ],
         "prefetches": [
             {"id": f"pre_{'0' * 24}", "organisation": "default", "status": "RUNNING", "created_at": 1e9}
-            | {"request": {"source": "hf://org/model"}, "mounts": [{"manifest": "3" * 64, "source": "hf://org/model"}]},
+            | {"request": {"source": "hf://org/model"}, "mounts": [{"manifest": "3" * 64, "source": "hf://org/model"}]}
         ],
         "prefetch_nodes": [
             {"prefetch": f"pre_{'0' * 24}", "cluster": "c", "node": node, "state": state, "bytes_total": 5}
@@ -117,7 +115,7 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_
         ],
         "collections": [
             {"id": f"col_{'0' * 24}", "status": "DONE", "created_at": 1e9, "completed_at": 1e9, "error": None}
-            | {"request": {"dry_run": False}, "kinds": [{"kind": "chunks", "count": 2, "bytes": 9}]},
+            | {"request": {"dry_run": False}, "kinds": [{"kind": "chunks", "count": 2, "bytes": 9}]}
         ],
     }
     (tmp_path / "mirror").mkdir()

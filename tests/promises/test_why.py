@@ -1,7 +1,5 @@
 """Every decision of a node is explained by what was recorded: who let it in, who pushed it out, whom force broke."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

@@ -1,7 +1,5 @@
 """``bdn-admin why``, as an operator runs it, against a mirror and an agent in processes of their own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the mirror collected, found damaged, repaired or could not repair is on record, for those whom it concerns."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """After an admission that came to nothing the cache counts what it counted, or what a disk that failed half-way has left."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace

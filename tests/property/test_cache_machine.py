@@ -1,7 +1,5 @@
 """Every rule of the cache against the oracle, step by step: concurrent fills, shared contents, changing budgets, crashes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st

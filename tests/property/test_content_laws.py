@@ -1,7 +1,5 @@
 """Chunks tile files, manifests survive a round trip, and names never collide."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,8 +7,7 @@ from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.paths import UnsafePathError, check_tree
-from bdn.core.source.upstream import Identity
+from bdn.core.source.upstream import Identity, UnsafePathError, check_tree
 from bdn.core.store.layout import FileLayout
 from bdn.core.units import parse_size
 from tests.support.content.names import named

@@ -1,15 +1,12 @@
 """Both lanes together are the manifest, and members do not get into each other's way."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import lanes, own_in_flight
+from bdn.core.ring.placement import Placement, lanes, own_in_flight
 from tests.support.content.names import named
 
 placements = st.builds(

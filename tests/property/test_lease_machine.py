@@ -1,7 +1,5 @@
 """The book of leases against a plain list of pairs in the order of their taking."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

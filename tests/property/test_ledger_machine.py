@@ -1,7 +1,5 @@
 """The ledger of space against two plain dictionaries that are summed anew at every step."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st

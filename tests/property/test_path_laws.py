@@ -1,7 +1,5 @@
 """Paths and mounts: whatever text comes, nothing unsafe gets through."""
 
-from __future__ import annotations
-
 import posixpath
 
 import pytest
@@ -9,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.errors import InvalidMountError
-from bdn.core.source.paths import UnsafePathError, check_tree, normalise_path
+from bdn.core.source.upstream import UnsafePathError, check_tree, normalise_path
 from bdn.core.source.weights import check_mounts, normalise_mount
 
 segments = st.sampled_from(

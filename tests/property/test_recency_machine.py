@@ -1,7 +1,5 @@
 """The order of use against the plain history of all touches."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

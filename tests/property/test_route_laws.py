@@ -1,15 +1,12 @@
 """A chunk is asked of at most three owners, never of ourselves, and never in a circle; who comes before us is known."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import ahead, lanes, route
+from bdn.core.ring.placement import Placement, ahead, lanes, route
 from tests.support.content.names import named
 
 names = st.sampled_from(["a", "b", "c", "d", "me"])

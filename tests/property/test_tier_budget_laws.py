@@ -1,7 +1,5 @@
 """Two tiers on one disk: never more than is there or kept, nothing left lying, and the cluster tier shrinks last."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,8 +7,7 @@ from typing import Any, Final, cast
 from sqlalchemy import CursorResult, select, update
 from sqlalchemy.orm import load_only
 
-from bdn.mirror.db.bulk import insert
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, insert
 from bdn.mirror.db.tables import AgentRow, ClusterRow
 
 # Five heartbeats with their longest waits: on a full link answers are late, and who is dropped by mistake has its chunks read

@@ -9,8 +9,7 @@ from sqlalchemy import CursorResult, and_, exists, func, or_, select, text, upda
 
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.mirror.db.bulk import batches
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.tables import Json, ManifestRow, MirrorRow, MirrorSourceRow
 from bdn.mirror.db.tombstones import is_given_up
 

@@ -23,8 +23,7 @@ from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.fill.fills import FillUnit, units_of
-from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.part import PartialFile
+from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.fill.provision import FillRequest
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
@@ -78,7 +77,7 @@ class LocalProvision:
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
         lies = files[0].slice
         assert lies is not None
-        parts = PackedParts(self.disk.places, self.sync, self.disk.aside, files)
+        parts = PackedParts(self.disk.places, self.sync, self.disk.unnamed, files)
         try:
             parts.write(memoryview(self.world.chunks[lies.slab]))
             self._break_off()
@@ -185,7 +184,7 @@ async def local_node(
             pulls=pulls,
             clock=wall,
             elapsed=elapsed,
-            on_ready=metrics.ready,
+            on_ready=metrics.ready_seconds.observe,
             on_change=lambda: None,
             decided=journal.record,
         )

@@ -1,7 +1,5 @@
 """Two organisations on one mirror, and everything that somebody could show to it: what the access matrix is made of."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

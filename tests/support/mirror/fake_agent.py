@@ -1,7 +1,5 @@
 """An agent as the mirror sees it: heartbeats that say what a test tells them to say."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from tests.support.mirror.service import Json, MirrorUnderTest

@@ -1,7 +1,5 @@
 """Fixtures of the mirror's tests; named by ``pytest_plugins`` in the modules that use them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator

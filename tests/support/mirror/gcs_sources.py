@@ -1,7 +1,5 @@
 """How the suites of GCS open their sources: against the double or the emulator, as one account or anonymously."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bdn.core.ports import Source
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
@@ -41,10 +39,7 @@ class Way:
             organisation=organisation,
             ambient_credentials=self.ambient,
             settings=UpstreamSettings(
-                gcs_endpoint_url=self.url,
-                google_token_url=self.token_url,
-                gcs_key_file=self.key_file,
-                egress=LOOPBACK,
+                gcs_endpoint_url=self.url, google_token_url=self.token_url, gcs_key_file=self.key_file, egress=LOOPBACK
             ),
         )
 

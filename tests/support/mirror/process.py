@@ -1,7 +1,5 @@
 """``bdn serve`` as a process of its own, to be killed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

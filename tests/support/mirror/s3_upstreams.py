@@ -1,7 +1,5 @@
 """Servers with the interface of S3 as the upstreams of the contract suites, whatever they are and whatever scheme opens them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -10,7 +8,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from bdn.core.ports import Source
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -1,14 +1,12 @@
 """The doubles of all upstreams behind one face, so that one script of failures can be played on each of them."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from itertools import count
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, Script
 from tests.doubles.gcs import GcsServer

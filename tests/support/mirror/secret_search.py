@@ -1,7 +1,5 @@
 """Collects whatever a running mirror shows or keeps, and searches it for secrets."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

@@ -1,7 +1,5 @@
 """Small files packed for tests, by a few lines of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from bdn.core.chunk import CHUNK_SIZE

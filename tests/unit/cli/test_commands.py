@@ -1,7 +1,5 @@
 """What commands ask for, say and end with, where it takes no service to find out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

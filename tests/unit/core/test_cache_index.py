@@ -1,7 +1,5 @@
 """Examples of the index of each tier, and what the machines in ``tests/property`` do not try against their models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

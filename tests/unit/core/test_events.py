@@ -1,7 +1,5 @@
 """The kinds of events: what each must say, in which words, and to whom."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -51,17 +49,11 @@ def test_an_event_of_every_kind_survives_a_journal_says_more_than_its_kind_and_t
     assert shown is None or "secret" not in f"{shown.sentence} {shown}"
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"tier": "node"},
-        {"tier": "node", "bytes": "many"},
-        {"tier": "node", "bytes": True},
-        {"tier": None, "bytes": 1},
-        {"tier": "node", "bytes": 1, "colour": "red"},
-        {"tier": "node", "bytes": 1, "last_used": "now"},
-    ],
-)
+@pytest.mark.parametrize("facts", [
+    {"tier": "node"}, {"tier": "node", "bytes": "many"}, {"tier": "node", "bytes": True},
+    {"tier": None, "bytes": 1}, {"tier": "node", "bytes": 1, "colour": "red"},
+    {"tier": "node", "bytes": 1, "last_used": "now"},
+])  # fmt: skip
 def test_an_event_with_other_facts_than_its_kind_has_is_not_made(facts: dict[str, Fact]) -> None:
     with pytest.raises(ValueError, match=r"bytes|tier|colour|last_used"):
         Event.of("made_room", facts)
@@ -107,18 +99,11 @@ def story(*events: Event) -> list[Event]:
     return [replace(one, id=f"r/{number}", at=1_800_000_000.0 + number) for number, one in enumerate(events)]
 
 
-@pytest.mark.parametrize(
-    ("events", "is_here", "because"),
-    [
-        ([], False, None),
-        ([FOUND], True, FOUND),
-        ([FOUND, GONE], False, GONE),
-        ([FOUND, GONE_FROM_CLUSTER], True, FOUND),
-        ([FOUND, GONE, ARRIVED], True, ARRIVED),
-        ([FOUND, REFUSED], True, FOUND),
-        ([REFUSED], False, None),
-    ],
-)
+@pytest.mark.parametrize(("events", "is_here", "because"), [
+    ([], False, None), ([FOUND], True, FOUND), ([FOUND, GONE], False, GONE),
+    ([FOUND, GONE_FROM_CLUSTER], True, FOUND), ([FOUND, GONE, ARRIVED], True, ARRIVED),
+    ([FOUND, REFUSED], True, FOUND), ([REFUSED], False, None),
+])  # fmt: skip
 def test_the_last_that_was_decided_counts(events: list[Event], is_here: bool, because: Event | None) -> None:
     found = verdict(story(*events))
 

@@ -1,10 +1,8 @@
 """Deadlines of chunks, and what may be asked for twice."""
 
-from __future__ import annotations
-
 import pytest
 
-from bdn.core.ring.hedging import Deadlines, HedgeBudget
+from bdn.core.ring.peer_health import Deadlines, HedgeBudget
 
 MIB = 1024 * 1024
 

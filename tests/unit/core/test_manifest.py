@@ -1,14 +1,12 @@
 """The authority on what a source contains: canonical form, names, and what is no manifest."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from bdn.core.digest import EMPTY, digest_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.paths import UnsafePathError
+from bdn.core.source.upstream import UnsafePathError
 from tests.support.content.names import named
 
 A, B = named("a"), named("b")
@@ -107,22 +105,13 @@ def test_a_wrong_member_of_a_record_is_refused(changes: dict[str, object]) -> No
 @pytest.mark.parametrize(
     "document",
     [
-        b"",
-        b"null",
-        b"[]",
-        b'"files"',
-        b"{}",
-        b'{"files":[],"schema":"bdn.manifest.v1"}',
-        b'{"files":{},"schema":"bdn.manifest.v1"}',
-        b'{"files":"abc","schema":"bdn.manifest.v1"}',
-        b'{"files":[["a"]],"schema":"bdn.manifest.v1"}',
-        b'{"files":[{}],"schema":"bdn.manifest.v1"}',
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"files":[{"size":' + b"9" * 5000 + b"}]}",
+        b"", b"null", b"[]", b'"files"', b"{}", b'{"files":[],"schema":"bdn.manifest.v1"}',
+        b'{"files":{},"schema":"bdn.manifest.v1"}', b'{"files":"abc","schema":"bdn.manifest.v1"}',
+        b'{"files":[["a"]],"schema":"bdn.manifest.v1"}', b'{"files":[{}],"schema":"bdn.manifest.v1"}', b"\xff\xfe",
+        b"[" * 100_000, b'{"files":[{"size":' + b"9" * 5000 + b"}]}",
     ],
     ids=lambda document: repr(document[:40]),
-)
+)  # fmt: skip
 def test_anything_else_is_no_manifest(document: bytes) -> None:
     with pytest.raises(MalformedDocumentError, match="not a manifest"):
         Manifest.parse(document)

@@ -1,7 +1,5 @@
 """How long a peer is avoided, and how it comes back. What holds after any sequence is in ``tests/property``."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.ring.peer_health import Fault, PeerHealth

@@ -1,13 +1,11 @@
 """Source URIs that are refused, in the words of ``truss`` where it has some, and never with a secret."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from bdn.core.errors import InvalidSourceError
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 
 SUPPORTED = "Supported schemes: gs://, hf://, r2://, s3://"
 
@@ -72,17 +70,10 @@ def test_an_r2_source_needs_an_account_and_a_bucket(rest: str) -> None:
     assert "Expected format: r2://account_id[.jurisdiction].bucket[/path]" in str(refusal_of(f"r2://{rest}"))
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("s3://bucket@main", "S3"),
-        ("s3://bucket/prefix@v1", "S3"),
-        ("s3://bucket/a@b/c", "S3"),
-        ("s3://bucket/p@", "S3"),
-        ("gs://bucket/p@1", "GS"),
-        ("r2://account.bucket/p@1", "R2"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), [
+    ("s3://bucket@main", "S3"), ("s3://bucket/prefix@v1", "S3"), ("s3://bucket/a@b/c", "S3"),
+    ("s3://bucket/p@", "S3"), ("gs://bucket/p@1", "GS"), ("r2://account.bucket/p@1", "R2"),
+])  # fmt: skip
 def test_a_revision_on_a_bucket_is_refused_in_basetens_words(text: str, name: str) -> None:
     assert str(refusal_of(text)) == (
         "The @ revision syntax is only valid for HuggingFace sources (hf://). "
@@ -110,21 +101,12 @@ def test_a_control_character_is_refused_and_not_repeated(text: str, character: s
     assert str(error).isprintable()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hf://user:SECRET@owner/repo",
-        "hf://user:SECRET@owner/repo@main",
-        "hf://:SECRET@owner/repo",
-        "s3://AKIA:SECRET@bucket/prefix",
-        "s3://AKIA:ab/SECRET+cd@bucket/prefix",
-        "s3://AKIA:x@SECRET@bucket",
-        "s3://AKIA:x\nSECRET@bucket",
-        "gs://user:SECRET@bucket",
-        "r2://AKIA:SECRET@account.bucket",
-        "https://user:SECRET@huggingface.co/o/r",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "hf://user:SECRET@owner/repo", "hf://user:SECRET@owner/repo@main", "hf://:SECRET@owner/repo",
+    "s3://AKIA:SECRET@bucket/prefix", "s3://AKIA:ab/SECRET+cd@bucket/prefix", "s3://AKIA:x@SECRET@bucket",
+    "s3://AKIA:x\nSECRET@bucket", "gs://user:SECRET@bucket", "r2://AKIA:SECRET@account.bucket",
+    "https://user:SECRET@huggingface.co/o/r",
+])  # fmt: skip
 def test_credentials_in_a_uri_are_refused_and_not_repeated(text: str) -> None:
     error = refusal_of(text)
     assert "credentials do not belong in a source URI" in str(error)

@@ -1,12 +1,10 @@
 """How slow a body may come, and when the rest of a range is asked for at once."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.pace.streaming import Persistence, ResumePolicy, StallPolicy, StallWindow
+from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy, StallWindow
 from tests.support.network.hypothesis import BRIEFLY
 
 MIB = 1024 * 1024

@@ -1,7 +1,5 @@
 """One file, chunk by chunk: what is fetched, what is not, and how it ends early."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import zlib
@@ -18,8 +16,8 @@ from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
-from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
@@ -39,11 +37,7 @@ class Ranges(RangedReader):
         self.stated: Checksum | None = None
 
     def read_into(
-        self,
-        location: Location,
-        request: RangeRequest,
-        buffer: memoryview,
-        is_wanted: Callable[[], bool] | None = None,
+        self, location: Location, request: RangeRequest, buffer: memoryview, is_wanted: Callable[[], bool] | None = None
     ) -> Checksum | None:
         assert location.url == "memory"
         self.read.append(request.range.start // CHUNK_SIZE)

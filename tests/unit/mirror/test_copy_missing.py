@@ -1,7 +1,5 @@
 """What is brought, what is found to be there already, and how both are counted."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,10 +19,8 @@ from bdn.core.store.slabs import is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.copier import ChunkStored, Copier
-from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, StoredContents
-from bdn.mirror.ingest.packer import PackedFile, Packer, WrongContent
-from bdn.mirror.ingest.progress import Progress, SourceCounters
+from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, Packer, WrongContent
+from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.store.memory import MemoryStore
@@ -174,12 +170,6 @@ async def test_what_a_survey_took_for_stored_and_was_dropped_meanwhile_is_counte
 
 
 TINY = [file(f"tiny-{number}", number + 1) for number in range(5)]
-
-
-async def test_small_files_go_in_one_parcel(rig: Rig) -> None:
-    counters = await rig.gather(*TINY)
-    assert rig.copies.parcels == [[each.path for each in TINY]]
-    assert (counters.transferred, counters.reused) == (15, 0)
 
 
 async def test_two_mirrors_of_the_same_small_files_fetch_each_once(rig: Rig) -> None:

@@ -1,7 +1,5 @@
 """A parcel of small files becomes slabs: what is fetched, what an interruption leaves, and how it ends early."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading
@@ -22,9 +20,9 @@ from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.core.store.slabs import seal_of
-from bdn.mirror.ingest.packer import Packer
+from bdn.mirror.ingest.copier import Packer
+from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
-from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
@@ -44,11 +42,7 @@ class Upstream(RangedReader):
         self.stated: Checksum | None = None
 
     def read_into(
-        self,
-        location: Location,
-        request: RangeRequest,
-        buffer: memoryview,
-        is_wanted: Callable[[], bool] | None = None,
+        self, location: Location, request: RangeRequest, buffer: memoryview, is_wanted: Callable[[], bool] | None = None
     ) -> Checksum | None:
         self.asked.append(request.path)
         if scripted := self.scripted.get(request.path):

@@ -1,7 +1,5 @@
 """One look for all who ask the same at about the same time: as fresh as each of them needs it, and no fresher."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """One piece of work at a time per key, and who takes over when its leader fails."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A narrowed listing shows a user what the whole one would have shown."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +10,13 @@ from bdn.core.errors import BdnError, InvalidSourceError, LimitExceededError, No
 from bdn.core.ports import Location, Resolution
 from bdn.core.source.patterns import Patterns, select
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.uri import parse_source
-from bdn.core.source.weights import WeightsSource
+from bdn.core.source.weights import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selected, Selector
 
 TREE = (
-    "README.md",
-    "config.json",
-    "model-1.bin",
-    "original/README.md",
-    "original/consolidated.pth",
-    "text/config.json",
+    "README.md", "config.json", "model-1.bin", "original/README.md", "original/consolidated.pth", "text/config.json",
     "text/model.bin",
-)
+)  # fmt: skip
 
 
 @dataclass

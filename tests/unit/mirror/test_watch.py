@@ -1,7 +1,5 @@
 """Waiting for something to change."""
 
-from __future__ import annotations
-
 import asyncio
 
 from bdn.mirror.watch import Watch

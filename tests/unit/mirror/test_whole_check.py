@@ -1,7 +1,5 @@
 """Whatever the order in which chunks come, the checksum of the whole is the right one, and nothing is hashed twice."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import threading
@@ -14,17 +12,14 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.mirror.ingest import whole_check as module
-from bdn.mirror.ingest.whole_check import WholeCheck, whole_check
+from bdn.mirror.ingest import copier as module
+from bdn.mirror.ingest.copier import WholeCheck, whole_check
 
 CONTENT = b"".join(bytes([n]) * CHUNK_SIZE for n in range(2)) + b"tail" * 25
 CHUNKS = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
 NAMES = [digest_of(chunk) for chunk in CHUNKS]
 BY_NAME = dict(zip(NAMES, CHUNKS, strict=True))
-RIGHT = {
-    ChecksumKind.SHA1: hashlib.sha1(CONTENT).hexdigest(),
-    ChecksumKind.CRC32: f"{zlib.crc32(CONTENT):08x}",
-}
+RIGHT = {ChecksumKind.SHA1: hashlib.sha1(CONTENT).hexdigest(), ChecksumKind.CRC32: f"{zlib.crc32(CONTENT):08x}"}
 ORDERS = [
     (order, stored)
     for stored in ((), (0,), (1,), (0, 1), (2,), (0, 1, 2))

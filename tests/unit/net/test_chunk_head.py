@@ -1,7 +1,5 @@
 """Heads of requests: what is understood, and what is refused because two readers could understand it differently."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.net.chunk_server.messages import HEAD_LIMIT, HEADERS_LIMIT, RequestRefusedError, find_head, parse_head

@@ -1,7 +1,5 @@
 """An answer on its way: who is slow is told from who has stalled, and the server's pace from both. Time is the test's."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.sending import ChunkBody, EndedError, Pace, Sending, StalledReaderError
 from bdn.net.chunk_server.served_chunks import OpenChunk

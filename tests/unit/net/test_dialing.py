@@ -1,15 +1,13 @@
 """Dialling behind the egress guard: which of a host's addresses is called, and how it fails."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import closing
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
-from bdn.net.http1.dialing import dial
+from bdn.net.http1.pool import dial
 from tests.support.network.egress_streets import Doorbell, Names, note_attempts
 
 TWO = EgressPolicy.parse("127.0.0.1 127.0.0.3")
@@ -67,9 +65,6 @@ def test_what_is_resolved_is_what_was_judged(names: Names) -> None:
 
 
 def test_an_ipv6_address_is_called_by_its_own_family() -> None:
-    with (
-        Doorbell("::1") as bell,
-        closing(dial("[::1]", bell.port, 10, EgressPolicy.parse("::1"))) as connection,
-    ):
+    with Doorbell("::1") as bell, closing(dial("[::1]", bell.port, 10, EgressPolicy.parse("::1"))) as connection:
         assert connection.family == socket.AF_INET6
         assert bell.rang

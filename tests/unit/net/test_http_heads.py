@@ -1,7 +1,5 @@
 """Heads of answers: right ones are read, ambiguous ones are refused, and nothing else can happen."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,20 +68,12 @@ def test_no_more_headers_are_read_than_the_limit() -> None:
         head(*["x: y"] * (HEADERS_LIMIT + 1))
 
 
-@pytest.mark.parametrize(
-    ("lines", "status", "length", "is_chunked"),
-    [
-        (["Content-Length: 10"], 200, 10, False),
-        (["Content-Length: 0"], 206, 0, False),
-        (["Content-Length: 010"], 200, 10, False),
-        (["Transfer-Encoding: chunked"], 200, None, True),
-        (["Transfer-Encoding: Chunked"], 206, None, True),
-        ([], 200, None, False),
-        (["Content-Length: 10"], 304, 0, False),
-        ([], 204, 0, False),
-        ([], 100, 0, False),
-    ],
-)
+@pytest.mark.parametrize(("lines", "status", "length", "is_chunked"), [
+    (["Content-Length: 10"], 200, 10, False), (["Content-Length: 0"], 206, 0, False),
+    (["Content-Length: 010"], 200, 10, False), (["Transfer-Encoding: chunked"], 200, None, True),
+    (["Transfer-Encoding: Chunked"], 206, None, True), ([], 200, None, False),
+    (["Content-Length: 10"], 304, 0, False), ([], 204, 0, False), ([], 100, 0, False),
+])  # fmt: skip
 def test_a_body_has_one_end(lines: list[str], status: int, length: int | None, is_chunked: bool) -> None:
     found = head(*lines, status=f"HTTP/1.1 {status} x")
     assert (found.length, found.is_chunked) == (length, is_chunked)
@@ -119,18 +109,11 @@ def test_an_old_server_does_not_send_pieces() -> None:
         head("Transfer-Encoding: chunked", status="HTTP/1.0 200 OK")
 
 
-@pytest.mark.parametrize(
-    ("lines", "version", "keeps"),
-    [
-        ([], "1.1", True),
-        (["Connection: keep-alive"], "1.1", True),
-        (["Connection: close"], "1.1", False),
-        (["Connection: Upgrade, CLOSE"], "1.1", False),
-        ([], "1.0", False),
-        (["Connection: Keep-Alive"], "1.0", True),
-        (["Connection: keep-alive, close"], "1.0", False),
-    ],
-)
+@pytest.mark.parametrize(("lines", "version", "keeps"), [
+    ([], "1.1", True), (["Connection: keep-alive"], "1.1", True), (["Connection: close"], "1.1", False),
+    (["Connection: Upgrade, CLOSE"], "1.1", False), ([], "1.0", False), (["Connection: Keep-Alive"], "1.0", True),
+    (["Connection: keep-alive, close"], "1.0", False),
+])  # fmt: skip
 def test_a_connection_is_kept_when_its_server_keeps_it(lines: list[str], version: str, keeps: bool) -> None:
     assert head("Content-Length: 1", *lines, status=f"HTTP/{version} 200 OK").keeps_alive == keeps
 

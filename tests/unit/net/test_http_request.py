@@ -1,12 +1,10 @@
 """Requests say exactly what was asked for, and nothing that stands in an address or a header can say more."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.net.http1.request import Origin, UnsendableError, format_get, split_address
+from bdn.net.http1.connection import Origin, UnsendableError, format_get, split_address
 from tests.support.network.hypothesis import BRIEFLY
 
 HOST: Origin = ("https", "host", 443)

@@ -1,7 +1,5 @@
 """An API's server: where it may listen, what it logs of a shortage, how long it waits for a request, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

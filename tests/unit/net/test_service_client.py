@@ -1,7 +1,5 @@
 """Our clients: what they ask, what they believe of an answer, and for how long they ask again while there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

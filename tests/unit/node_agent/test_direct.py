@@ -1,7 +1,5 @@
 """Content goes past the page cache where the file system allows it, is the same where it does not, and the reason is told."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -102,12 +100,7 @@ def test_a_file_system_that_refuses_at_the_first_write_gets_the_same_bytes_and_t
 
 @pytest.mark.parametrize(
     "steps",
-    [
-        [taking(BLOCK)] * 3,
-        [taking(BLOCK + 100)],
-        [taking(BLOCK), taking(7)],
-        [taking(BLOCK), failing(errno.EINVAL)],
-    ],
+    [[taking(BLOCK)] * 3, [taking(BLOCK + 100)], [taking(BLOCK), taking(7)], [taking(BLOCK), failing(errno.EINVAL)]],
     ids=["block by block", "half a block", "seven bytes", "refused half-way"],
 )
 def test_what_the_kernel_leaves_over_is_written_too(tmp_path: Path, writes: Writes, steps: list[Step]) -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import EMPTY
-from bdn.core.errors import CanceledError, DiskFailedError
+from bdn.core.errors import CanceledError
 from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view
@@ -18,18 +16,11 @@ from tests.support.agent.cache import cached
 from tests.support.content.trees import tree
 
 FILES = {
-    "config.json": b"{}",
-    "a name with spaces.bin": b"spaces",
-    "\u00fc\u4e2d/\U0001f600.txt": b"unicode",
-    "deep/er/and/deeper/file": b"deep",
-    "deep/er/sibling": b"sibling",
-    "deep.first": b"sorted between",
-    "same/content": b"deep",
-    "empty": b"",
-    "also/empty": b"",
-    "-rf": b"a name like an option",
+    "config.json": b"{}", "a name with spaces.bin": b"spaces", "\u00fc\u4e2d/\U0001f600.txt": b"unicode",
+    "deep/er/and/deeper/file": b"deep", "deep/er/sibling": b"sibling", "deep.first": b"sorted between",
+    "same/content": b"deep", "empty": b"", "also/empty": b"", "-rf": b"a name like an option",
     "x" * 255: b"as long as a name can be",
-}
+}  # fmt: skip
 
 
 @contextmanager
@@ -93,14 +84,6 @@ def test_a_file_with_too_many_links_is_copied_alone(tmp_path: Path, monkeypatch:
     assert built == Built("hardlink", "2 files were copied: too many links")
     assert tree(tmp_path / "view") == FILES
     assert compare_view(manifest, tmp_path / "view", places).is_intact
-
-
-def test_a_view_that_cannot_be_built_says_where_and_why(tmp_path: Path) -> None:
-    places, manifest = cached(tmp_path / "cache", FILES)
-    places.file(manifest.files[0].digest).unlink()
-
-    with pytest.raises(DiskFailedError, match="No such file"):
-        build(places, manifest, tmp_path / "view")
 
 
 def test_copying_stops_when_nobody_waits_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,12 @@
 """The session of huggingface_hub behind the egress guard, and for others in the same process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx2
 import pytest
 from huggingface_hub import close_session, get_session
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.huggingface import session as hub_session
 from bdn.sources.huggingface.session import GuardedTransport, HubUnreachableError, one_attempt

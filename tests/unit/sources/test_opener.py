@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -7,7 +5,7 @@ import pytest
 
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.gcs.source import GcsSource
 from bdn.sources.huggingface.source import HuggingFaceSource
@@ -16,16 +14,10 @@ from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
 
 
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        ("hf://o/r", HuggingFaceSource),
-        ("hf://datasets/o/r@main", HuggingFaceSource),
-        ("s3://bucket/p", S3Source),
-        ("gs://bucket/p", GcsSource),
-        ("r2://account.bucket/p", S3Source),
-    ],
-)
+@pytest.mark.parametrize(("uri", "expected"), [
+    ("hf://o/r", HuggingFaceSource), ("hf://datasets/o/r@main", HuggingFaceSource), ("s3://bucket/p", S3Source),
+    ("gs://bucket/p", GcsSource), ("r2://account.bucket/p", S3Source),
+])  # fmt: skip
 async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, expected: type) -> None:
     address = "http://nowhere.invalid"
     nowhere = UpstreamSettings(hf_endpoint=address, s3_endpoint_url=address, gcs_endpoint_url=address)
@@ -39,7 +31,7 @@ def test_the_sdk_of_a_scheme_is_loaded_when_a_source_of_it_is_opened_and_no_othe
     script = """
 import asyncio, sys
 import bdn.cli.serve
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 def loaded():

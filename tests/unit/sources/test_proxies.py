@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import asyncio
 import json
 
 import pytest
 
 from bdn.core.errors import BdnError, UpstreamUnavailableError
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.credentials import Secret
 from bdn.sources.gcs.source import open_gcs
 from bdn.sources.guarded_connector import proxy_for

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template, r2_address
@@ -23,18 +21,10 @@ def test_placeholders_are_filled_in_and_an_absent_jurisdiction_takes_its_dot_alo
     assert r2_address(template, "4cc0", "eu") == with_jurisdiction
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "",
-        "r2.test",
-        "ftp://r2.test",
-        "https://",
-        "https://r2.test?x",
-        "https://key@r2.test",
-        "https://{acount}.r2.test",
-    ],
-)
+@pytest.mark.parametrize("template", [
+    "", "r2.test", "ftp://r2.test", "https://", "https://r2.test?x", "https://key@r2.test",
+    "https://{acount}.r2.test",
+])  # fmt: skip
 def test_what_does_not_become_an_address_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match="must be an http or https address"):
         check_r2_template(template)

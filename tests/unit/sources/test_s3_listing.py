@@ -1,7 +1,5 @@
 """One page of ListObjectsV2, in every form that servers give it."""
 
-from __future__ import annotations
-
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 

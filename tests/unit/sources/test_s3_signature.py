@@ -1,7 +1,5 @@
 """Addresses that we sign are those that botocore would sign, and those that a strict server takes."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit

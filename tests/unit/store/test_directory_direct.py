@@ -1,7 +1,5 @@
 """Large chunks bypass the page cache where that is possible, and are the same bytes where it is not."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 from pathlib import Path

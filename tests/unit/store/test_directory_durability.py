@@ -1,7 +1,5 @@
 """A chunk in a directory survives a power cut: what is synced, and in which order."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -73,14 +71,9 @@ def test_data_is_synced_before_it_has_its_name_and_every_folder_after_it_got_an_
     recorder = Recorder(root, monkeypatch)
     store.put(CHUNK, memoryview(CONTENT))
     assert recorder.steps == [
-        "fdatasync incoming/*",
-        f"mkdir chunks/{FIRST}",
-        "fsync chunks",
-        f"mkdir chunks/{FIRST}/{SECOND}",
-        f"fsync chunks/{FIRST}",
-        f"rename incoming/* to {PLACE}",
-        f"fsync chunks/{FIRST}/{SECOND}",
-    ]
+        "fdatasync incoming/*", f"mkdir chunks/{FIRST}", "fsync chunks", f"mkdir chunks/{FIRST}/{SECOND}",
+        f"fsync chunks/{FIRST}", f"rename incoming/* to {PLACE}", f"fsync chunks/{FIRST}/{SECOND}",
+    ]  # fmt: skip
 
 
 def test_the_folder_of_the_chunks_is_itself_durable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """What a DirectoryStore leaves on its disk, and what it makes of a disk that fails."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """A fixed number of page-aligned buffers: who finds none waits."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +9,7 @@ from threading import Barrier, Event, Lock
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 
 
 def address_of(buffer: memoryview) -> int:

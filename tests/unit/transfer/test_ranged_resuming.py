@@ -1,9 +1,6 @@
 """A connection that breaks or stalls inside a body costs nothing of what it brought: the rest is asked for on another one."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from select import select
 from socket import MSG_PEEK, socket
@@ -21,7 +18,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.streaming import ResumePolicy, StallPolicy
+from bdn.core.pace.retry import ResumePolicy, StallPolicy
 from bdn.core.ports import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
@@ -230,8 +227,7 @@ def test_an_answer_for_the_rest_is_judged_as_strictly_as_the_first(second: bytes
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [('ETag: "v1"', 'ETag: "v2"'), ('ETag: "v1"', "X: no etag"), ("X: no etag", 'ETag: "v2"')],
+    ("first", "second"), [('ETag: "v1"', 'ETag: "v2"'), ('ETag: "v1"', "X: no etag"), ("X: no etag", 'ETag: "v2"')]
 )
 def test_two_versions_are_never_put_together_even_where_no_etag_was_listed(first: str, second: str) -> None:
     begun = good(0, 1000, first)
@@ -265,20 +261,6 @@ def test_the_rest_is_asked_for_at_the_location_and_not_where_it_was_redirected_t
         source.script.add(faults.truncate(100), origin="other")
         assert source.read(0, 1000) == CONTENT[:1000]
         assert [request.target for request in source.heard] == ["/file", "/moved"] * 2
-
-
-@contextmanager
-def hasty() -> Iterator[RangedReader]:
-    with closing(ConnectionPool(timeout_seconds=0.05)) as pool:
-        yield RangedReader(pool, stall=StallPolicy(window_seconds=60))
-
-
-def test_the_wait_for_the_first_byte_has_a_limit_of_its_own() -> None:
-    """However long a window is. And a server that does not begin to answer is not asked again at once."""
-    with hasty() as reader, RawServer(stalling_after(b"")) as server:
-        with pytest.raises(UpstreamUnavailableError, match="timed out"):
-            read_range(reader, Location(server.url), 0, 10)
-        assert server.connections == 1
 
 
 def failing(kind: str, brought: int) -> Play:

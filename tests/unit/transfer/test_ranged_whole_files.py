@@ -1,7 +1,5 @@
 """Files of one chunk are asked for as a whole where that is how an upstream tells their checksum."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,7 +9,7 @@ import pytest
 
 from bdn.core.chunk import ByteRange
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamUnavailableError
-from bdn.core.pace.streaming import ResumePolicy
+from bdn.core.pace.retry import ResumePolicy
 from bdn.core.ports import Headers, Location
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.net.http1.pool import ConnectionPool

@@ -1,7 +1,5 @@
 """Byte ranges, both ways (RFC 9110, section 14), and how long an upstream asks us to wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from email.message import Message
 from types import SimpleNamespace
@@ -34,20 +32,11 @@ def ranges_and_sizes(draw: st.DrawFn) -> tuple[ByteRange, int]:
     return ByteRange(start, draw(st.integers(min_value=start + 1, max_value=size))), size
 
 
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        ("bytes=0-9", ByteRange(0, 10)),
-        ("bytes=99-99", ByteRange(99, 100)),
-        ("bytes=10-", ByteRange(10, 100)),
-        ("bytes=-10", ByteRange(90, 100)),
-        ("bytes=-1000", ByteRange(0, 100)),
-        ("bytes=50-1000", ByteRange(50, 100)),
-        ("bytes=0-" + "9" * 30, ByteRange(0, 100)),
-        ("Bytes=0-9", ByteRange(0, 10)),
-        ("bytes= 0-9 ", ByteRange(0, 10)),
-    ],
-)
+@pytest.mark.parametrize(("header", "expected"), [
+    ("bytes=0-9", ByteRange(0, 10)), ("bytes=99-99", ByteRange(99, 100)), ("bytes=10-", ByteRange(10, 100)),
+    ("bytes=-10", ByteRange(90, 100)), ("bytes=-1000", ByteRange(0, 100)), ("bytes=50-1000", ByteRange(50, 100)),
+    ("bytes=0-" + "9" * 30, ByteRange(0, 100)), ("Bytes=0-9", ByteRange(0, 10)), ("bytes= 0-9 ", ByteRange(0, 10)),
+])  # fmt: skip
 def test_a_range_is_the_part_that_exists(header: str, expected: ByteRange) -> None:
     assert parse_range(header, 100) == expected
 
@@ -139,57 +128,30 @@ def clock() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("0", 0.0),
-        ("120", 120.0),
-        (" 7 ", 7.0),
-        ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0),
-        ("Sun, 06 Nov 1994 08:51:37 GMT", 120.0),
-        ("Sun, 06 Nov 1994 08:51:37 -0000", 120.0),
-        ("Sun, 06 Nov 1994 09:51:37 +0100", 120.0),
-        ("Sunday, 06-Nov-94 08:51:37 GMT", 120.0),  # RFC 850, obsolete and to be understood
-        ("Sun, 06 Nov 1994 08:00:00 GMT", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("value", "seconds"), [
+    ("0", 0.0), ("120", 120.0), (" 7 ", 7.0), ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0),
+    ("Sun, 06 Nov 1994 08:51:37 GMT", 120.0), ("Sun, 06 Nov 1994 08:51:37 -0000", 120.0),
+    ("Sun, 06 Nov 1994 09:51:37 +0100", 120.0),
+    ("Sunday, 06-Nov-94 08:51:37 GMT", 120.0),  # RFC 850, obsolete and to be understood
+    ("Sun, 06 Nov 1994 08:00:00 GMT", 0.0),
+])  # fmt: skip
 def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
     assert parse_retry_after({"Retry-After": value}) == seconds
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "soon",
-        "-1",
-        "1.5",
-        "\xb2",
-        "1e9",
-        "9" * 400,
-        "Sun, 06 Foo 1994 08:49:37 GMT",
-        "later, please",
-        "Sun, 99 Nov 99999 1:1:1 GMT",
-    ],
-)
+@pytest.mark.parametrize("value", [
+    "", "soon", "-1", "1.5", "\xb2", "1e9", "9" * 400, "Sun, 06 Foo 1994 08:49:37 GMT", "later, please",
+    "Sun, 99 Nov 99999 1:1:1 GMT",
+])  # fmt: skip
 def test_what_is_neither_says_nothing(value: str) -> None:
     assert parse_retry_after({"Retry-After": value}) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ('"api";r=0;t=55', 55.0),
-        ('"api"; r=0; t=55', 55.0),
-        ('"api" ; r = 0 ; t = 55', 55.0),
-        ('"api";r=499;t=55', None),
-        ('"api";r=10;t=55', None),
-        ('"api";r=5;t=10, "resolve";r=0;t=55', 55.0),
-        ('"api";r=0;t=20, "resolve";r=3;t=55', 20.0),
-        ('"api";t=55', None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("value", "seconds"), [
+    ('"api";r=0;t=55', 55.0), ('"api"; r=0; t=55', 55.0), ('"api" ; r = 0 ; t = 55', 55.0),
+    ('"api";r=499;t=55', None), ('"api";r=10;t=55', None), ('"api";r=5;t=10, "resolve";r=0;t=55', 55.0),
+    ('"api";r=0;t=20, "resolve";r=3;t=55', 20.0), ('"api";t=55', None), ("", None),
+])  # fmt: skip
 def test_the_hub_names_the_seconds_until_its_window_opens_again(value: str, seconds: float | None) -> None:
     assert parse_retry_after({"ratelimit": value}) == seconds
 

@@ -1,7 +1,5 @@
 """Requests for weights: both forms of truss are understood, and nothing that is not understood is accepted."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,8 +8,7 @@ from pydantic import ValidationError
 
 from bdn.core.errors import BdnError, InvalidMountError, InvalidRequestError, InvalidSourceError
 from bdn.core.source.patterns import Patterns
-from bdn.core.source.uri import parse_source
-from bdn.core.source.weights import Auth, AuthMethod, WeightsSource
+from bdn.core.source.weights import Auth, AuthMethod, WeightsSource, parse_source
 from bdn.net.api_server.service import describe_validation
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody, body_from
 from tests.support.network.bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
@@ -142,33 +139,21 @@ def test_a_field_of_the_wrong_form_is_refused_and_named(body: object, place: str
     assert refusal_of(body).startswith(place)
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"source": "ftp://host/x"}, InvalidSourceError),
-        ({"source": "s3://b/x@v1"}, InvalidSourceError),
-        ({"mount_location": "relative"}, InvalidMountError),
-        ({"mount_location": "/"}, InvalidMountError),
-        ({"mount_location": "/a/../b"}, InvalidMountError),
-        ({"allow_patterns": ["/absolute"]}, InvalidRequestError),
-        ({"ignore_patterns": [""]}, InvalidRequestError),
-    ],
-)
+@pytest.mark.parametrize(("changes", "code"), [
+    ({"source": "ftp://host/x"}, InvalidSourceError), ({"source": "s3://b/x@v1"}, InvalidSourceError),
+    ({"mount_location": "relative"}, InvalidMountError), ({"mount_location": "/"}, InvalidMountError),
+    ({"mount_location": "/a/../b"}, InvalidMountError), ({"allow_patterns": ["/absolute"]}, InvalidRequestError),
+    ({"ignore_patterns": [""]}, InvalidRequestError),
+])  # fmt: skip
 def test_what_a_field_says_is_checked(changes: dict[str, Any], code: type[BdnError]) -> None:
     with pytest.raises(code):
         sources_of({"weights": [source(**changes)]})
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "told"),
-    [
-        ("/m", "/m", "stands twice"),
-        ("/m", "/m/", "stands twice"),
-        ("/m", "/./m//", "stands twice"),
-        ("/m", "/m/inner", "lies inside '/m'"),
-        ("/m/inner", "/m", "lies inside '/m'"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "told"), [
+    ("/m", "/m", "stands twice"), ("/m", "/m/", "stands twice"), ("/m", "/./m//", "stands twice"),
+    ("/m", "/m/inner", "lies inside '/m'"), ("/m/inner", "/m", "lies inside '/m'"),
+])  # fmt: skip
 def test_two_mounts_are_neither_equal_nor_nested(first: str, second: str, told: str) -> None:
     body = {"weights": [source(mount_location=first), source(mount_location=second)]}
     assert told in refusal_of(body)
