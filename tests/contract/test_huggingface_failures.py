@@ -157,16 +157,13 @@ async def test_a_failing_location_is_mapped(hub: Hub, fault: Fault, expected: ty
     assert hub.log.count("/resolve/") == 1
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({"Retry-After": "7"}, 7),
-        ({"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}, 55),
-        ({"ratelimit": '"api";r=12;t=55'}, None),
-        ({"ratelimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("headers", "seconds"), [
+    ({"Retry-After": "7"}, 7),
+    ({"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}, 55),
+    ({"ratelimit": '"api";r=12;t=55'}, None),
+    ({"ratelimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
+    ({}, None),
+])  # fmt: skip
 async def test_a_rate_limit_tells_how_long_to_wait(hub: Hub, headers: dict[str, str], seconds: float | None) -> None:
     hub.fail(answer(429, headers))
     async with opened(hub) as source:

@@ -149,18 +149,15 @@ async def address_of(source: Source) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
-@pytest.mark.parametrize(
-    ("uri", "template", "expected"),
-    [
-        ("r2://4cc0.weights", None, "https://4cc0.r2.cloudflarestorage.com/weights/k"),
-        ("r2://4cc0.eu.weights", None, "https://4cc0.eu.r2.cloudflarestorage.com/weights/k"),
-        ("r2://4cc0.eu.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.eu.r2.test/weights/k"),
-        ("r2://4cc0.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.r2.test/weights/k"),
-        ("r2://4cc0.eu.weights", "https://r2-{jurisdiction}.test:8443", "https://r2-eu.test:8443/weights/k"),
-        ("r2://4cc0.eu.weights", "https://r2.test/{account}", "https://r2.test/4cc0/weights/k"),
-        ("r2://4cc0.eu.weights", "https://r2.test", "https://r2.test/weights/k"),
-    ],
-)
+@pytest.mark.parametrize(("uri", "template", "expected"), [
+    ("r2://4cc0.weights", None, "https://4cc0.r2.cloudflarestorage.com/weights/k"),
+    ("r2://4cc0.eu.weights", None, "https://4cc0.eu.r2.cloudflarestorage.com/weights/k"),
+    ("r2://4cc0.eu.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.eu.r2.test/weights/k"),
+    ("r2://4cc0.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.r2.test/weights/k"),
+    ("r2://4cc0.eu.weights", "https://r2-{jurisdiction}.test:8443", "https://r2-eu.test:8443/weights/k"),
+    ("r2://4cc0.eu.weights", "https://r2.test/{account}", "https://r2.test/4cc0/weights/k"),
+    ("r2://4cc0.eu.weights", "https://r2.test", "https://r2.test/weights/k"),
+])  # fmt: skip
 async def test_the_address_is_the_account_s_or_what_the_setting_says(
     uri: str, template: str | None, expected: str
 ) -> None:

@@ -110,16 +110,13 @@ async def test_an_object_that_was_deleted_between_listing_and_head_has_changed(
             await source.locate(file)
 
 
-@pytest.mark.parametrize(
-    ("stated", "expected"),
-    [
-        ({}, True),
-        ({"x-amz-server-side-encryption": "AES256"}, True),
-        ({"x-amz-server-side-encryption": "aws:kms"}, False),
-        ({"x-amz-server-side-encryption": "aws:kms:dsse"}, False),
-        ({"x-amz-server-side-encryption-customer-algorithm": "AES256"}, False),
-    ],
-)
+@pytest.mark.parametrize(("stated", "expected"), [
+    ({}, True),
+    ({"x-amz-server-side-encryption": "AES256"}, True),
+    ({"x-amz-server-side-encryption": "aws:kms"}, False),
+    ({"x-amz-server-side-encryption": "aws:kms:dsse"}, False),
+    ({"x-amz-server-side-encryption-customer-algorithm": "AES256"}, False),
+])  # fmt: skip
 async def test_an_etag_is_taken_for_an_md5_only_where_the_encryption_allows_it(
     server: S3Server, bucket: S3Bucket, stated: dict[str, str], expected: bool
 ) -> None:

@@ -30,17 +30,14 @@ def space_of(places: Places, allowed: Allowed, committed: int = 0, roles: tuple[
     return Space(places, UnnamedBytes(), allowed, roles, node=node, cluster=SpaceLedger())
 
 
-@pytest.mark.parametrize(
-    ("limit", "headroom", "committed", "budget"),
-    [
-        (None, None, 0, 35_000),  # 40,000 free, less 5 % of the disk
-        (None, None, 50_000, 85_000),  # what we hold is ours to use
-        (None, None, 90_000, 90_000),  # 90 % of the disk at most
-        (10_000, None, 0, 10_000),
-        (10_000, 39_000, 0, 1_000),  # others have filled the disk: the operator's figure is not there to be had
-        (10_000, 50_000, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("limit", "headroom", "committed", "budget"), [
+    (None, None, 0, 35_000),  # 40,000 free, less 5 % of the disk
+    (None, None, 50_000, 85_000),  # what we hold is ours to use
+    (None, None, 90_000, 90_000),  # 90 % of the disk at most
+    (10_000, None, 0, 10_000),
+    (10_000, 39_000, 0, 1_000),  # others have filled the disk: the operator's figure is not there to be had
+    (10_000, 50_000, 0, 0),
+])  # fmt: skip
 def test_the_budget_is_what_is_allowed_and_what_is_really_there(
     places: Places, limit: int | None, headroom: int | None, committed: int, budget: int
 ) -> None:

@@ -103,38 +103,32 @@ def test_a_training_job_without_weights_is_refused_by_the_name_of_what_is_missin
     assert refusal_of({"training_job": job}) == "training_job.weights: Field required"
 
 
-@pytest.mark.parametrize(
-    ("body", "place"),
-    [
-        ({"weights": [source(ignore_pattern=["x"])]}, "weights.0.ignore_pattern"),
-        ({"weights": [source(), source(mount_location="/n", revision="main")]}, "weights.1.revision"),
-        ({"weights": [source(auth={"auth_method": "CUSTOM_SECRET", "secret": "x"})]}, "weights.0.auth.secret"),
-        ({"weights": [source()], "wieghts": []}, "wieghts"),
-        ({"training_job": {"weights": [source(kind="hf")]}}, "training_job.weights.0.kind"),
-    ],
-)
+@pytest.mark.parametrize(("body", "place"), [
+    ({"weights": [source(ignore_pattern=["x"])]}, "weights.0.ignore_pattern"),
+    ({"weights": [source(), source(mount_location="/n", revision="main")]}, "weights.1.revision"),
+    ({"weights": [source(auth={"auth_method": "CUSTOM_SECRET", "secret": "x"})]}, "weights.0.auth.secret"),
+    ({"weights": [source()], "wieghts": []}, "wieghts"),
+    ({"training_job": {"weights": [source(kind="hf")]}}, "training_job.weights.0.kind"),
+])  # fmt: skip
 def test_an_unknown_field_is_refused_and_named(body: dict[str, Any], place: str) -> None:
     assert refusal_of(body) == f"{place}: is not a known field"
 
 
-@pytest.mark.parametrize(
-    ("body", "place"),
-    [
-        ({"weights": [{"mount_location": "/m"}]}, "weights.0.source: Field required"),
-        ({"weights": [{"source": "hf://o/r"}]}, "weights.0.mount_location: Field required"),
-        ({"weights": [source(source=3)]}, "weights.0.source: Input should be a valid string"),
-        ({"weights": [source(source="")]}, "weights.0.source: "),
-        ({"weights": [source(source="hf://o/" + "r" * 5000)]}, "weights.0.source: "),
-        ({"weights": [source(mount_location="")]}, "weights.0.mount_location: "),
-        ({"weights": [source(allow_patterns="*.bin")]}, "weights.0.allow_patterns: Input should be a valid array"),
-        ({"weights": [source(allow_patterns=[1])]}, "weights.0.allow_patterns.0: Input should be a valid string"),
-        ({"weights": [source(auth={})]}, "weights.0.auth.auth_method: Field required"),
-        ({"weights": [source(auth_secret_name=7)]}, "weights.0.auth_secret_name: Input should be a valid string"),
-        ({"weights": source()}, "weights: Input should be a valid array"),
-        ([], "the body: "),
-        ("x", "the body: "),
-    ],
-)
+@pytest.mark.parametrize(("body", "place"), [
+    ({"weights": [{"mount_location": "/m"}]}, "weights.0.source: Field required"),
+    ({"weights": [{"source": "hf://o/r"}]}, "weights.0.mount_location: Field required"),
+    ({"weights": [source(source=3)]}, "weights.0.source: Input should be a valid string"),
+    ({"weights": [source(source="")]}, "weights.0.source: "),
+    ({"weights": [source(source="hf://o/" + "r" * 5000)]}, "weights.0.source: "),
+    ({"weights": [source(mount_location="")]}, "weights.0.mount_location: "),
+    ({"weights": [source(allow_patterns="*.bin")]}, "weights.0.allow_patterns: Input should be a valid array"),
+    ({"weights": [source(allow_patterns=[1])]}, "weights.0.allow_patterns.0: Input should be a valid string"),
+    ({"weights": [source(auth={})]}, "weights.0.auth.auth_method: Field required"),
+    ({"weights": [source(auth_secret_name=7)]}, "weights.0.auth_secret_name: Input should be a valid string"),
+    ({"weights": source()}, "weights: Input should be a valid array"),
+    ([], "the body: "),
+    ("x", "the body: "),
+])  # fmt: skip
 def test_a_field_of_the_wrong_form_is_refused_and_named(body: object, place: str) -> None:
     assert refusal_of(body).startswith(place)
 
