@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.errors import AuthRequiredError, InvalidRequestError, SourceNotFoundError
+from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.weights import parse_source
@@ -162,9 +162,3 @@ async def test_the_address_is_the_account_s_or_what_the_setting_says(
     uri: str, template: str | None, expected: str
 ) -> None:
     assert await located(uri, template) == expected
-
-
-async def test_a_missing_bucket_of_r2_is_not_found(r2: S3Like) -> None:
-    async with r2.open("no-such-bucket", "a/b", r2.account) as source:
-        with pytest.raises(SourceNotFoundError, match="bucket does not exist"):
-            await listed(source)

@@ -89,16 +89,6 @@ def test_what_is_held_gives_way_to_others_down_to_what_is_kept_and_the_rest_is_t
     assert ended == f"the disk of {places.root} has room for what is held again"
 
 
-def test_a_cluster_tier_that_started_on_a_full_disk_gets_its_share_once_others_have_gone(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    space = space_of(places, Allowed(), roles=("node", "cluster"))
-    for left, expected in ((0, 0), (400, 3_500)):
-        disk = SimpleNamespace(f_blocks=1000, f_frsize=100, f_bavail=left)
-        monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: disk)
-        assert space.budgets().cluster == expected
-
-
 def test_the_last_blocks_of_a_million_small_files_are_counted_before_they_are_let_in(places: Places) -> None:
     space = space_of(places, Allowed())
 
