@@ -20,7 +20,6 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import BufferPool, ByteThreads
 from bdn.transfer.pacing import pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
@@ -31,7 +30,7 @@ from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
-from node_agent.fetch.documents import PeerDocuments
+from node_agent.fetch.documents import Catalogue, LayoutSource, PeerDocuments
 from node_agent.fetch.peers import Members, Peers
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fill.filler import Filler, Pools
@@ -51,7 +50,7 @@ from node_agent.scrub.repair import FileRepair, StagedFiles
 from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.serve.owner import ChunkLists, LayoutSource, Owner, OwnersShelf
+from node_agent.serve.owner import ChunkLists, Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
@@ -152,7 +151,7 @@ async def open_agent(
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
         reads, bandwidth = ReadsInProgress[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
-        chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatched)
+        chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatches.inc)
 
         # Fill: files from chunks, in byte threads.
         pools = Pools(
@@ -163,7 +162,7 @@ async def open_agent(
         stack.push_async_callback(in_thread, pools.own.close)
         stack.push_async_callback(in_thread, pools.peers.close)
         sync = stack.enter_context(GroupSync(places.root))
-        filler = Filler(places, sync, disk.writes, disk.aside, bandwidth, tiers.chunks, tiers.node.commit)
+        filler = Filler(places, sync, disk.writes, disk.unnamed, bandwidth, tiers.chunks, tiers.node.commit)
         fills = Fills(await stack.enter_async_context(BackgroundTasks()))
         provision = Provision(
             catalogue=Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds),
@@ -201,7 +200,7 @@ async def open_agent(
             OwnersShelf(tiers.chunks, owner) if "cluster" in settings.roles else tiers.chunks,
             settings.host,
             settings.data_port,
-            on_sent=metrics.served,
+            on_sent=metrics.served_bytes.inc,
             pace=pacer(settings.upload_rate),
             documents=HeldDocuments(places, None if settings.auth == "off" else trust.verify),
         )
@@ -221,7 +220,7 @@ async def open_agent(
             pulls=pulls,
             clock=clock,
             elapsed=elapsed,
-            on_ready=metrics.ready,
+            on_ready=metrics.ready_seconds.observe,
             on_change=news.tell,
             decided=journal.record,
         )

@@ -34,7 +34,7 @@ class CacheEvents:
 
 
 def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: int) -> list[Event]:
-    """One event for each manifest of a stage that was let in just now."""
+    """One event for each manifest of a stage that was admitted just now."""
     ledger = index.ledger
     return [
         about_holder(
@@ -60,7 +60,7 @@ def _missing(index: CacheIndex, contents: Mapping[Digest, int]) -> int:
 
 
 def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnError) -> list[Event]:
-    """One event for each manifest of a stage that was not let in. For another error there is none: the stage has failed."""
+    """One event for each manifest of a stage that was not admitted. For another error there is none: the stage has failed."""
     facts: dict[str, Fact]
     if isinstance(error, CacheTooSmallError):
         facts = {"needed": error.needed_bytes, "free": 0, "leased": 0, "budget": error.budget_bytes}

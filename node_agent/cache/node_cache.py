@@ -169,7 +169,7 @@ class NodeCache:
             account = over_budget("node", held, budget, room.limits.node)
             await self._eviction.evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
-    async def put_aside(self, content: Digest, take: Callable[[], bool]) -> None:
+    async def withdraw(self, content: Digest, take: Callable[[], bool]) -> None:
         """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.
 
         ``take`` moves the file out of ``files`` and says whether a part of it is left in ``filling``. Blocking.
@@ -178,9 +178,9 @@ class NodeCache:
             DiskFailedError: the file may still be where it was; the next start finds it there.
         """
         async with self._lock:
-            await to_the_end(self._put_aside(content, take))
+            await to_the_end(self._withdraw(content, take))
 
-    async def _put_aside(self, content: Digest, take: Callable[[], bool]) -> None:
+    async def _withdraw(self, content: Digest, take: Callable[[], bool]) -> None:
         names = self.index.named_by(content)
         if not names or not self.index.ledger.is_committed(content):
             return  # it was evicted meanwhile

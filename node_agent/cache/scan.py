@@ -1,4 +1,4 @@
-"""The start: what is on disk decides what the cache holds. Interrupted evictions are finished, wrong files put aside."""
+"""The start: what is on disk decides what the cache holds. Interrupted evictions are finished, wrong files quarantined."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Space:
     def __init__(
         self,
         places: Places,
-        aside: UnnamedBytes,
+        unnamed: UnnamedBytes,
         allowed: Allowed,
         roles: Collection[str],
         *,
@@ -67,7 +67,7 @@ class Space:
         self.node = node
         self.cluster = cluster
         self._places = places
-        self._aside = aside
+        self._unnamed = unnamed
         self._allowed = allowed
         self._roles = roles
         self._most = 0  # bytes that the disk had for us at the best of times since the start
@@ -133,7 +133,7 @@ class Space:
         """
         with disk_errors(self._places.root):
             before = self._committed()
-            under_way = self._parts() + self._aside.size
+            under_way = self._parts() + self._unnamed.size
             disk = os.statvfs(self._places.root)
             held = min(before, self._committed()) + under_way
         return disk, held + disk.f_bavail * disk.f_frsize - self._headroom(disk)

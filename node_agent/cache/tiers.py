@@ -65,7 +65,7 @@ async def open_tiers(
     uses, suspects = UseClock(clock), SuspectFiles()
     index, chunk_index, manifests = CacheIndex(), ChunkIndex(), ManifestRecords(places)
     space = Space(
-        places, disk.aside, Allowed.of(settings), settings.roles, node=index.ledger, cluster=chunk_index.ledger
+        places, disk.unnamed, Allowed.of(settings), settings.roles, node=index.ledger, cluster=chunk_index.ledger
     )
     # Chunks come and go in byte threads; the event loop is told.
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, on_change)

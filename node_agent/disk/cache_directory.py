@@ -148,7 +148,7 @@ class CacheDirectory:
 
     places: Places
     writes: DirectWrites
-    aside: UnnamedBytes
+    unnamed: UnnamedBytes
     is_rebooted: bool
 
 

@@ -77,7 +77,7 @@ class LocalProvision:
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
         lies = files[0].slice
         assert lies is not None
-        parts = PackedParts(self.disk.places, self.sync, self.disk.aside, files)
+        parts = PackedParts(self.disk.places, self.sync, self.disk.unnamed, files)
         try:
             parts.write(memoryview(self.world.chunks[lies.slab]))
             self._break_off()
@@ -184,7 +184,7 @@ async def local_node(
             pulls=pulls,
             clock=wall,
             elapsed=elapsed,
-            on_ready=metrics.ready,
+            on_ready=metrics.ready_seconds.observe,
             on_change=lambda: None,
             decided=journal.record,
         )

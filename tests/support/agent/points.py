@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from node_agent.app import Agent
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
+from node_agent.fetch.documents import Catalogue
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.stage.view.views import Views
 

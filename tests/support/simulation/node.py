@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.ring.hedging import Deadlines, HedgeBudget
-from bdn.core.ring.peer_health import PeerHealth
+from bdn.core.ring.peer_health import Deadlines, HedgeBudget, PeerHealth
 from node_agent.fetch.deadlines import SourceDeadline
 
 OWN, PEERS = 0, 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.ring.hedging import Deadlines, HedgeBudget
+from bdn.core.ring.peer_health import Deadlines, HedgeBudget
 
 MIB = 1024 * 1024
 

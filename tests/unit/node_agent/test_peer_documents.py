@@ -18,10 +18,9 @@ from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import MemberDocument
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import LayoutBody
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
-from node_agent.fetch.documents import PeerDocuments
+from node_agent.fetch.documents import Catalogue, PeerDocuments
 from node_agent.fetch.peers import Members
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import IMPATIENT
