@@ -60,7 +60,7 @@ from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.sealing import Keyring
 from bdn.mirror.upstream.secrets import Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 from bdn.net.api_server.service import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool

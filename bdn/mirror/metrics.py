@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 import bdn
 from bdn.core.ports import Inspection
 from bdn.mirror.agents.members import is_alive
-from bdn.mirror.db import agents, contents, damaged, mirrors, objects, quarantine, tombstones
+from bdn.mirror.db import agents, contents, mirrors, objects, quarantine, tombstones
 from bdn.mirror.db.database import Database
 
 
@@ -64,7 +64,7 @@ class Metrics:
             count, size = await contents.totals(session)
             quarantined = await quarantine.count(session)
             rows = await agents.all_agents(session)
-            wrong = await damaged.all_chunks(session)
+            wrong = await contents.all_damaged(session)
             newest = await objects.scrub_state(session)
             given_up = await tombstones.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):

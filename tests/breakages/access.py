@@ -83,7 +83,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          ".where(or_(EventRow.organisation != '', _was_mirrored_for(organisation)))",
          "test_an_organisation_sees_what_concerns_its_manifests_without_the_names_of_others"),
     ],
-    "bdn/mirror/db/layouts.py": [
+    "bdn/mirror/db/contents.py": [
         ("what exists is looked at more closely", "if (await session.execute(content)).first() is not None:",
          "if await session.get(ContentRow, digest) and (await session.execute(content)).first() is not None:",
          "test_what_is_not_yours_costs_what_costs_nothing"),
@@ -108,7 +108,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing",
          "test_what_was_never_mirrored_is_not_found"),
     ],
-    "bdn/mirror/db/names.py": [
+    "bdn/mirror/db/origins.py": [
         ("what others have is looked at more closely",
          "ManifestContentRow.content == content, is_mirrored_for(organisation))",
          "ManifestContentRow.content == content)", "test_what_another_organisation_has_is_answered_like_nothing"),
@@ -118,12 +118,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "inside.where(is_of(scope_of(reach.organisation)))", "inside",
          "test_a_verification_neither_reads_nor_tells_of_another_s_private_slab"),
     ],
-    "bdn/mirror/db/secrets.py": [
+    "bdn/mirror/db/credentials.py": [
         ("secrets are everybody's", "SecretRow.organisation == organisation, SecretRow.name == name)",
          "SecretRow.name == name)", "test_what_another_organisation_has_is_answered_like_nothing",
          "test_a_secret_of_one_organisation_opens_nothing_for_another"),
-    ],
-    "bdn/mirror/db/tokens.py": [
         ("a revocation is told and not kept",
          "await session.execute(statement)\n    return await session.get(TokenRow, token_id)",
          ("found = await session.get(TokenRow, token_id)\n    session.expunge_all()\n    if found:\n"

@@ -69,12 +69,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a wrong chunk that cannot be moved ends the scrub's part", "# Nobody may touch it.", "raise  #",
          "test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verification_from_what_stands_behind_it"),
     ],
-    "bdn/mirror/db/damaged.py": [
+    "bdn/mirror/db/contents.py": [
         ("of a file with a damaged chunk everything is fetched again",
          "found[key] = {index: chunk for index, chunk in chunks.items() if chunk.hex != damaged}", "found[key] = {}",
          "test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next_mirror_of_the_source"),
-    ],
-    "bdn/mirror/db/layouts.py": [
         ("a layout says what a wrong record says", "    check_contents(contents)\n", "",
          "test_who_reads_a_damaged_record_is_refused_and_a_verification_names_it"),
     ],
@@ -109,13 +107,13 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "bdn/mirror/ingest/survey.py": [
         ("a survey counts on damaged contents",
-         "known = await damaged.without_lost(session, files, await contents.known(session, keys))",
+         "known = await contents.without_lost(session, files, await contents.known(session, keys))",
          "known = await contents.known(session, keys)",
          "test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next_mirror_of_the_source"),
     ],
     "bdn/mirror/ingest/worker.py": [
         ("a damaged manifest is recalled",
-         'if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):', "if is_same:",
+         'if is_same and not await contents.is_lost(session, row.manifest or "", organisation):', "if is_same:",
          "test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk"),
     ],
     "bdn/mirror/scrub/from_agents.py": [

@@ -15,7 +15,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex",
          "request_key = secrets.token_hex(32)", "test_a_thousand_requests_for_ten_sources_are_ten_mirrors[sqlite]"),
     ],
-    "bdn/mirror/single_flight.py": [
+    "bdn/mirror/waiting.py": [
         ("where a look takes long, each listener looks for itself",
          "oldest = asked if anew else min(asked, self._clock() - self._seconds)",
          "oldest = max(asked if anew else 0.0, self._clock() - self._seconds)",

@@ -13,7 +13,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db.database import Database
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import AgentRow, ClusterRow
-from bdn.mirror.single_flight import SharedRead
+from bdn.mirror.waiting import SharedRead
 from bdn.wire.agent_schema import Heartbeat, MemberDocument
 
 logger = logging.getLogger(__name__)

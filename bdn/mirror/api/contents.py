@@ -20,7 +20,7 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.agents.holdings import HeldManifestsService
 from bdn.mirror.api.parameters import Controller, Organisation
 from bdn.mirror.damages import DamagedRecords
-from bdn.mirror.db import contents, layouts
+from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
@@ -98,7 +98,7 @@ async def layout(service: _Service, digest: str, bearer: Bearer, organisation: O
     owner = await service.access.check_manifest(bearer, name, organisation)
     async with service.database.read() as session:
         with service.damaged_records.noted():
-            found = await layouts.layouts(session, name.hex, owner)
+            found = await contents.layouts(session, name.hex, owner)
     if not found:
         raise NotFoundError(f"manifest {name}")
     # In a thread: a million files are 300 MB of JSON.
@@ -145,7 +145,7 @@ def _digest(text: str) -> Digest:
         raise InvalidRequestError(str(error)) from error
 
 
-def layout_document(manifest: Digest, data_port: int | None, files: Iterable[layouts.ContentLayout]) -> str:
+def layout_document(manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> str:
     """The JSON of a ``LayoutBody``, put together by hand: ten times as fast as a model of each file.
 
     Nothing in it needs escaping: there are hexadecimal digits and numbers only.
@@ -154,10 +154,10 @@ def layout_document(manifest: Digest, data_port: int | None, files: Iterable[lay
     return head + ",".join(map(_file, files)) + "]}"
 
 
-def _file(one: layouts.ContentLayout) -> str:
+def _file(one: contents.ContentLayout) -> str:
     head = f'{{"digest":"b3:{one.digest}","size":{one.size},"chunks":'
     if one.slab is None:
-        chunks = ",".join(f'"b3:{chunk.hex()}"' for chunk in layouts.split_digests(one.chunks))
+        chunks = ",".join(f'"b3:{chunk.hex()}"' for chunk in contents.split_digests(one.chunks))
         return f"{head}[{chunks}]}}"
     slab = f'{{"digest":"b3:{one.slab}","size":{one.slab_size},"offset":{one.offset}}}'
     return f'{head}["b3:{one.digest}"],"slab":{slab}}}'

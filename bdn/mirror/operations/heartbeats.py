@@ -15,7 +15,7 @@ from bdn.mirror.events import Events
 from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import VerificationService
-from bdn.mirror.watch import Watch, agent_topic
+from bdn.mirror.waiting import Watch, agent_topic
 from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, Report
 from bdn.wire.grants import GrantSigner
 from bdn.wire.operation_schema import EvictCommand

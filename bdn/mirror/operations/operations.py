@@ -21,8 +21,7 @@ from bdn.mirror.db import agents, operations
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.operations import MIRROR, OPEN
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
-from bdn.mirror.single_flight import SharedRead
-from bdn.mirror.watch import Watch, agent_topic
+from bdn.mirror.waiting import SharedRead, Watch, agent_topic
 from bdn.wire.errors import ErrorBody
 from bdn.wire.operation_schema import Tier
 from bdn.wire.shapes import moment

@@ -16,7 +16,7 @@ from bdn.mirror.db import agents, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import OperationRow
 from bdn.mirror.operations.operations import VERIFICATION, Operations, OperationState, asks_mirror
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 from bdn.wire.grants import GrantSigner
 from bdn.wire.operation_schema import (
     DamagedItem,

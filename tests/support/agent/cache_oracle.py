@@ -3,8 +3,6 @@
 It shares no code with ``bdn.core.cache.index``: the index adds and subtracts, the oracle asks what would still be named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

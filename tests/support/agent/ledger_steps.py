@@ -4,8 +4,6 @@ Everything that is counted is counted anew at every step. A seed is a history: `
 wrong, and runs up to it again.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

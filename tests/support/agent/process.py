@@ -1,7 +1,5 @@
 """The daemon in a process of its own, which a test may kill."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

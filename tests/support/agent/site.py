@@ -1,7 +1,5 @@
 """An agent in this process, behind its control API."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

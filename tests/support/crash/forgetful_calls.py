@@ -1,7 +1,5 @@
 """What the kernel asks a file system for (include/uapi/linux/fuse.h, version 7.31), answered from ``Nodes``."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

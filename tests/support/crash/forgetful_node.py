@@ -1,7 +1,5 @@
 """An agent on a disk whose power fails: what a job controller asks of it, step by step, and what is left of it afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -35,12 +33,7 @@ def trees() -> dict[str, Tree]:
         for seed, name in enumerate("abc")
     }
     return {
-        "a": {
-            "weights.bin": noise(CHUNK_SIZE + 100_000, 1),
-            "one.bin": noise(MIB + 5, 2),
-            "none": b"",
-            **small["a"],
-        },
+        "a": {"weights.bin": noise(CHUNK_SIZE + 100_000, 1), "one.bin": noise(MIB + 5, 2), "none": b"", **small["a"]},
         "b": {"other.bin": noise(MIB + 7, 3), **small["b"]},
         "c": {"more.bin": noise(MIB + 9, 4), **small["c"]},
     }

@@ -3,8 +3,6 @@
 ``python -m tests.support.crash.forgetful_program PLACE SOCKET`` mounts it, and serves until it is told to end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fnmatch

@@ -1,7 +1,5 @@
 """Several tries of one kind at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -4,8 +4,6 @@
 counts its steps, and finds before (or after) which one it is to die by SIGKILL: nothing is flushed, and no other thread ends its work.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

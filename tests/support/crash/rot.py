@@ -1,7 +1,5 @@
 """Disks that rot: what happens to bytes when nobody looks, and what an agent has to show for it afterwards."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

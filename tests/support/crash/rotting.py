@@ -1,7 +1,5 @@
 """What disks do to a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final

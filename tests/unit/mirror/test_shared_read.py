@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bdn.mirror.single_flight import SharedRead, SharedReads
+from bdn.mirror.waiting import SharedRead, SharedReads
 
 
 class Sight:

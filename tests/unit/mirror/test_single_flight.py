@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bdn.mirror.single_flight import SingleFlight
+from bdn.mirror.waiting import SingleFlight
 
 
 class Work:

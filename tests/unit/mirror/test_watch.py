@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 
 
 async def test_everybody_who_waits_for_the_topic_is_woken_and_nobody_else() -> None:
