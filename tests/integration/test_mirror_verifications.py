@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bdn.core.digest import digest_of
-from bdn.mirror.agents.members import ALIVE_SECONDS
+from bdn.mirror.db.agents import ALIVE_SECONDS
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock

@@ -193,7 +193,7 @@ async def test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane(
 
 async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, scale: Scale, tally: Tally) -> None:
     bearers = list(READS)[:: scale.of(6, 1)]
-    before = world.mirror.rows("mirrors", "manifests", "contents", "evictions"), world.mirror.chunks()
+    before = world.mirror.rows("mirrors", "manifests", "contents", "operations"), world.mirror.chunks()
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{world.data_port}", trust_env=False) as plane:
         for bearer in bearers:
             for verb in ("POST", "PUT", "DELETE", "PATCH"):
@@ -214,7 +214,7 @@ async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, sc
                 }
                 assert [status for status, _ in refused] == [501]
                 tally.add(scenarios=2 * len(world.chunks) + 2 * len(world.manifests))
-    assert (world.mirror.rows("mirrors", "manifests", "contents", "evictions"), world.mirror.chunks()) == before
+    assert (world.mirror.rows("mirrors", "manifests", "contents", "operations"), world.mirror.chunks()) == before
 
 
 async def test_a_grant_with_one_sign_changed_is_worth_nothing(world: World, scale: Scale, tally: Tally) -> None:
