@@ -15,7 +15,7 @@ from bdn import __version__
 from bdn.core.digest import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import BufferPool, ByteThreads
 from bdn.transfer.pacing import pacer
@@ -23,8 +23,9 @@ from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
+from node_agent.cache.space import check_fitness
 from node_agent.cache.tiers import open_tiers
-from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
+from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
@@ -38,10 +39,8 @@ from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
-from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import EvictionCommands
-from node_agent.mirror_link.heartbeats import AgentIdentity, ChangeSignal, Heartbeats
-from node_agent.mirror_link.holdings import AgentHoldings
+from node_agent.mirror_link.heartbeats import AgentHoldings, AgentIdentity, ChangeSignal, CommandInbox, Heartbeats
 from node_agent.mirror_link.prefetches import PrefetchCommands
 from node_agent.mirror_link.verifications import VerificationCommands
 from node_agent.scrub.findings import DamageReports, ScrubRecord

@@ -84,7 +84,7 @@ async def test_a_named_node_that_does_not_live_is_unreachable_at_once(
     either: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await FakeAgent(either, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.agents.members.ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.db.agents.ALIVE_SECONDS", -1.0)
     prefetch = await begun(either, nodes=["n1"])
     assert (prefetch["status"], [node["state"] for node in prefetch["nodes"]]) == ("FAILED", ["UNREACHABLE"])
 

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from bdn.core.errors import BdnError
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.errors import WrongDocumentError
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, noise, staged

@@ -15,7 +15,7 @@ from bdn.core.digest import digest_of, file_digest
 from bdn.core.errors import BdnError
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import Manifest
-from bdn.net.client.mirror_client import AgentClient
+from bdn.net.client import AgentClient
 from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Daemon, Program

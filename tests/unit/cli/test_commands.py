@@ -14,7 +14,7 @@ from bdn.cli import admin, ls, tokens, why
 from bdn.cli.main import main as bdn
 from bdn.cli.stage import stage_code
 from bdn.cli.verify import is_path
-from bdn.net.client.service_client import Params
+from bdn.net.client import Params
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
 from bdn.wire.agent_schema import AgentDocument
 from bdn.wire.errors import ErrorBody

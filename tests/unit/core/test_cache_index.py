@@ -4,9 +4,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from bdn.core.cache.index import IN_USE_SECONDS, Admission, CacheIndex, ChunkIndex, Victim
-from bdn.core.cache.leases import LeaseBook
-from bdn.core.cache.recency import RecencyOrder
+from bdn.core.cache.index import (
+    IN_USE_SECONDS,
+    Admission,
+    CacheIndex,
+    ChunkIndex,
+    LeaseBook,
+    RecencyOrder,
+    Victim,
+)
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError
 from tests.support.content.names import named, sizes, stage

@@ -19,8 +19,7 @@ from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.store.layout import FileLayout
 from bdn.net.api_server.http_server import bind_tcp
-from bdn.net.client.mirror_client import AgentClient, MirrorClient
-from bdn.net.client.service_client import OutageRetry
+from bdn.net.client import AgentClient, MirrorClient, OutageRetry
 from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, document_of
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror, MirrorSource

@@ -4,8 +4,8 @@ import pytest
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import digest_of
-from node_agent.cache.eviction import ScannedManifest
 from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.node_cache import ScannedManifest
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
 from node_agent.disk.places import Places, temporary_name

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bdn.core.cache.ledger import SpaceLedger
-from bdn.core.cache.tier_budgets import TierBudgets
-from node_agent.cache.space import Allowed, Space
+from bdn.core.cache.index import SpaceLedger
+from node_agent.cache.space import Allowed, Space, TierBudgets
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.places import Places
 from tests.support.content.names import named
