@@ -13,7 +13,7 @@ from bdn.mirror.db.agents import ALIVE_SECONDS
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source
 from tests.support.services.cluster import Cluster

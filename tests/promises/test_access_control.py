@@ -9,7 +9,7 @@ import pytest
 from bdn.mirror.upstream.sealing import Keyring, new_key
 from bdn.mirror.upstream.secrets import SecretTable
 from tests.doubles.hub import Hub
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import UNKNOWN, World, access_world
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import LONGEST_SECONDS, Json, source

@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from tests.doubles.faults import flip_byte
 from tests.doubles.hub import Hub
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.scripted_upstreams import CONTENT, FILES, LARGE, SMALL, STALL, Pauses, ScriptedUpstream
 from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source
 from tests.support.network.fault_proxy import FaultProxy, passes

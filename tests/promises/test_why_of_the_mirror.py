@@ -19,7 +19,7 @@ from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
 from tests.support.content.calendar import DAY, Calendar
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,
