@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bdn.net.api_server.http_server import serving
+from bdn.net.api_server import serving
 from bdn.wire.stage_schema import BytesFrom, StageDocument
 from node_agent.api import build_app, unix_socket
 from node_agent.app import Agent, open_agent
