@@ -20,8 +20,8 @@ def mirror(server: AgentMirror) -> AgentMirror:
     return server.renewed()
 
 
-@pytest.fixture(autouse=True)
-def _three_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def three_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "KEPT", 3)
 
 
@@ -30,6 +30,7 @@ def _remembered(agent: Agent) -> tuple[set[str], int]:
     return {stage.record.job_id for stage in agent.stages.registry.all()}, len(list(agent.places.stages.iterdir()))
 
 
+@pytest.mark.usefixtures("three_are_kept")
 async def test_the_newest_ended_stages_are_remembered_in_memory_and_on_disk_beside_all_that_stand(
     mirror: AgentMirror, tmp_path: Path
 ) -> None:
@@ -45,6 +46,7 @@ async def test_the_newest_ended_stages_are_remembered_in_memory_and_on_disk_besi
         assert _remembered(agent) == ({"stands", "job-3", "job-4", "job-5"}, 4)
 
 
+@pytest.mark.usefixtures("three_are_kept")
 async def test_a_stage_that_its_job_asks_for_while_it_is_being_forgotten_stands_on_disk_and_in_the_book(
     mirror: AgentMirror, tmp_path: Path
 ) -> None:

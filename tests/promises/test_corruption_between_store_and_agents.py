@@ -24,6 +24,7 @@ from tests.support.services import services
 from tests.support.services.commands import wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
+pytestmark = pytest.mark.promise("corruption")
 
 LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
 ONE: Final = noise(3_000_000, 6)
@@ -43,7 +44,6 @@ def model(hub: Hub) -> Iterator[Hub]:
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # httpx2 leaves a refused socket to itself
-@pytest.mark.promise("corruption")
 def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_look_and_another_agent_s_copy_mends_it(
     model: Hub, tmp_path: Path, tally: Tally
 ) -> None:
@@ -72,7 +72,6 @@ def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_look_and_another_agent_s
         tally.add(scenarios=len(OBJECTS), faults=len(OBJECTS), repaired=len(OBJECTS), wrong=wrong)
 
 
-@pytest.mark.promise("corruption")
 async def test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it(
     upstreams: None, model: Hub, tmp_path: Path, tally: Tally, scale: Scale
 ) -> None:
@@ -103,7 +102,7 @@ async def test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it(
     assert not list((tmp_path / "store/incoming").iterdir())
 
 
-@pytest.mark.promise("corruption", "collection")
+@pytest.mark.promise("collection")
 async def test_what_an_eviction_takes_while_it_is_verified_is_not_called_damaged(
     upstreams: None, model: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -134,7 +133,6 @@ async def test_what_an_eviction_takes_while_it_is_verified_is_not_called_damaged
     tally.add(scenarios=1)
 
 
-@pytest.mark.promise("corruption")
 async def test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was(
     upstreams: None, model: Hub, postgres_url: str, tmp_path: Path, tally: Tally
 ) -> None:

@@ -37,6 +37,7 @@ from tests.support.mirror.service import (
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
+pytestmark = pytest.mark.promise("corruption")
 
 PERIOD: Final = 7 * 24 * 3600.0
 LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
@@ -107,7 +108,6 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
         yield found
 
 
-@pytest.mark.promise("corruption")
 async def test_the_scrub_finds_every_damage_within_its_period_and_only_the_damaged_bytes_are_read_again(
     store: Store, tally: Tally, scale: Scale
 ) -> None:
@@ -136,7 +136,6 @@ async def _until_scrubbed(store: Store) -> None:
             pass
 
 
-@pytest.mark.promise("corruption")
 async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
     store: Store, tally: Tally, scale: Scale
 ) -> None:
@@ -156,7 +155,6 @@ async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
     assert (await store.verify(manifest=store.manifest))["items"] == []
 
 
-@pytest.mark.promise("corruption")
 async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all(
     store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -170,7 +168,6 @@ async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification
     assert (again["status"], again["error"], again["items"]) == ("DONE", None, [])
 
 
-@pytest.mark.promise("corruption")
 async def test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next_mirror_of_the_source(
     store: Store, tally: Tally
 ) -> None:
@@ -190,7 +187,6 @@ async def test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Store, tally: Tally) -> None:
     for place in PLACES:
         store.rot("zeroed", place)
@@ -203,7 +199,6 @@ async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Sto
         tally.add(scenarios=1, faults=2, refused=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_what_nobody_has_stays_damaged_is_not_served_and_is_repaired_once_somebody_has_it(
     store: Store, tally: Tally
 ) -> None:
@@ -220,7 +215,6 @@ async def test_what_nobody_has_stays_damaged_is_not_served_and_is_repaired_once_
     tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_new(
     upstreams: None, bucket: S3Bucket, tmp_path: Path, tally: Tally
 ) -> None:
@@ -254,7 +248,6 @@ async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_n
     tally.add(scenarios=1, faults=1, repaired=1, refused=1, wrong=wrong)
 
 
-@pytest.mark.promise("corruption")
 async def test_a_chunk_that_may_not_be_read_is_told_and_repaired_and_the_scrub_goes_on(
     store: Store, tally: Tally
 ) -> None:
@@ -269,7 +262,6 @@ async def test_a_chunk_that_may_not_be_read_is_told_and_repaired_and_the_scrub_g
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verification_from_what_stands_behind_it(
     store: Store, tally: Tally
 ) -> None:
@@ -288,7 +280,6 @@ async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verif
     tally.add(repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 @pytest.mark.parametrize("above", [0, 1], ids=["folder", "folder above"])
 async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_and_keeps_nobody_from_anything_else(
     store: Store, tmp_path: Path, above: int, tally: Tally
@@ -316,7 +307,6 @@ async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_an
     tally.add(repaired=2, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_a_damaged_chunk_that_cannot_be_looked_at_again_keeps_no_other_mirror_from_being_ready(
     store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -344,7 +334,6 @@ def manifest_of(document: Json) -> str:
     return str(document["sources"][0]["manifest"])
 
 
-@pytest.mark.promise("corruption")
 async def test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_read_and_found_right(
     store: Store, tally: Tally
 ) -> None:
@@ -360,7 +349,6 @@ async def test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_rea
     tally.add(repaired=1, wrong=answer.content != ONE)
 
 
-@pytest.mark.promise("corruption")
 async def test_a_repair_does_not_wait_for_the_end_of_a_verification(
     store: Store, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:

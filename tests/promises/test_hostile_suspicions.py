@@ -25,7 +25,7 @@ FILES: Final = {"w.bin": WHOLE, "config.json": b"{}", "other.json": b"[]"}
 SUSPECT: Final = {SUSPECT_HEADER: "1"}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def model(upstreams: None, hub: Hub) -> None:
     hub.repo("org/model").commit(FILES)
 
@@ -44,6 +44,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
     return digests
 
 
+@pytest.mark.usefixtures("model")
 async def test_many_who_suspect_at_once_are_answered_as_one_is(
     tmp_path: Path, tally: Tally, scale: Scale, examined: list[Digest]
 ) -> None:
@@ -67,6 +68,7 @@ async def test_many_who_suspect_at_once_are_answered_as_one_is(
         assert await mirror.tree(document["sources"][0]["manifest"]) == FILES
 
 
+@pytest.mark.usefixtures("model")
 async def test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer(tmp_path: Path, tally: Tally) -> None:
     async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
         await mirror.ready(source("hf://org/model"))
@@ -78,6 +80,7 @@ async def test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer(t
     tally.add(scenarios=2, refused=1)
 
 
+@pytest.mark.usefixtures("model")
 async def test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:

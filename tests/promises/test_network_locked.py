@@ -27,7 +27,7 @@ RUNNING, ASKED = source("hf://org/running"), source("hf://org/asked")
 FILES: Final = {"hf://org/running": {"w.bin": noise(17 * MIB, 1)}, "hf://org/asked": {"w.bin": noise(MIB, 2)}}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def hasty(upstreams: None, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that looks at everything often, and an upstream whose copies stand still."""
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
@@ -64,6 +64,7 @@ async def whole(mirror: MirrorUnderTest, *ids: str) -> bool:
     )
 
 
+@pytest.mark.usefixtures("hasty")
 async def test_a_write_waits_for_a_lock_that_passes(hub: Hub, tmp_path: Path, tally: Tally) -> None:
     async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
         running = await mirror.begin(RUNNING)
@@ -81,6 +82,7 @@ async def test_a_write_waits_for_a_lock_that_passes(hub: Hub, tmp_path: Path, ta
         assert (await mirror.http.get("/readyz")).is_success
 
 
+@pytest.mark.usefixtures("hasty")
 async def test_a_lock_that_stays_is_named_to_whoever_writes(
     hub: Hub, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:

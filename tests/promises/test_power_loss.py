@@ -16,7 +16,7 @@ from tests.support.crash.killing_pairs import two_at_a_time
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-pytestmark = needs_forgetful_disks
+pytestmark = [needs_forgetful_disks, pytest.mark.promise("power-loss")]
 WAYS: Sequence[Way] = ("forgotten", "any", "any", "kept")
 _START_STEPS = 550  # of an agent on an empty disk: its folders, and their syncs
 
@@ -63,7 +63,7 @@ async def survive(root: Path, step: int, way: Way, tally: Tally) -> None:
                 await node.kill(daemon)
 
 
-@pytest.mark.promise("power-loss", "whole-files", "commit-order")
+@pytest.mark.promise("whole-files", "commit-order")
 async def test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage(
     tmp_path: Path, scale: Scale, tally: Tally
 ) -> None:
@@ -105,7 +105,7 @@ async def survive_as_mirror(root: Path, hub: Hub, step: int, way: Way, tally: Ta
                 assert not list(central.wrong_files()), case
 
 
-@pytest.mark.promise("power-loss", "commit-order")
+@pytest.mark.promise("commit-order")
 async def test_a_mirror_that_lost_power_at_any_step_keeps_every_mirror_that_was_ready(
     tmp_path: Path, hub: Hub, scale: Scale, tally: Tally
 ) -> None:

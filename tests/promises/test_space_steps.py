@@ -5,10 +5,11 @@ import pytest
 from tests.support.agent.ledger_steps import Disk
 from tests.support.promises.tally import Scale, Tally
 
+pytestmark = pytest.mark.promise("space")
 SEEDS = 10
 
 
-@pytest.mark.promise("space", "leases")
+@pytest.mark.promise("leases")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_million_steps_never_pass_the_budget_nor_touch_what_is_leased(seed: int, scale: Scale, tally: Tally) -> None:
     counts = Disk(seed).run(scale.of(40_000, 1_000_000) // SEEDS)

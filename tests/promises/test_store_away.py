@@ -40,7 +40,7 @@ def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:
         yield disk
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def repositories(upstreams: None, hub: Hub) -> None:
     hub.repo("org/model").commit(FILES)
     hub.repo("org/other").commit(OTHERS)
@@ -72,6 +72,7 @@ def check_away(error: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "path", "number"), STEPS[2:], ids=[kind for kind, *_ in STEPS[2:]])
+@pytest.mark.usefixtures("repositories")
 async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_not(
     disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
 ) -> None:
@@ -88,6 +89,7 @@ async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_no
     assert os.strerror(number) in error["message"]
 
 
+@pytest.mark.usefixtures("repositories")
 async def test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole(
     disk: ForgetfulDisk, tmp_path: Path, tally: Tally
 ) -> None:
@@ -120,6 +122,7 @@ async def test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole(
     assert len(files(disk)) == before
 
 
+@pytest.mark.usefixtures("repositories")
 async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back(
     disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -139,6 +142,7 @@ async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_
 
 
 @pytest.mark.parametrize(("kind", "path", "number"), STEPS[:2], ids=["unlink", "rename"])
+@pytest.mark.usefixtures("repositories")
 async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_the_next_collection(
     disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
 ) -> None:
