@@ -9,10 +9,10 @@ from tests.support.promises.breakages import Breakage
 _MIRROR: Final = "tests/integration/test_mirror_access.py::"
 _TOKENS: Final = "tests/integration/test_mirror_tokens.py::"
 _EVICTION: Final = (
-    "tests/promises/test_access_control.py::test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing"
+    "tests/promises/test_access_matrix.py::test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing"
 )
 _VERIFICATION: Final = (
-    "tests/promises/test_access_control.py::test_a_verification_neither_reads_nor_tells_of_another_s_private_slab"
+    "tests/promises/test_access_matrix.py::test_a_verification_neither_reads_nor_tells_of_another_s_private_slab"
 )
 _NEVER: Final = "tests/promises/test_restoring.py::test_what_was_never_mirrored_is_not_found"
 _BINDING: Final = f"{_MIRROR}test_a_mirror_that_would_be_open_to_others_does_not_start"
@@ -33,7 +33,7 @@ BREAKAGES: Final = [
             "if not any(source.manifest in held for source in sources):",
             f"{_MIRROR}test_there_is_no_grant_for_what_was_evicted"),
     _broken("bdn/mirror/access/access.py", "who sends no token is the operator", "is_his = bearer is not None and hmac",
-            "is_his = bearer is None or hmac", "tests/promises/test_access_control.py::test_every_route_is_closed_to_whoever_has_not_its_role"),
+            "is_his = bearer is None or hmac", "tests/promises/test_access_matrix.py::test_every_route_is_closed_to_whoever_has_not_its_role"),
     _broken("bdn/mirror/access/access.py", "a replica remembers the tokens that it has seen",
             "known = await self.tokens.caller(bearer)",
             'known = self._objects.get(("token", bearer)) or self._objects.setdefault(\n'

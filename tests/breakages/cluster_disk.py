@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TEST = "tests/promises/test_cluster_disk.py::"
+_TEST = "tests/promises/test_failing_disk.py::"
 _READ_ONLY = (
     f"{_TEST}test_a_cluster_tier_whose_disk_turns_read_only_holds_what_it_held_and_takes_in_more_once_it_may_write"
 )

@@ -18,7 +18,7 @@ _ANY_ORDER: Final = (
     "::test_whatever_happens_in_whatever_order_nothing_that_is_named_goes_and_nothing_else_stays"
 )
 _KILLED: Final = (
-    "tests/fault/test_mirror_collecting_killed.py"
+    "tests/fault/test_mirror_killed.py"
     "::test_a_mirror_that_is_killed_while_it_collects_loses_nothing_that_it_said_was_ready"
 )
 _TWO_WORKERS: Final = (
@@ -217,7 +217,7 @@ BREAKAGES: Final = [
         "a collection believes a damaged record, and takes the chunks that it should name",
         "    check_contents(contents)\n",
         "",
-        "tests/promises/test_corruption_of_records.py"
+        "tests/promises/test_corruption_in_the_store.py"
         "::test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it",
     ),
     Breakage(

@@ -9,17 +9,17 @@ from tests.support.promises.breakages import Breakage
 _POWER: Final = "tests/promises/test_power_loss.py"
 _AGENT: Final = f"{_POWER}::test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"
 _MIRROR: Final = f"{_POWER}::test_a_mirror_that_lost_power_at_any_step_keeps_every_mirror_that_was_ready"
-_DETAILS: Final = "tests/promises/test_power_loss_details.py"
+_DETAILS: Final = "tests/promises/test_power_loss.py"
 _BATCH: Final = f"{_DETAILS}::test_after_a_power_loss_a_fill_goes_on_from_the_last_batch"
 _FAILED_SYNC: Final = f"{_DETAILS}::test_a_sync_that_failed_is_not_made_good_by_one_that_succeeds_afterwards"
 _PULL: Final = f"{_DETAILS}::test_a_pulled_directory_stands_once_the_pull_has_ended"
 _GROUP: Final = f"{_DETAILS}::test_many_small_files_are_durable_by_one_sync_of_the_file_system"
 _SHORT: Final = f"{_DETAILS}::test_writes_that_are_cut_short_are_gone_on_with"
-_STEPS: Final = "tests/promises/test_kill_at_each_step.py"
+_STEPS: Final = "tests/promises/test_kills.py"
 _AGENT_STEPS: Final = f"{_STEPS}::test_an_agent_killed_at_any_step_goes_on_and_readers_see_whole_files_alone"
 _MIRROR_STEPS: Final = f"{_STEPS}::test_a_mirror_killed_at_any_step_goes_on_and_keeps_what_it_said"
 _RANDOM: Final = (
-    "tests/promises/test_random_kills.py::test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_ends_well"
+    "tests/promises/test_kills.py::test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_ends_well"
 )
 _UPGRADES: Final = "tests/promises/test_upgrades.py"
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TEST = "tests/promises/test_disk_told.py::"
+_TEST = "tests/promises/test_failing_disk.py::"
 _FULL = f"{_TEST}test_a_full_disk_is_alive_and_not_ready_until_there_is_room_again"
 _SILENT = f"{_TEST}test_while_a_disk_does_not_say_how_full_it_is_heartbeats_go_on_and_tell_why_nothing_new_comes_in"
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TEST: Final = "tests/promises/test_endings.py::"
+_TEST: Final = "tests/promises/test_leases.py::"
 _HALF_WAY: Final = (
     f"{_TEST}test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else"
 )

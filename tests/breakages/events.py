@@ -45,7 +45,7 @@ BREAKAGES: Final = [
         'return about_holder("made_room", victim.manifest, holder, ',
         'return about_holder("made_room", victim.manifest, Holder("", ""), ',
         f"{_WHY}::test_what_made_room_names_the_job_that_needed_it",
-        ("tests/promises/test_why_command.py::test_an_operator_hears_why",),
+        ("tests/promises/test_why_of_the_mirror.py::test_an_operator_hears_why",),
     ),
     Breakage(
         "leases",

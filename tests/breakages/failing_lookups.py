@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TEST = "tests/promises/test_failing_lookups.py::"
+_TEST = "tests/promises/test_failing_disk.py::"
 _FAILED = f"{_TEST}test_a_stage_that_fails_where_nothing_can_be_looked_at_is_failed_and_ends_no_other_and_comes_later"
 _KEPT = f"{_TEST}test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stays_and_is_mended_later"
 

@@ -7,7 +7,7 @@ from typing import Final
 from tests.support.promises.breakages import Breakage
 
 _SUPPLY: Final = "tests/unit/node_agent/test_reader_chain.py::"
-_WIRE: Final = "tests/fault/test_agent_wire.py::"
+_WIRE: Final = "tests/fault/test_agent_cancel.py::"
 
 
 def _broken(file: str, what: str, old: str, new: str, test: str, *also: str) -> Breakage:
@@ -43,8 +43,8 @@ BREAKAGES: Final = [
             "tests/fault/test_agent_disk.py::test_a_chunk_that_was_damaged_in_a_part_is_fetched_again"),
     _broken("bdn/mirror/ingest/packer.py", "a small file is not compared with what its upstream says of it",
             "            if stated is not None:", "            if stated is not None and located.file.size > 1 << 20:",
-            "tests/integration/test_mirror_quarantine.py::test_what_came_wrong_is_kept_and_what_is_right_is_published[packed]"),
+            "tests/integration/test_mirror_requests.py::test_what_came_wrong_is_kept_and_what_is_right_is_published[packed]"),
     _broken("bdn/mirror/ingest/copy_missing.py", "of a large file that came wrong no evidence is kept",
             "            await self._quarantine(file, error)\n            raise\n", "            raise error\n",
-            "tests/integration/test_mirror_quarantine.py::test_what_came_wrong_is_kept_and_what_is_right_is_published[in chunks]"),
+            "tests/integration/test_mirror_requests.py::test_what_came_wrong_is_kept_and_what_is_right_is_published[in chunks]"),
 ]  # fmt: skip

@@ -6,11 +6,11 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_PARSERS: Final = "tests/promises/test_hostile_parsers.py"
-_SERVICES: Final = "tests/promises/test_hostile_services.py"
+_PARSERS: Final = "tests/promises/test_hostile_upstreams.py"
+_SERVICES: Final = "tests/promises/test_hostile_clients.py"
 _UPSTREAMS: Final = "tests/promises/test_hostile_upstreams.py"
 _LISTED: Final = f"{_UPSTREAMS}::test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong"
-_SUSPICIONS: Final = "tests/promises/test_hostile_suspicions.py"
+_SUSPICIONS: Final = "tests/promises/test_hostile_clients.py"
 _NODE: Final = "tests/promises/test_corruption_on_the_node.py"
 _LOOP: Final = f"{_NODE}::test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is_looked_at"
 _READS: Final = f"{_PARSERS}::test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors"

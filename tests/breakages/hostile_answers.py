@@ -8,8 +8,8 @@ from tests.support.promises.breakages import Breakage
 
 _CLIENTS: Final = "tests/promises/test_hostile_clients.py"
 _NONSENSE: Final = f"{_CLIENTS}::test_nonsense_is_refused_on_every_port_and_costs_nothing"
-_PARSERS: Final = "tests/promises/test_hostile_parsers.py"
-_SERVICES: Final = "tests/promises/test_hostile_services.py"
+_PARSERS: Final = "tests/promises/test_hostile_upstreams.py"
+_SERVICES: Final = "tests/promises/test_hostile_clients.py"
 _UPSTREAMS: Final = "tests/promises/test_hostile_upstreams.py"
 
 BREAKAGES: Final = [

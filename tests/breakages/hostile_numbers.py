@@ -40,9 +40,9 @@ BREAKAGES: Final = [
             f"{_EVENTS}[postgres]"),
     Breakage("access", "bdn/mirror/api/credentials.py", "whoever rotates its secrets rotates those of all",
              "caller.role is Role.OPERATOR and named is None", "named is None",
-             "tests/promises/test_access_control.py::test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others"),
+             "tests/promises/test_access_matrix.py::test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others"),
     Breakage("access", "bdn/mirror/api/credentials.py", "an operator rotates the secrets of its own organisation alone",
              "caller.role is Role.OPERATOR and named is None", "False",
-             "tests/integration/test_mirror_secret_table.py"
+             "tests/integration/test_mirror_secrets.py"
              "::test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left[sqlite]"),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Final
 from tests.support.promises.breakages import Breakage
 
 _TEST = (
-    "tests/promises/test_kill_machine.py::"
+    "tests/promises/test_kills.py::"
     "test_ten_thousand_kills_lose_nothing_that_was_acknowledged_and_show_nothing_that_is_wrong"
 )
 

@@ -10,7 +10,7 @@ _TEST = "tests/promises/test_leases.py::"
 _CLOCKS = f"{_TEST}test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it"
 _LIFECYCLE = "node_agent/stage/lifecycle.py"
 
-_MENDING = "tests/promises/test_mending.py::"
+_MENDING = "tests/promises/test_leases.py::"
 _LOST = f"{_MENDING}test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so"
 
 _ASIDE = f"{_MENDING}test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"

@@ -139,7 +139,7 @@ BREAKAGES: Final = [
         "a lock whose connection is gone swallows the end of the service",
         "with suppress(SQLAlchemyError, OSError):\n            await connection.close()",
         "with suppress(ZeroDivisionError):\n            await connection.close()",
-        "tests/promises/test_network_locks.py::test_who_lost_the_session_hears_of_it_at_once",
+        "tests/promises/test_network_database.py::test_who_lost_the_session_hears_of_it_at_once",
     ),
     Breakage(
         "network",

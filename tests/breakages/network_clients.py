@@ -8,8 +8,8 @@ from tests.support.promises.breakages import Breakage
 
 _NAMES: Final = "tests/promises/test_network_names.py"
 _STAYS: Final = "test_an_upstream_whose_name_stays_lost_is_named_and_nothing_is_published"
-_LOCKED: Final = "tests/promises/test_network_locked.py"
-_STORE: Final = "tests/promises/test_store_away.py"
+_LOCKED: Final = "tests/promises/test_network_database.py"
+_STORE: Final = "tests/promises/test_partition.py"
 _CLIENTS: Final = "tests/promises/test_network_clients.py"
 _NO_FOLDER: Final = (
     "tests/unit/store/test_directory_damage.py"

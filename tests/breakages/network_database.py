@@ -7,7 +7,7 @@ from typing import Final
 from tests.support.promises.breakages import Breakage
 
 _SILENT: Final = "tests/promises/test_network_database.py"
-_LOCKS: Final = "tests/promises/test_network_locks.py"
+_LOCKS: Final = "tests/promises/test_network_database.py"
 _POSTGRES: Final = "bdn/mirror/db/postgres.py"
 _ALONE: Final = "bdn/mirror/db/alone.py"
 _TWO: Final = f"{_LOCKS}::test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_nothing"

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TEST = "tests/promises/test_network_documents.py::"
+_TEST = "tests/promises/test_network_faults.py::"
 _HEARTBEAT = f"{_TEST}test_a_heartbeat_s_answer_with_a_wrong_bit_costs_an_error_and_no_truth"
 
 BREAKAGES: Final = [

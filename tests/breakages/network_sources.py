@@ -7,7 +7,7 @@ from typing import Final
 from tests.support.promises.breakages import Breakage
 
 _FAULTS: Final = "tests/promises/test_network_faults.py"
-_UPSTREAMS: Final = "tests/promises/test_network_upstreams.py"
+_UPSTREAMS: Final = "tests/promises/test_network_clients.py"
 _PARTITION: Final = "tests/promises/test_partition.py"
 
 
@@ -56,7 +56,7 @@ BREAKAGES: Final = [
         "nobody learns what the disk said",
         'StoreUnavailableError(f"{self._root}: {error.strerror or error}")',
         'StoreUnavailableError(f"{self._root} failed")',
-        "tests/promises/test_store_away.py::test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_not[fsync]",
+        "tests/promises/test_partition.py::test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_not[fsync]",
     ),
     _breakage(
         "bdn/transfer/ranged.py",

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_RECORDS: Final = "tests/promises/test_corruption_of_records.py"
+_RECORDS: Final = "tests/promises/test_corruption_in_the_store.py"
 _SCRUB: Final = f"{_RECORDS}::test_the_scrub_finds_a_damaged_record_within_its_period"
 _READ: Final = f"{_RECORDS}::test_who_reads_a_damaged_record_is_refused_and_a_verification_names_it"
 _AGAIN: Final = f"{_RECORDS}::test_without_a_backup_what_has_a_damaged_record_is_evicted_collected_and_mirrored_again"

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TESTS: Final = "tests/promises/test_silent_names.py"
+_TESTS: Final = "tests/promises/test_network_names.py"
 _GOES_ON: Final = f"{_TESTS}::test_an_agent_goes_on_while_the_name_of_its_mirror_hangs"
 _BYTES: Final = f"{_TESTS}::test_byte_threads_get_free_of_a_name_that_hangs_and_share_its_thread"
 _ENDS: Final = f"{_TESTS}::test_an_agent_ends_while_the_name_of_its_mirror_hangs"

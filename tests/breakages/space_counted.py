@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_TEST = "tests/promises/test_space_counted.py::"
+_TEST = "tests/promises/test_space.py::"
 _REFUSED = (
     f"{_TEST}test_after_a_refused_stage_what_made_room_for_it_is_whole_also_where_the_stage_shared_a_file_with_it"
 )

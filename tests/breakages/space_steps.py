@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.support.promises.breakages import Breakage
 
-_STEPS = "tests/promises/test_space_steps.py::test_a_million_steps_never_pass_the_budget_nor_touch_what_is_leased"
+_STEPS = "tests/promises/test_space.py::test_a_million_steps_never_pass_the_budget_nor_touch_what_is_leased"
 _LAWS = "tests/property/test_tier_budget_laws.py::"
 
 BREAKAGES: Final = [

@@ -7,7 +7,7 @@ from typing import Final
 from tests.support.promises.breakages import Breakage
 
 _STORE: Final = "tests/promises/test_corruption_in_the_store.py"
-_BETWEEN: Final = "tests/promises/test_corruption_between_store_and_agents.py"
+_BETWEEN: Final = "tests/promises/test_corruption_from_upstreams.py"
 _SCRUB: Final = (
     f"{_STORE}::test_the_scrub_finds_every_damage_within_its_period_and_only_the_damaged_bytes_are_read_again"
 )
