@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 
 import click
 
 from bdn import __version__
-from bdn.cli.output import USAGE, exit_code_of, log_to_stderr
+from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of, log_to_stderr
 from bdn.core.errors import BdnError
+from bdn.net.api_server.http_server import bind_tcp, serving
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
-from node_agent.server import serve
-from node_agent.settings import load_settings
+from node_agent.api import build_app, unix_socket
+from node_agent.app import open_agent
+from node_agent.settings import AgentSettings, load_settings
+
+
+async def serve(settings: AgentSettings) -> int:
+    """Run the daemon until a signal; returns the exit code.
+
+    SIGTERM drains: no more requests, fills are canceled with their bitmaps written, and nothing is unmounted, because
+    stages survive. SIGINT does the same and is reported as an interruption.
+
+    Raises:
+        BdnError: the agent cannot start: its directory, its socket or a port is somebody else's.
+    """
+    with _signals() as stop:
+        async with AsyncExitStack() as stack:
+            agent = await stack.enter_async_context(open_agent(settings))
+            app = build_app(agent)
+            await stack.enter_async_context(serving(app, stack.enter_context(unix_socket(settings.effective_socket))))
+            if settings.port is not None:  # without authentication of its own, the API is for this machine alone
+                await stack.enter_async_context(serving(app, bind_tcp("127.0.0.1", settings.port)))
+            return await stop
+
+
+@contextmanager
+def _signals() -> Iterator[asyncio.Future[int]]:
+    """The exit code, once a signal says that it is time."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+    codes = {signal.SIGTERM: DONE, signal.SIGINT: INTERRUPTED}
+
+    def note(code: int) -> None:
+        if not stop.done():
+            stop.set_result(code)
+
+    for number, code in codes.items():
+        loop.add_signal_handler(number, note, code)
+    try:
+        yield stop
+    finally:
+        for number in codes:
+            loop.remove_signal_handler(number)
+
 
 _EPILOG = """\b
 Example:

@@ -1,23 +1,97 @@
-"""The control API: paths and documents, and not a rule of their own."""
+"""The control API and its unix socket; what a path of a view is, and what was decided here about it."""
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from bdn.core.digest import Digest
+from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
+from bdn.disk.durable import disk_errors
 from bdn.net.api_server.event_stream import EVENTS, EventStream
 from bdn.net.api_server.service import new_router, new_service, provided
 from bdn.net.client.service_client import LONGEST_WAIT_SECONDS
-from bdn.wire.event_schema import NodeEvents
+from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageDocument, StageRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
-from node_agent.story import Story
+from node_agent.stage.record import MountRecord
+from node_agent.stage.stage import NodeStage
+
+
+@dataclass(frozen=True)
+class Story:
+    """The service behind ``GET /events`` of the control API."""
+
+    agent: Agent
+
+    async def of_path(self, path: str, limit: int) -> NodeEvents:
+        """What the path is, and the events of its manifest. A stage that was released is known for a week.
+
+        Raises:
+            NotFoundError: no stage ever showed it, or its manifest has no such file.
+        """
+        staged = await self._staged(PurePosixPath(path))
+        return NodeEvents(staged=staged, items=await self._items(staged.manifest, limit))
+
+    async def of(self, mention: str, limit: int) -> NodeEvents:
+        """The events that mention a digest or a name; with nothing to look for, all."""
+        return NodeEvents(items=await self._items(mention, limit))
+
+    async def _items(self, mention: str, limit: int) -> list[EventDocument]:
+        settings = self.agent.settings
+        found = await in_thread(lambda: list(islice(self.agent.journal.events(mention), limit)))
+        return [EventDocument.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
+
+    async def _staged(self, path: PurePosixPath) -> StagedPath:
+        stage, mount, name = self._find(path)
+        manifest = await in_thread(self.agent.cache.files.records.load, mount.digest)
+        inside = {} if manifest is None else {entry.path: entry for entry in manifest.files}
+        is_folder = name == "." or any(other.startswith(f"{name}/") for other in inside)
+        entry = inside.get(name)
+        if manifest is not None and entry is None and not is_folder:
+            raise NotFoundError(f"{name} of manifest {mount.manifest}")
+        return StagedPath(
+            path=str(path),
+            stage=self.agent.stages.document(stage),
+            mount_location=mount.mount_location,
+            manifest=mount.manifest,
+            name=name,
+            digest=str(entry.digest) if entry else None,
+            size=entry.size if entry else None,
+            cached=self._is_cached(entry.digest if entry else None, mount),
+        )
+
+    def _find(self, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
+        """The stage that shows the path now, or else the one that was asked for last."""
+        if not path.is_absolute():
+            raise InvalidRequestError(f"{path} is not an absolute path")
+        stages = sorted(self.agent.stages.registry.all(), key=lambda stage: stage.record.state != "READY")
+        for stage in stages:
+            for mount in stage.record.mounts:
+                root = stage.record.destination or self.agent.stages.lifecycle.views.place(
+                    stage.record.id, mount.mount_location
+                )
+                if path.is_relative_to(root):
+                    return stage, mount, str(path.relative_to(root))
+        raise NotFoundError(f"a stage of this node that shows {path}")
+
+    def _is_cached(self, content: Digest | None, mount: MountRecord) -> bool:
+        index = self.agent.cache.index
+        return index.is_complete(mount.digest) if content is None else index.ledger.is_committed(content)
+
 
 _TEXT: Final = r"^[^\x00]*$"
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
@@ -123,3 +197,47 @@ async def readyz(agent: _Agent) -> dict[str, str]:
 async def metrics(agent: _Agent) -> Response:
     """Figures for Prometheus."""
     return Response(agent.metrics.render(await agent.holdings.tiers()), media_type=CONTENT_TYPE_LATEST)
+
+
+_LONGEST_PATH: Final = 107  # bytes; unix(7)
+
+
+@contextmanager
+def unix_socket(path: Path) -> Iterator[socket.socket]:
+    """Listen at ``path``, for the owner and the group; the file goes with the context.
+
+    A socket that a dead agent left is replaced; one that somebody answers at is not.
+
+    Raises:
+        InUseError: an agent is alive there.
+        InvalidRequestError: the path is longer than the kernel allows.
+    """
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise InvalidRequestError(
+            f"BDN_AGENT_SOCKET: {path} is longer than the {_LONGEST_PATH} bytes a socket may have"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        os.fchmod(listener.fileno(), 0o660)  # before bind: the file is never open to more than these
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_socket():
+                _check_dead(path)
+                path.unlink()
+            listener.bind(str(path))
+            path.chmod(0o660)  # the umask took some of it away
+            inode = path.stat().st_ino
+        try:
+            listener.listen(128)
+            yield listener
+        finally:
+            if path.exists() and path.stat().st_ino == inode:
+                path.unlink()
+
+
+def _check_dead(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+    raise InUseError(f"socket {path}", ("another agent",))

@@ -17,8 +17,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.buffers import BufferPool
-from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.byte_threads import BufferPool, ByteThreads
 from bdn.transfer.pacing import pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.catalogue import Catalogue
@@ -26,7 +25,6 @@ from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.tiers import open_tiers
-from node_agent.change_signal import ChangeSignal
 from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
@@ -34,31 +32,26 @@ from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import PeerDocuments
-from node_agent.fetch.members import Members
-from node_agent.fetch.peers import Peers
+from node_agent.fetch.peers import Members, Peers
 from node_agent.fetch.reads_in_progress import ReadsInProgress
-from node_agent.fill.filler import Filler
+from node_agent.fill.filler import Filler, Pools
 from node_agent.fill.fills import Fills
-from node_agent.fill.lanes import Pools
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import EvictionCommands
-from node_agent.mirror_link.heartbeats import AgentIdentity, Heartbeats
+from node_agent.mirror_link.heartbeats import AgentIdentity, ChangeSignal, Heartbeats
 from node_agent.mirror_link.holdings import AgentHoldings
 from node_agent.mirror_link.prefetches import PrefetchCommands
 from node_agent.mirror_link.verifications import VerificationCommands
-from node_agent.scrub.findings import DamageReports
+from node_agent.scrub.findings import DamageReports, ScrubRecord
 from node_agent.scrub.reading import ScrubReader
-from node_agent.scrub.record import ScrubRecord
-from node_agent.scrub.repair import FileRepair
+from node_agent.scrub.repair import FileRepair, StagedFiles
 from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.scrub.staged_files import StagedFiles
-from node_agent.serve.chunk_lists import ChunkLists, LayoutSource
-from node_agent.serve.owner import Owner, OwnersShelf
+from node_agent.serve.owner import ChunkLists, LayoutSource, Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle

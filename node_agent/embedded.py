@@ -10,11 +10,10 @@ from pathlib import Path
 
 from bdn.net.api_server.http_server import serving
 from bdn.wire.stage_schema import BytesFrom, StageDocument
-from node_agent.api import build_app
+from node_agent.api import build_app, unix_socket
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
 from node_agent.settings import load_settings
-from node_agent.sockets import unix_socket
 from node_agent.stage.view.destination import Destination
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
@@ -28,13 +28,11 @@ from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
-from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.ingest.copier import Copier, Packer
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
-from bdn.mirror.ingest.ingest import Ingest
-from bdn.mirror.ingest.packer import Packer
 from bdn.mirror.ingest.requests import MirrorRequests, MirrorViews
 from bdn.mirror.ingest.survey import Surveyor
-from bdn.mirror.ingest.worker import Worker
+from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.collections import Collections
@@ -56,10 +54,9 @@ from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store
-from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
+from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
-from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sealing import Keyring
 from bdn.mirror.upstream.secrets import Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns

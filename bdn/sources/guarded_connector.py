@@ -14,7 +14,7 @@ from aiohttp.connector import Connection
 from aiohttp.resolver import ThreadedResolver
 from aiohttp.tracing import Trace
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 
 _by_proxy: Final[ContextVar[bool]] = ContextVar("_by_proxy", default=False)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.sources.credentials import DEFAULT_REGION, S3Credentials
 
 HUGGING_FACE: Final = "https://huggingface.co"

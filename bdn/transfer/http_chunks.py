@@ -9,10 +9,10 @@ from urllib.parse import urljoin, urlsplit
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledError
+from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.net.http1.request import split_address
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.errors import error_from
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range

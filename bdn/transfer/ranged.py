@@ -21,13 +21,19 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.streaming import Persistence, ResumePolicy, StallPolicy
+from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy
 from bdn.core.ports import Headers, Location
 from bdn.core.source.upstream import Checksum
 from bdn.net.http1.answer import Answer, Clock, StalledError
-from bdn.net.http1.connection import ProtocolError
+from bdn.net.http1.connection import (
+    REDIRECT_BODY_LIMIT,
+    REDIRECT_LIMIT,
+    REDIRECTS,
+    DowngradeError,
+    ProtocolError,
+    follow,
+)
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.net.http1.request import REDIRECT_BODY_LIMIT, REDIRECT_LIMIT, REDIRECTS, DowngradeError, follow
 from bdn.wire.http_fields import format_range, parse_content_range, parse_retry_after
 
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import Final, Self
 
 from bdn.core.errors import CanceledError, StoreUnavailableError
-from bdn.core.pace.streaming import StallPolicy, StallWindow
+from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.http1.answer import TICK_SECONDS
 
 Clock = Callable[[], float]

@@ -14,7 +14,7 @@ from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.layout_form import Layout
-from node_agent.fetch.members import Members, RingMember
+from node_agent.fetch.peers import Members, RingMember
 
 logger = logging.getLogger(__name__)
 

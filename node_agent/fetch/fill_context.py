@@ -1,4 +1,4 @@
-"""What the readers of one stage share: whose right it has, whose its chunks are, and what it may still spend."""
+"""What the readers of one stage share: its grant, who owns its chunks, and how many retries and hedges it has left."""
 
 from __future__ import annotations
 
@@ -10,8 +10,124 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.pace.retry import Allowance
 from bdn.core.ring.hedging import HedgeBudget
+from bdn.core.ring.placement import OWNERS_LOOKED_AT, Placement, ahead, lanes, route
+from bdn.wire.layout_form import Layout
 from bdn.wire.stage_schema import Transfer
-from node_agent.fetch.routing import Routing
+from node_agent.fetch.peers import Members, RingMember
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlace:
+    """The lane of a chunk, and its place in that lane's order."""
+
+    is_own: bool
+    position: int
+
+
+class Routing:
+    """The owners of the chunks of ``layout``, by the members as they are. Safe for any thread.
+
+    Members may change while a stage runs: chunks that are asked for afterwards go to their new owners.
+    """
+
+    def __init__(self, layout: Layout, members: Members) -> None:
+        self._layout = layout
+        self._members = members
+        self._index: dict[Digest, int] = {}
+        self._made: _Made | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """How many members share the work with this node, itself included; 1 when it is alone."""
+        owners = {member.node for member in self._members.current().members}
+        return len(owners | {self._members.me})
+
+    def peers(self, chunk: Digest, is_avoided: Callable[[str], bool]) -> tuple[str, ...]:
+        """Whom to ask for it before the mirror. Blocks for a moment after members have changed."""
+        made = self._now()
+        index = self._index.get(chunk)
+        if made is None or index is None:
+            return ()
+        return route(made.placement.owners(index, OWNERS_LOOKED_AT), self._members.me, is_avoided)
+
+    def owner(self, chunk: Digest) -> str | None:
+        """Who reads it from the mirror for the others; None when this node is alone. Blocks as ``peers`` does."""
+        made = self._now()
+        index = self._index.get(chunk)
+        return made.placement.owner(index) if made is not None and index is not None else None
+
+    def ahead(self, chunk: Digest) -> tuple[str, ...]:
+        """Who asks its owner before this node does, and so may hold it already. Blocks as ``peers`` does."""
+        made, owner = self._now(), self.owner(chunk)
+        return ahead(made.placement.members, owner, self._members.me) if made is not None and owner is not None else ()
+
+    def everybody(self, chunk: Digest) -> tuple[str, ...]:
+        """All other members: first those who would own it without this node, and did before it joined. Blocks as ``peers`` does."""
+        made, index = self._now(), self._index.get(chunk)
+        if made is None or index is None:
+            return ()
+        owners = made.placement.owners(index, OWNERS_LOOKED_AT)
+        return tuple(node for node in dict.fromkeys((*owners, *made.placement.members)) if node != self._members.me)
+
+    def is_mine(self, chunk: Digest) -> bool:
+        """Whether peers will ask this node for it. Blocks as ``peers`` does."""
+        return self.owner(chunk) == self._members.me
+
+    def prepare(self) -> None:
+        """Work out what ``turn`` says. Blocking."""
+        self._now()
+
+    def turn(self, chunk: Digest) -> LanePlace:
+        """Its turn, by the members of the last ``prepare`` or ``peers``. Does not block."""
+        made, index = self._made, self._index.get(chunk)
+        return made.turns[index] if made is not None and index is not None else LanePlace(is_own=True, position=0)
+
+    def _now(self) -> _Made | None:
+        """The placement among the members as they are; None when this node is alone."""
+        members, made = self._members.current().members, self._made
+        if not any(member.node != self._members.me for member in members):
+            return None
+        if made is not None and made.members == members:
+            return made
+        with self._lock:
+            if self._made is None or self._made.members != members:
+                self._make(members)
+            return self._made
+
+    def _make(self, members: tuple[RingMember, ...]) -> None:
+        chunks = chunks_in_order(self._layout)
+        self._index = self._index or {chunk: index for index, chunk in enumerate(chunks)}
+        placement = Placement(chunks, [member.node for member in members])
+        order = lanes(placement, self._members.me)
+        turns = [LanePlace(is_own=True, position=0)] * len(chunks)
+        for is_own, lane in ((True, order.own), (False, order.peers)):
+            for position, index in enumerate(lane):
+                turns[index] = LanePlace(is_own, position)
+        self._made = _Made(members, placement, turns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    members: tuple[RingMember, ...]
+    placement: Placement
+    turns: list[LanePlace]
+
+
+def chunks_in_order(layout: Layout) -> list[Digest]:
+    """The distinct chunks of a manifest in the order that all nodes work through them: the largest files first, then by name.
+
+    The whole layout's, whatever is missing here: otherwise nodes would not agree on the bound of everybody's load.
+    """
+    bundles: dict[tuple[int, str], tuple[Digest, ...]] = {}
+    for file in layout.files.values():
+        lies = file.slice
+        if lies is not None:
+            bundles[-lies.slab_size, lies.slab.hex] = (lies.slab,)
+        else:
+            bundles[-file.size, file.digest.hex] = file.chunks
+    return list(dict.fromkeys(chunk for key in sorted(bundles) for chunk in bundles[key]))
+
 
 _FREE_FAILURES: Final = 64  # a mirror that restarts fails all threads at once, several times
 _CHUNK_SIZE_PER_FAILURE: Final = 10 * 8 * 1024**2

@@ -15,7 +15,7 @@ from functools import partial
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
 from bdn.core.ring.peer_health import Fault
-from bdn.core.ring.routes import HOLDERS_ASKED
+from bdn.core.ring.placement import HOLDERS_ASKED
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader

@@ -1,28 +1,82 @@
-"""How files get onto this disk: which chunks are fetched, in which threads, and what a failure leaves behind."""
+"""Files are filled on this disk: their chunks are fetched in byte threads, in two lanes.
+
+One lane reads from the mirror, the other asks peers. Each has threads of its own, so that waiting for peers never keeps a node
+from reading what its peers wait for.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.ring.placement import own_in_flight
 from bdn.core.store.layout import FileLayout, PlacedChunk, Slice
 from bdn.disk.direct import DirectWrites
+from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
-from node_agent.fetch.bandwidth import Bandwidth, Position
+from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit, Position
 from node_agent.fill.fills import FileReport
-from node_agent.fill.lanes import Lane, Place, PlaceOf
-from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.part import PartialFile
+from node_agent.fill.part import PackedParts, PartialFile
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The agent's byte threads, which all stages share: for chunks from the mirror, and for those from peers.
+
+    ``origin`` are the places to read from the mirror, for stages and for what peers ask for: more at once from this node
+    would come no sooner, and what its peers wait for would come later.
+    """
+
+    own: ByteThreads
+    peers: ByteThreads
+    origin: OrderedLimit
+
+
+@dataclass(frozen=True, eq=False)
+class Lane:
+    """Some of a stage's chunks."""
+
+    threads: ByteThreads
+    places: OrderedLimit
+
+    @property
+    def width(self) -> int:
+        """How many chunks are in hand at once, at most."""
+        return min(self.threads.count, self.places.limit)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all chunks that are left are in hand. Any thread may ask."""
+        return self.places.is_last
+
+    def turn(self, position: Position) -> AbstractAsyncContextManager[None]:
+        """To be held while a chunk is in hand."""
+        return self.places.place(position)
+
+
+Place = tuple[Lane, Position]  # where a chunk is to be fetched, and when
+PlaceOf = Callable[[Digest], Place]
+
+
+class Lanes:
+    """One stage's lanes, among ``members`` who share the reading. A node that is alone uses only one."""
+
+    def __init__(self, pools: Pools, members: int) -> None:
+        pools.origin.limit = own_in_flight(members, pools.own.count)
+        self.own = Lane(pools.own, pools.origin)
+        self.peers = Lane(pools.peers, OrderedLimit(pools.peers.count))
+
 
 _Result = TypeVar("_Result")
 _Placed = tuple[Position, PlacedChunk]

@@ -53,7 +53,7 @@ def units_of(files: Iterable[FileLayout], manifest: Digest, base_url: str) -> li
     """All files, those of a slab together.
 
     The largest first, so that the last threads do not wait for one big file at the end; then by name, so that all nodes come
-    to the same order (``fetch.routing.chunks_in_order``).
+    to the same order (``fetch.fill_context.chunks_in_order``).
     """
     # By size as well: a layout that contradicts itself about a slab fails for the files that it is wrong about.
     found: dict[tuple[int, str], list[FileLayout]] = {}

@@ -19,13 +19,10 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.space import blaming
 from node_agent.fetch.chain import ReaderChain, chunk_base
-from node_agent.fetch.fill_context import FillContext, RetryBudget
-from node_agent.fetch.members import Members
-from node_agent.fetch.peers import Peers
-from node_agent.fetch.routing import Routing
-from node_agent.fill.filler import Filler, FillOrder
+from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
+from node_agent.fetch.peers import Members, Peers
+from node_agent.fill.filler import Filler, FillOrder, Lanes, Place, Pools
 from node_agent.fill.fills import Fill, Fills, FillUnit, Report, units_of
-from node_agent.fill.lanes import Lanes, Place, Pools
 
 _UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real limit
 _SHARED_UNITS_AT_ONCE: Final = 32  # of two chunks, these are enough to keep the threads busy with either lane

@@ -12,12 +12,34 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.change_signal import ChangeSignal
-from node_agent.fetch.members import Members
+from node_agent.fetch.peers import Members
 from node_agent.journal import Journal
 from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.holdings import AgentHoldings
 from node_agent.trust import Trust
+
+
+class ChangeSignal:
+    """Counts changes and wakes whoever tells them. ``tell`` is called on the event loop."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """What this node holds, or who needs it, is another now."""
+        self.version += 1
+        self._event.set()
+
+    def wake(self) -> None:
+        """Nothing changed, but there is something to say."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Until there is news; several changes in a row are one."""
+        await self._event.wait()
+        self._event.clear()
+
 
 logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 10.0

@@ -12,8 +12,8 @@ from bdn.wire.agent_schema import Report
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, VerifyCommand
 from node_agent.background_tasks import in_thread
 from node_agent.scrub.findings import Findings, ScrubTarget
+from node_agent.scrub.repair import StagedFiles
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.scrub.staged_files import StagedFiles
 
 
 @dataclass(frozen=True)

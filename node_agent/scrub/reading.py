@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of, file_digest
 from bdn.core.store.layout import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 from bdn.wire.operation_schema import Outcome, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.quarantine import Evidence, Quarantine

@@ -14,15 +14,14 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, GrantInvalidError, InternalError, NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store.layout import FileLayout, PlacedChunk
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.layout_form import Layout
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.records import ManifestRecords
 from node_agent.fetch.chain import chunk_base
-from node_agent.fetch.fill_context import FillContext, RetryBudget
-from node_agent.fetch.routing import Routing
+from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
 from node_agent.fill.provision import FillRequest, Provision
 from node_agent.scrub.findings import single_chunk
 from node_agent.stage.stage import StageRegistry

@@ -15,8 +15,7 @@ from bdn.core.errors import BdnError
 from bdn.core.pace.rate_limit import TokenBucket
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock
-from node_agent.scrub.findings import Findings
-from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.findings import Findings, ScrubRecord
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.stage.stage import StageRegistry
 

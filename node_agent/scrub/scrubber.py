@@ -16,9 +16,16 @@ from bdn.wire.operation_schema import Outcome
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
-from node_agent.scrub.findings import Damage, DamageReports, Findings, ScrubTarget, event_about, single_chunk
+from node_agent.scrub.findings import (
+    Damage,
+    DamageReports,
+    Findings,
+    ScrubRecord,
+    ScrubTarget,
+    event_about,
+    single_chunk,
+)
 from node_agent.scrub.reading import ScrubReader
-from node_agent.scrub.record import ScrubRecord
 from node_agent.scrub.repair import FileRepair, check_writable, identity, rewrite, truncate
 from node_agent.scrub.repair_source import RepairSource
 

@@ -14,9 +14,8 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import ManifestRecords
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.record import StageRecord
+from node_agent.stage.record import StageRecord, resumed
 from node_agent.stage.stage import NodeStage, StageRegistry
-from node_agent.stage.stage_events import resumed
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0

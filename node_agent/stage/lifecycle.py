@@ -18,11 +18,19 @@ from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import Decided
 from node_agent.cache.node_cache import Clock, NodeCache
-from node_agent.stage import stage_events
 from node_agent.stage.pulls import Pulls
-from node_agent.stage.record import StageRecord, StageRecords
+from node_agent.stage.record import (
+    Account,
+    StageRecord,
+    StageRecords,
+    arrived,
+    ended,
+    failed,
+    not_mended,
+    nothing,
+    renewed,
+)
 from node_agent.stage.stage import NodeStage
-from node_agent.stage.stage_events import Account
 from node_agent.stage.staging import Staging
 from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
@@ -110,7 +118,7 @@ class Lifecycle:
             record.ready_at = self.clock()
             record.bytes_per_second = stage.rate.total / max(time.monotonic() - began, 1e-3) or None
             record.error = None
-            await self._settle(stage, "READY", stage_events.arrived)
+            await self._settle(stage, "READY", arrived)
         except BdnError as error:
             await give_up(stage, error)
             return
@@ -132,7 +140,7 @@ class Lifecycle:
             await in_thread(self._take_down, record)
         await self._give_back(record, self.cache.leave(record.id))
         try:
-            await self._settle(stage, "FAILED", stage_events.failed)
+            await self._settle(stage, "FAILED", failed)
         except BdnError as failure:
             logger.warning("the failure of stage %s could not be recorded: %s", record.id, failure)
             record.state = "FAILED"
@@ -150,7 +158,7 @@ class Lifecycle:
         stage.mend_at = self.elapsed() + _MEND_AGAIN_SECONDS
         await self._give_back(record, self.cache.rest(record.id))
         with suppress(BdnError):  # it is in the log
-            await in_thread(self.decided, stage_events.not_mended(record))
+            await in_thread(self.decided, not_mended(record))
         stage.is_mending = False
         stage.notify()
         self.on_change()
@@ -195,7 +203,7 @@ class Lifecycle:
         await self.cache.leave(record.id)
         if error:
             record.error = body_of(error)
-        await self._settle(stage, "RELEASED", partial(stage_events.ended, ending))
+        await self._settle(stage, "RELEASED", partial(ended, ending))
 
     async def release_abandoned(self) -> None:
         """Release the pulled stages whose directories are gone."""
@@ -238,7 +246,7 @@ class Lifecycle:
         """
         expires_at = None if ttl_seconds is None else self.clock() + ttl_seconds
         is_news = expires_at != stage.record.expires_at  # asking for a stage again is asking once
-        account = stage_events.renewed if is_news else stage_events.nothing
+        account = renewed if is_news else nothing
         await self._save(stage, {"expires_at": expires_at, "ttl_seconds": ttl_seconds}, account)
         self.live_on(stage)
         if not stage.is_ending:

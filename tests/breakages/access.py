@@ -30,7 +30,7 @@ BREAKAGES: Final = [
     _broken("node_agent/cache/held_chunks.py", "what an owner has brought and may not give is looked for again and again",
             "self._given_to(request, found[0]).file.close()", "found[0].file.close()",
             f"{_AGENTS}::test_a_layout_that_names_another_organisations_slab_opens_it_to_nobody"),
-    _broken("node_agent/serve/chunk_lists.py", "what one organisation's layout names is every organisation's",
+    _broken("node_agent/serve/owner.py", "what one organisation's layout names is every organisation's",
             "key = manifest, organisation", 'key = manifest, ""', _SLAB),
     _broken(_ACCESS, "a grant reads each manifest of its organisation", "if not reader.allows(manifest):", "if False:", _MANIFESTS),
     _broken(_ACCESS, "what others mirrored is readable", "if not await mirrors.may_read(session, owner, manifest.hex):",

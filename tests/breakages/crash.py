@@ -74,7 +74,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "commit-order",
-        "node_agent/fill/packed_parts.py",
+        "node_agent/fill/part.py",
         "packed files appear before they are durable",
         "        await self._sync.sync([root + name_aside(file.digest) for file in self.files], self._mark)\n",
         "",

@@ -115,7 +115,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "leases",
-        "node_agent/stage/stage_events.py",
+        "node_agent/stage/record.py",
         "what ran out does not say when",
         '{"ending": ending, "expires_at": record.expires_at}',
         '{"ending": ending}',

@@ -41,7 +41,7 @@ BREAKAGES: Final = [
     _broken("node_agent/fill/part.py", "what an earlier fill left is not compared with its name",
             "return size == chunk.range.size and digest_of(buffer) == chunk.digest", "return size == chunk.range.size",
             "tests/fault/test_agent_disk.py::test_a_chunk_that_was_damaged_in_a_part_is_fetched_again"),
-    _broken("bdn/mirror/ingest/packer.py", "a small file is not compared with what its upstream says of it",
+    _broken("bdn/mirror/ingest/copier.py", "a small file is not compared with what its upstream says of it",
             "            if stated is not None:", "            if stated is not None and located.file.size > 1 << 20:",
             "tests/integration/test_mirror_requests.py::test_what_came_wrong_is_kept_and_what_is_right_is_published[packed]"),
     _broken("bdn/mirror/ingest/copy_missing.py", "of a large file that came wrong no evidence is kept",

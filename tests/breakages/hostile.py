@@ -58,7 +58,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/core/source/paths.py",
+        "bdn/core/source/upstream.py",
         "a path may leave its folder",
         'if ".." in segments:',
         'if ".." == path:',
@@ -178,7 +178,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "node_agent/scrub/staged_files.py",
+        "node_agent/scrub/repair.py",
         "a path that leads to itself is a bug of ours",
         "return Path(os.path.realpath(path))",
         "return path.resolve()",
@@ -219,7 +219,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/huggingface/tree.py",
+        "bdn/sources/huggingface/source.py",
         "the SDK's word is taken for an entry",
         "tuple(_file(entry) for",
         "tuple(RepoFile(**entry) for",
@@ -227,7 +227,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "hostile-input",
-        "bdn/sources/huggingface/tree.py",
+        "bdn/sources/huggingface/source.py",
         "a hub's page may come after itself for ever",
         "if following == address:",
         "if False:",

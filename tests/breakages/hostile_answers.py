@@ -15,7 +15,7 @@ _UPSTREAMS: Final = "tests/promises/test_hostile_upstreams.py"
 BREAKAGES: Final = [
     Breakage(
         "hostile-input",
-        "bdn/core/source/uri.py",
+        "bdn/core/source/weights.py",
         "each colon of a source is looked at as if it were the first",
         "://[^/@:]*:",
         "://[^/@]*:.*@",

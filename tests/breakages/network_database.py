@@ -88,7 +88,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "network",
-        "bdn/mirror/db/bulk.py",
+        "bdn/mirror/db/database.py",
         "a second writer of the same row fails",
         ".on_conflict_do_nothing()",
         "",

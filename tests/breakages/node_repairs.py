@@ -45,14 +45,14 @@ BREAKAGES: Final = [
         f"{_NODE}::test_a_file_whose_chunks_nobody_knows_is_checked_as_a_whole",
     ),
     _breakage(
-        "node_agent/scrub/staged_files.py",
+        "node_agent/scrub/repair.py",
         "whoever asks about a folder is answered about one file of it",
         "if PurePosixPath(entry.path).is_relative_to(below):",
         "if PurePosixPath(entry.path) == below:",
         f"{_NODE}::test_a_linked_file_that_somebody_edited_is_itself_again",
     ),
     _breakage(
-        "node_agent/scrub/record.py",
+        "node_agent/scrub/findings.py",
         "a round begins anew with each start",
         "self.round = ScrubRound(body.began, after, body.ended)",
         "self.round = ScrubRound(body.began, None, body.ended)",

@@ -144,7 +144,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/staged_files.py",
+        "node_agent/scrub/repair.py",
         "a view that has two names is looked at twice",
         "            found.setdefault(file.path, file)",
         "            found[Path(str(len(found)))] = file",
@@ -152,7 +152,7 @@ BREAKAGES: Final = [
     ),
     Breakage(
         "corruption",
-        "node_agent/scrub/staged_files.py",
+        "node_agent/scrub/repair.py",
         "a link in a view leads to files of others",
         "if _real(path.parent).is_relative_to(root):",
         "if path.parent.exists():",

@@ -33,14 +33,14 @@ def _breakage(file: str, what: str, old: str, new: str, test: str, also: tuple[s
 
 BREAKAGES: Final = [
     _breakage(
-        "bdn/store/soundness.py",
+        "bdn/store/directory.py",
         "the store believes a chunk's size",
         "if actual == digest else",
         "if size else",
         _VERIFY,
     ),
     _breakage(
-        "bdn/store/soundness.py",
+        "bdn/store/directory.py",
         "a sector that cannot be read is nobody's fault",
         "if error.errno not in _UNREADABLE:",
         "if error.errno:",
@@ -89,7 +89,7 @@ BREAKAGES: Final = [
         f"{_STORE}::test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_new",
     ),
     _breakage(
-        "bdn/mirror/ingest/ingest.py",
+        "bdn/mirror/ingest/worker.py",
         "a damaged manifest is recalled",
         'if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):',
         "if is_same:",
@@ -139,7 +139,7 @@ BREAKAGES: Final = [
         also=(f"{_FOLDER}[folder above]",),
     ),
     _breakage(
-        "bdn/store/soundness.py",
+        "bdn/store/directory.py",
         "a folder that is none is nobody's fault",
         " | {errno.ENOTDIR}",
         "",

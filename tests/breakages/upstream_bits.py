@@ -47,7 +47,7 @@ BREAKAGES: Final = [
         _SMALL,
     ),
     _breakage(
-        "bdn/mirror/ingest/packer.py",
+        "bdn/mirror/ingest/copier.py",
         "what came wrong of a small file is forgotten",
         "            await on_wrong(located, digest, error)\n",
         "",

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin

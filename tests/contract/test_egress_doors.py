@@ -12,10 +12,10 @@ import pytest
 from huggingface_hub import close_session
 
 from bdn.core.chunk import ByteRange
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.core.ports import Location
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.credentials import Secret
 from bdn.sources.gcs.federated_tokens import ServiceAccountTokens

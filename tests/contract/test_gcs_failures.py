@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET
+from bdn.core.egress import PUBLIC_INTERNET
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -18,7 +18,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.uri import BucketUri, parse_source
+from bdn.core.source.weights import BucketUri, parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.gcs.source import open_gcs
 from bdn.sources.settings import UpstreamSettings

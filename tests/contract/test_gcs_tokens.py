@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET
+from bdn.core.egress import PUBLIC_INTERNET
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -22,7 +22,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.credentials import Secret, service_account_key
 from bdn.sources.gcs.bucket import GcsEndpoint
 from bdn.sources.gcs.key_tokens import KeyTokens

@@ -27,7 +27,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.huggingface.session import PATIENCE
 from bdn.sources.opener import open_source

@@ -11,7 +11,7 @@ from huggingface_hub import close_session
 from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
 from bdn.core.ports import Source
 from bdn.core.source.patterns import Patterns, literal_prefixes, select
-from bdn.sources.huggingface.tree import FOLDERS_ASKED_FOR, folders_of
+from bdn.sources.huggingface.source import FOLDERS_ASKED_FOR, folders_of
 from tests.contract.test_huggingface_source import opened
 from tests.doubles.faults import answer
 from tests.doubles.hub import Hub

@@ -12,7 +12,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import SourceNotFoundError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

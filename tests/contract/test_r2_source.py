@@ -11,7 +11,7 @@ import pytest
 from bdn.core.errors import AuthRequiredError, InvalidRequestError, SourceNotFoundError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.uri import parse_source
+from bdn.core.source.weights import parse_source
 from bdn.sources.credentials import S3Credentials, Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

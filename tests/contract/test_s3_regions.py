@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, InvalidSourceError, UpstreamUnavailableError
 from bdn.core.ports import Source
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.credentials import S3Credentials, StaticS3Credentials
 from bdn.sources.s3.bucket import S3Bucket, connect
 from bdn.sources.s3.client import HeadAnswer, ListingAnswer, S3Endpoint

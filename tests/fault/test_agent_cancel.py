@@ -12,8 +12,7 @@ import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.disk.direct import DirectWrites
-from bdn.net.http1.dialing import dial
-from bdn.net.http1.pool import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool, dial
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
@@ -205,7 +204,7 @@ def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeyp
             pool.close()  # it cannot see this socket yet
             return made
 
-        monkeypatch.setattr("bdn.net.http1.dialing.dial", connect)
+        monkeypatch.setattr("bdn.net.http1.pool.dial", connect)
         with (
             pytest.raises(ConnectionAbortedError, match="this program is ending"),
             pool.get(f"http://127.0.0.1:{silent.getsockname()[1]}/", {}),

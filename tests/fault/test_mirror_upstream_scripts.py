@@ -362,7 +362,7 @@ class Doubles:
                 if name.startswith(("BDN_", "AWS_", "HF_")) or name.upper().endswith("_PROXY"):
                     patch.delenv(name)
             patch.setenv("BDN_EGRESS_ALLOW", ALLOW_LOOPBACK)
-            patch.setattr("bdn.mirror.ingest.whole_check.TURN_SECONDS", 0.2)
+            patch.setattr("bdn.mirror.ingest.copier.TURN_SECONDS", 0.2)
             self.hub.clear()
             match kind:
                 case "hf":

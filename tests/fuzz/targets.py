@@ -13,14 +13,13 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.paths import UnsafePathError, normalise_path
 from bdn.core.source.patterns import Patterns, compile_pattern, select
-from bdn.core.source.uri import parse_source
-from bdn.core.source.weights import normalise_mount
+from bdn.core.source.upstream import UnsafePathError, normalise_path
+from bdn.core.source.weights import normalise_mount, parse_source
 from bdn.core.store.layout import FileLayout, Slice
 from bdn.core.units import format_size, parse_size
 from bdn.net.chunk_server.messages import RequestRefusedError, find_head

@@ -67,7 +67,7 @@ async def test_what_has_anything_before_it_is_executed(tmp_path: Path) -> None:
 
     assert not is_forked
     assert code == 7
-    assert "node_agent.server" not in json.loads(out)["imported"]
+    assert "node_agent.__main__" not in json.loads(out)["imported"]
 
 
 async def test_a_kill_is_seen_as_one_and_a_dead_process_is_not_sent_another(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from bdn.core.digest import Digest
 from bdn.core.ports import StoredChunk
 from bdn.mirror.db import contents
 from bdn.mirror.ingest import worker
-from bdn.mirror.ingest.ingest import Ingest
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.copy_missing import Progress
 from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.ingest.worker import Ingest
 from bdn.store.directory import DirectoryStore
 from bdn.transfer.ranged import RangedReader
 from tests.doubles.content import GeneratedContent

@@ -130,7 +130,11 @@ ONE: Final = noise(3_000_000, 6)
 STORED_SMALL: Final = {f"small/{number}.txt": f"small file {number}".encode() * 9 for number in range(12)}
 TREE: Final = {"model.safetensors": STORED_LARGE, "one.bin": ONE, **STORED_SMALL}
 MODEL: Final = source("hf://org/model")
-OBJECTS: Final = (ONE, STORED_LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE], b"".join(STORED_SMALL[path] for path in sorted(STORED_SMALL)))
+OBJECTS: Final = (
+    ONE,
+    STORED_LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE],
+    b"".join(STORED_SMALL[path] for path in sorted(STORED_SMALL)),
+)
 
 
 @pytest.fixture

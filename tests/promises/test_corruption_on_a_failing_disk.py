@@ -7,7 +7,7 @@ import pytest
 
 from bdn.core.errors import DiskFailedError
 from bdn.wire.operation_schema import VerifyCommand
-from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.findings import ScrubRecord
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import MIB, Rig, noise, staged, verified
 from tests.support.content.trees import tree

@@ -20,10 +20,8 @@ import pytest
 from huggingface_hub import close_session
 
 from bdn.core.errors import BdnError
-from bdn.core.source.paths import normalise_path
-from bdn.core.source.upstream import UpstreamFile
-from bdn.core.source.uri import parse_source
-from bdn.core.source.weights import WeightsSource
+from bdn.core.source.upstream import UpstreamFile, normalise_path
+from bdn.core.source.weights import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selector
 from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source

@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError
 from bdn.net.client import service_client
 from bdn.net.client.mirror_client import MirrorClient
 from bdn.net.host_lookups import NameSilentError, run_program
-from bdn.net.http1.dialing import Dialer
+from bdn.net.http1.pool import Dialer
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from tests.doubles.hub import Hub

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
-from bdn.core.egress.written_hosts import UnreadableHostError, read_host
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy, UnreadableHostError, read_host
 from bdn.core.errors import EgressRefusedError
 
 # A list of its own, from the words of the design: the table of the code is not asked.

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import lanes, own_in_flight
+from bdn.core.ring.placement import Placement, lanes, own_in_flight
 from tests.support.content.names import named
 
 placements = st.builds(

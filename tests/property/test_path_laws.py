@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.errors import InvalidMountError
-from bdn.core.source.paths import UnsafePathError, check_tree, normalise_path
+from bdn.core.source.upstream import UnsafePathError, check_tree, normalise_path
 from bdn.core.source.weights import check_mounts, normalise_mount
 
 segments = st.sampled_from(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import ahead, lanes, route
+from bdn.core.ring.placement import Placement, ahead, lanes, route
 from tests.support.content.names import named
 
 names = st.sampled_from(["a", "b", "c", "d", "me"])

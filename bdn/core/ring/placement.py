@@ -1,13 +1,16 @@
-"""Who owns which chunk of a manifest in a cluster: rendezvous hashing with a bound on everybody's load.
+"""Who owns which chunk of a manifest in a cluster, in which order a node asks for chunks, and whom it asks for each.
+
+Owners come from rendezvous hashing with a bound on everybody's load.
 
 Each agent computes it alone, from the same manifest and the same members, and comes to the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
-from itertools import repeat
+from itertools import chain, repeat, zip_longest
 from math import ceil
 from typing import Final
 
@@ -31,7 +34,7 @@ class Placement:
     Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); the bound after Mirrokni, Thorup
     and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016), but over the whole manifest: a bound that follows the
     average so far moves chunks from one owner to another whenever a member comes or goes, and evens out nothing that the
-    order of the lanes (``bdn.core.ring.routes``) leaves uneven.
+    order of the lanes (``lanes``) leaves uneven.
     """
 
     def __init__(self, chunks: Sequence[Digest], members: Sequence[str], *, load_bound: float = _LOAD_BOUND) -> None:
@@ -80,3 +83,84 @@ class Placement:
 
     def _scores(self, chunk: bytes) -> list[int]:
         return list(map(xxh3_64_intdigest, repeat(chunk), self._seeds))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    """Indices of chunks. The lanes are worked through at the same time, each from its beginning.
+
+    own: what this node reads from the mirror, in the order of the manifest. Everything, in a cluster without members.
+    peers: what its peers own, in rounds.
+    """
+
+    own: tuple[int, ...]
+    peers: tuple[int, ...]
+
+
+def lanes(placement: Placement, me: str) -> LaneOrder:
+    """The order for the node ``me``, which owns nothing when it is no member.
+
+    A round has the next chunk of every owner. Owners read theirs from the mirror in that order, so that a round is there at
+    the same time. In a round each node begins with the owner that comes after itself in the circle of members, so that no
+    two members ask the same owner at the same time. If all asked in the order of the manifest, as many owners would be busy
+    as a node has requests in flight, and a thousand nodes would have the bandwidth of sixteen.
+
+    That a peer is avoided changes the route of its chunks (``route``) and not their place in the order.
+    """
+    members = placement.members
+    if not members:
+        return LaneOrder(tuple(range(len(placement))), ())
+    rank = members.index(me) if me in members else None
+    start = xxh3_64_intdigest(me.encode()) % len(members) if rank is None else rank
+    circle = [*range(start, len(members)), *range(start)]
+    rounds = zip_longest(*(placement.owned[owner] for owner in circle if owner != rank))
+    peers = tuple(index for index in chain.from_iterable(rounds) if index is not None)
+    return LaneOrder(() if rank is None else placement.owned[rank], peers)
+
+
+def own_in_flight(members: int, most: int) -> int:
+    """How many chunks of its own a node reads at once from the mirror, so that all members together read about ``most``.
+
+    The mirror's link is shared by everything that is in flight. Many chunks at a time all come late, and nobody can pass on
+    what has not come: the fewer there are, the sooner the first is in the cluster.
+    """
+    return max(1, ceil(most / max(1, members)))
+
+
+OWNERS_LOOKED_AT: Final = (
+    4  # ask ``Placement.owners`` for so many: with a third avoided, 99 of 100 chunks have a peer left
+)
+HOLDERS_ASKED: Final = 4  # of those ``ahead`` of us: cheap questions, and most of them have it when an owner is late
+_PEERS_ASKED: Final = 3  # the owner may be dead, and the next one slow
+
+
+def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> tuple[str, ...]:
+    """The peers that the node ``me`` asks for one chunk, in this order; after them, or alone, the mirror.
+
+    Whoever finds itself on the way reads from the mirror: it is the owner for everybody who comes after, and nobody asks a
+    peer for what it is to obtain for others. So requests between peers never go round in a circle.
+
+    Args:
+        owners: the owner and those who would be next, from ``Placement.owners``.
+        me: this node's name, whether it is a member or not.
+        is_avoided: whether a peer is out of favour just now (``bdn.core.ring.peer_health``).
+    """
+    peers: list[str] = []
+    for owner in owners:
+        if owner == me or len(peers) == _PEERS_ASKED:
+            break
+        if not is_avoided(owner):
+            peers.append(owner)
+    return tuple(peers)
+
+
+def ahead(members: Sequence[str], owner: str, me: str) -> tuple[str, ...]:
+    """The members that ask ``owner`` for a chunk before the node ``me`` does, by the order of ``lanes``.
+
+    They are the first to hold what it owns. None where one of the two is no member, or both are one.
+    """
+    if owner == me or owner not in members or me not in members:
+        return ()
+    first, stop = members.index(me) + 1, members.index(owner)
+    circle = [*members[first:], *members[:first]]
+    return tuple(circle[: (stop - first) % len(members)])

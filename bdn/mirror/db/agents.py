@@ -7,8 +7,7 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, select, update
 from sqlalchemy.orm import load_only
 
-from bdn.mirror.db.bulk import insert
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, insert
 from bdn.mirror.db.tables import AgentRow, ClusterRow
 
 # All but what is large: a thousand agents' holdings are not read to learn who they are.

@@ -16,8 +16,7 @@ from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout, Slab, Slice
 from bdn.core.store.slabs import scope_of
 from bdn.mirror.db import damaged, tombstones
-from bdn.mirror.db.bulk import batches, in_key_order, insert, insert_new
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, in_key_order, insert, insert_new
 from bdn.mirror.db.layouts import chunks_are_sound, is_of, slab_is_sound, split_digests, unreadable
 from bdn.mirror.db.tables import (
     ContentRow,

@@ -16,8 +16,7 @@ from bdn.core.digest import Digest
 from bdn.core.source.upstream import UpstreamFile
 from bdn.core.store.layout import FileLayout
 from bdn.core.store.slabs import owner_of, scope_of
-from bdn.mirror.db.bulk import batches, insert_new
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert_new
 from bdn.mirror.db.layouts import split_digests, unreadable
 from bdn.mirror.db.names import is_mirrored_for
 from bdn.mirror.db.tables import (

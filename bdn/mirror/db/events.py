@@ -10,8 +10,7 @@ from typing import Any, Final, cast
 from sqlalchemy import ColumnElement, CursorResult, and_, delete, exists, or_, select, update
 
 from bdn.core.events import Event
-from bdn.mirror.db.bulk import Row, insert_new
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, Row, WriteSession, insert_new
 from bdn.mirror.db.tables import EventRow, MirrorRow, MirrorSourceRow
 from bdn.wire.event_schema import NodeEvent
 

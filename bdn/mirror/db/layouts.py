@@ -17,8 +17,7 @@ from sqlalchemy import ColumnElement, Row, and_, exists, or_, select
 from bdn.core.digest import Digest
 from bdn.core.store.layout import Slice
 from bdn.core.store.slabs import PUBLIC, scope_of
-from bdn.mirror.db.bulk import batches
-from bdn.mirror.db.database import ReadSession
+from bdn.mirror.db.database import ReadSession, batches
 from bdn.mirror.db.records import check_contents
 from bdn.mirror.db.tables import (
     ContentRow,

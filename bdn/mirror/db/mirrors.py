@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from sqlalchemy import CursorResult, and_, exists, func, or_, select, text, update
 
-from bdn.mirror.db.bulk import batches
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.tables import Json, ManifestRow, MirrorRow, MirrorSourceRow
 from bdn.mirror.db.tombstones import is_given_up
 

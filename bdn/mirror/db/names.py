@@ -8,8 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, exists, func, select
 
 from bdn.core.store.slabs import scope_of
-from bdn.mirror.db.bulk import batches
-from bdn.mirror.db.database import ReadSession
+from bdn.mirror.db.database import ReadSession, batches
 from bdn.mirror.db.layouts import is_of, split_digests
 from bdn.mirror.db.tables import ContentRow, ManifestContentRow, MirrorRow, MirrorSourceRow, SlabSliceRow
 

@@ -12,8 +12,7 @@ from sqlalchemy.orm import aliased
 
 from bdn.core.store.slabs import SlabNeeds
 from bdn.mirror.db import tombstones
-from bdn.mirror.db.bulk import batches
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.layouts import chunks_are_sound, split_digests
 from bdn.mirror.db.records import check_contents
 from bdn.mirror.db.tables import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import delete, select, update
 
-from bdn.mirror.db.bulk import insert
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, insert
 from bdn.mirror.db.tables import SecretRow
 
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, select, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from bdn.mirror.db.bulk import batches, insert_new
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert_new
 from bdn.mirror.db.tables import ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow, TombstoneRow
 
 

@@ -1,20 +1,28 @@
-"""Copy one upstream file into the store, chunk by chunk and in parallel: one range request makes one chunk."""
+"""Copy upstream files into the store: a large one chunk by chunk and in parallel, a parcel of small ones as one slab.
+
+One range request makes one chunk. A file's checksum is computed while its chunks pass through the byte threads, in whatever
+order they come: reading a large file back afterwards would cost as much disk as writing it did.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
 
-from bdn.core.chunk import chunk_count, chunk_range
+from bdn.core.chunk import ByteRange, chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import NotFoundError
+from bdn.core.errors import ChecksumMismatchError, NotFoundError
 from bdn.core.groups import single_error
-from bdn.core.ports import ChunkStore
+from bdn.core.ports import Buffer, ChunkStore
 from bdn.core.source.upstream import Checksum
-from bdn.core.store.layout import FileLayout, PlacedChunk
-from bdn.mirror.ingest.whole_check import WholeCheck, check_at_once, whole_check
+from bdn.core.store.layout import FileLayout, PlacedChunk, Slab
+from bdn.core.store.slabs import SEAL_SIZE, seal_of
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
+from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
 
 ChunkStored = Callable[[int, Digest, int], None]
 
@@ -105,3 +113,180 @@ class Copier:
                 done += count
         if done != len(buffer):
             raise NotFoundError(f"chunk {digest}")
+
+
+TURN_SECONDS: Final = 1.0  # how long a byte thread that holds a chunk waits for the chunk before it
+
+ReadBack = Callable[[Digest, memoryview], None]
+
+
+class WholeCheck(Protocol):
+    """Takes chunks, then says whether the file is the right one."""
+
+    def take(self, index: int, digest: Digest, buffer: memoryview) -> None:
+        """A chunk that is stored, while it is hot. Called in byte threads, in any order; ``buffer`` may be used up."""
+        ...
+
+    def left(self) -> Sequence[int]:
+        """Once every chunk is stored: the chunks that have to be read back, in this order, and given to ``take_back``."""
+        ...
+
+    def take_back(self, index: int, content: Buffer) -> None:
+        """A chunk that was read back."""
+        ...
+
+    def check(self, subject: str) -> None:
+        """Raise ``ChecksumMismatchError`` unless it is the right file."""
+        ...
+
+    def stop(self) -> None:
+        """Nobody waits for the outcome any more, so threads stop waiting, too."""
+        ...
+
+
+def check_at_once(expected: Checksum, content: Buffer, subject: str) -> None:
+    """For a file whose bytes are all in one buffer: raise ``ChecksumMismatchError`` unless it is the right file."""
+    checksum = RunningChecksum(expected, len(content))
+    checksum.update(content)
+    checksum.check(subject)
+
+
+def whole_check(expected: Checksum, size: int, stored: Mapping[int, Digest], read_back: ReadBack) -> WholeCheck:
+    """The check for a file of ``size`` bytes of which the chunks ``stored`` will not be fetched."""
+    if expected.kind.is_combinable:
+        return _Parts(expected, size)
+    return _InOrder(expected, size, stored, read_back)
+
+
+class _Parts:
+    """Each chunk's checksum by itself; they are combined at the end."""
+
+    def __init__(self, expected: Checksum, size: int) -> None:
+        self._parts = PartChecksums(expected, size)
+
+    def take(self, index: int, digest: Digest, buffer: memoryview) -> None:  # noqa: ARG002 - nothing is read back here
+        self.take_back(index, buffer)
+
+    def left(self) -> Sequence[int]:
+        return self._parts.missing
+
+    def take_back(self, index: int, content: Buffer) -> None:
+        self._parts.offer(index, part_checksum(self._parts.kind, content))
+
+    def check(self, subject: str) -> None:
+        self._parts.check(subject)
+
+    def stop(self) -> None:
+        """Nobody ever waits."""
+
+
+class _InOrder:
+    """One after the other: a chunk that arrives too early waits a moment for the chunk before it, in its thread.
+
+    Then it is passed over, and a later caller reads it back, as it does chunks that were stored before.
+    """
+
+    def __init__(self, expected: Checksum, size: int, stored: Mapping[int, Digest], read_back: ReadBack) -> None:
+        self._size = size
+        self._ordered = OrderedChecksum(expected, size)
+        self._passed_over = dict(stored)
+        self._read_back = read_back
+        self._catching_up = threading.Lock()
+        self._stopped = False
+        self._rest: RunningChecksum | None = None
+
+    def take(self, index: int, digest: Digest, buffer: memoryview) -> None:
+        wait_seconds = 0.0 if self._ordered.next_index in self._passed_over else TURN_SECONDS
+        if not self._ordered.offer(index, buffer, wait_seconds):
+            self._passed_over[index] = digest
+        # A passes 5 over; B has just taken 4, and saw no 5. So both look, and at the end ``left`` does.
+        if self._catching_up.acquire(blocking=False):
+            try:
+                self._catch_up(buffer)
+            finally:
+                self._catching_up.release()
+
+    def _catch_up(self, buffer: memoryview) -> None:
+        while not self._stopped and (index := self._ordered.next_index) in self._passed_over:
+            size = chunk_range(self._size, index).size
+            if size > len(buffer):  # that of the last chunk, which is shorter: somebody else will come by
+                return
+            self._read_back(self._passed_over[index], buffer[:size])
+            self._ordered.offer(index, buffer[:size], 0)
+
+    def left(self) -> Sequence[int]:
+        start, self._rest = self._ordered.hand_over()
+        return range(start, chunk_count(self._size))
+
+    def take_back(self, index: int, content: Buffer) -> None:  # noqa: ARG002 - they come in order
+        if self._rest is not None:
+            self._rest.update(content)
+
+    def check(self, subject: str) -> None:
+        if self._rest is not None:
+            self._rest.check(subject)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._ordered.hand_over()
+
+
+PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
+WrongContent = Callable[[LocatedFile, Digest, ChecksumMismatchError], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Packer:
+    """Packs parcels into the store."""
+
+    store: ChunkStore
+    reader: UpstreamReader
+
+    async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
+        """Make every file of the parcel durable in the store.
+
+        An interruption makes a smaller slab of what arrived, and another one of the rest: no file is read twice.
+
+        Args:
+            parcel: files of one scope that fit one chunk together, none of them empty.
+            on_packed: told of each file once it is durable.
+            on_wrong: told of a file that came with the wrong content, and under which name that is kept.
+
+        Raises:
+            UpstreamError, AuthRequiredError, StoreUnavailableError: what was told of stays stored.
+        """
+        loop = asyncio.get_running_loop()
+        scope = parcel[0].file.identity.scope
+        seal = seal_of(scope)
+        left = list(parcel)
+        digests: list[Digest] = []  # of the files in the buffer
+
+        def accept(located: LocatedFile, content: memoryview, stated: Checksum | None) -> None:
+            if stated is not None:
+                check_at_once(stated, content, located.subject)
+            digests.append(digest_of(content))
+
+        def store_slab(buffer: memoryview, count: int, size: int) -> None:
+            content = buffer[: size + len(seal)]
+            content[size:] = seal
+            slab = Slab(digest_of(content), len(content), scope)
+            self.store.put(slab.digest, content)
+            packed, offset = [], 0
+            for located, digest in zip(left[:count], digests, strict=True):
+                packed.append((located, FileLayout.packed(digest, located.file.size, slab, offset)))
+                offset += located.file.size
+            del left[:count]
+            digests.clear()
+            loop.call_soon_threadsafe(tell, packed, slab)
+
+        def tell(packed: list[tuple[LocatedFile, FileLayout]], slab: Slab) -> None:
+            for located, layout in packed:
+                on_packed(located, layout, slab)
+
+        async def keep_wrong(located: LocatedFile, content: bytes, error: ChecksumMismatchError) -> None:
+            digest = digest_of(content)
+            await asyncio.to_thread(self.store.put, digest, memoryview(content))
+            await on_wrong(located, digest, error)
+
+        wanted = [FileRange(file, ByteRange(0, file.file.size), partial(accept, file)) for file in parcel]
+        await self.reader.read(wanted, on_batch=store_slab, spare=SEAL_SIZE, on_wrong=keep_wrong)

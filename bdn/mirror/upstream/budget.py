@@ -1,6 +1,7 @@
-"""How many requests each upstream host gets at once: listings, locations and ranges of all jobs share its budget.
+"""Requests to upstreams: how many each host gets at once, and when a failed one is sent again.
 
-The pace (``bdn/core/pace/limit.py``) decides how many; here is who waits, and what a request's end tells the pace.
+Listings, locations and ranges of all jobs share a host's budget. The pace (``bdn/core/pace/limit.py``) decides how many; here is
+who waits, and what a request's end tells the pace.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.core.errors import BdnError, UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
-from bdn.core.pace.retry import asked_to_wait
+from bdn.core.pace.retry import Allowance, RetryPolicy, asked_to_wait
 
 Pause = Callable[[float], Awaitable[None]]
 LONGEST_PAUSE_SECONDS: Final = 300.0
@@ -309,3 +310,46 @@ class UpstreamMetrics(Collector):
             "bdn_upstream_slots", "Threads and tasks that ask upstreams now", sum(budget.slots for budget in budgets)
         )
         yield GaugeMetricFamily("bdn_upstream_hosts_closed", "Hosts that asked to wait", self._budgets.closed())
+
+
+_Answer = TypeVar("_Answer")
+_MOST_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True)
+class UpstreamRetries:
+    """An ``Asker``: one policy for listings, locations and ranges. Waits on the event loop, so no thread waits for a backoff."""
+
+    pause: Pause = asyncio.sleep
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    draw: Callable[[], float] = random.random
+    budgets: UpstreamBudgets = field(default_factory=lambda: UpstreamBudgets(_MOST_AT_ONCE))
+    longest_pause_seconds: float = LONGEST_PAUSE_SECONDS
+
+    def for_a_caller_who_waits(self) -> UpstreamRetries:
+        """The same budgets without retries: somebody holds a connection open for the answer."""
+        return replace(self, policy=RetryPolicy(attempts=1), longest_pause_seconds=0)
+
+    async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """The answer of ``request``, sent when the budget of this address's host allows, or the last failure."""
+        failures = 0
+        while True:
+            try:
+                async with self.budgets.of(url).slot(self.longest_pause_seconds) as slot:
+                    with slot.request():
+                        return await request()
+            except UpstreamError as error:
+                failures += 1
+                failure = error
+            await self.wait_out(failure, failures)
+
+    async def wait_out(self, failure: UpstreamError, failures: int, allowance: Allowance | None = None) -> None:
+        """Wait as long as this failure, the ``failures``-th in a row, asks for; raise it when it is one too many.
+
+        ``allowance`` is how many failures the file is still forgiven; this one spends of it.
+        """
+        delay = self.policy.delay(failures, failure, self.draw())
+        if delay is None or (allowance is not None and not allowance.spend()):
+            raise failure
+        self.budgets.totals.retries += 1
+        await self.pause(delay)

@@ -20,8 +20,7 @@ from bdn.core.errors import AuthRequiredError, BdnError, ChecksumMismatchError, 
 from bdn.core.pace.retry import Allowance
 from bdn.core.ports import Location, Locator
 from bdn.core.source.upstream import Checksum, UpstreamFile
-from bdn.mirror.upstream.budget import BudgetSlot
-from bdn.mirror.upstream.retries import UpstreamRetries
+from bdn.mirror.upstream.budget import BudgetSlot, UpstreamRetries
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 

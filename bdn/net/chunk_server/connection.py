@@ -22,7 +22,7 @@ from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import (
     RequestHead,
     RequestRefusedError,

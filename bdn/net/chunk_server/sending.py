@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.pace.streaming import StallPolicy, StallWindow
+from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.served_chunks import OpenChunk
 

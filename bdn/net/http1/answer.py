@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from bdn.core.errors import CanceledError
-from bdn.core.pace.streaming import StallPolicy, StallWindow
+from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.core.ports import OnBytes
 from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
 

@@ -22,12 +22,12 @@ import aiohttp
 # From the core, because the package's own GCSFileSystem asks a gRPC service about every bucket, through no proxy or emulator.
 from gcsfs.core import GCSFileSystem
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.bucket_tree import PAGE
 from bdn.sources.gcs.errors import SDK_ERRORS, RefusedError, translate
 from bdn.sources.gcs.tokens import TokenProvider

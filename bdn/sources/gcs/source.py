@@ -13,7 +13,7 @@ from bdn.core.errors import InvalidRequestError, SecretMalformedError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.core.store.slabs import scope_of
 from bdn.sources.bucket_tree import BucketTree
 from bdn.sources.credentials import Secret

@@ -23,8 +23,8 @@ import httpcore2
 import httpx2
 from huggingface_hub import get_session, hf_raise_for_status, set_client_factory
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
-from bdn.net.http1.dialing import resolve
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.net.http1.pool import resolve
 
 PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK names none
 _REPEATED_BY_THE_SDK: Final = (408, 429, 500, 502, 503, 504)

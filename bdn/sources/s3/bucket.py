@@ -15,7 +15,7 @@ from bdn.core.errors import SourceChangedError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
 from bdn.core.source.upstream import Checksum, UpstreamFile
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.bucket_tree import PAGE
 from bdn.sources.s3.checksums import stated_checksum
 from bdn.sources.s3.client import LISTING, S3Client, S3Endpoint, s3_client

@@ -24,7 +24,7 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import HTTPClientError
 from botocore.loaders import Loader
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.credentials import S3CredentialsProvider
 from bdn.sources.guarded_connector import GuardedConnector, GuardedResolver

@@ -11,7 +11,7 @@ from typing import Final
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
-from bdn.core.source.uri import BucketUri
+from bdn.core.source.weights import BucketUri
 from bdn.sources.credentials import S3Credentials, S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
 from bdn.sources.s3.bucket import connect
 from bdn.sources.s3.client import S3Endpoint

@@ -23,8 +23,7 @@ from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.fill.fills import FillUnit, units_of
-from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.part import PartialFile
+from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.fill.provision import FillRequest
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics

@@ -13,8 +13,7 @@ import pytest
 from node_agent.app import Agent
 from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
-from node_agent.fill.packed_parts import PackedParts
-from node_agent.fill.part import PartialFile
+from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.stage.view.views import Views
 
 _IN_THREADS = {

@@ -19,11 +19,9 @@ from bdn.wire.layout_form import Layout
 from bdn.wire.operation_schema import Tier
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
-from node_agent.fetch.fill_context import FillContext, RetryBudget
-from node_agent.fetch.members import Members
-from node_agent.fetch.peers import Peers
+from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
+from node_agent.fetch.peers import Members, Peers
 from node_agent.fetch.reads_in_progress import ReadsInProgress
-from node_agent.fetch.routing import Routing
 from tests.support.network.raw_server import message, partial, read_head
 
 Play = Callable[[socket.socket, bytes, int], None]  # the connection, the chunk, and where the request begins

@@ -11,9 +11,8 @@ import httpx2
 
 from bdn.net.api_server.http_server import serving
 from bdn.net.client.mirror_client import AgentClient
-from node_agent.api import build_app
+from node_agent.api import build_app, unix_socket
 from node_agent.app import Agent
-from node_agent.sockets import unix_socket
 from tests.support.agent.rig import Rig
 
 

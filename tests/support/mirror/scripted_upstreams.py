@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, Script
 from tests.doubles.gcs import GcsServer

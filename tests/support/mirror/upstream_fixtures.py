@@ -90,7 +90,7 @@ def pauses() -> Pauses:
 @pytest.fixture
 def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk whose predecessor failed is not held for seconds."""
-    monkeypatch.setattr("bdn.mirror.ingest.whole_check.TURN_SECONDS", 0.2)
+    monkeypatch.setattr("bdn.mirror.ingest.copier.TURN_SECONDS", 0.2)
 
 
 @asynccontextmanager

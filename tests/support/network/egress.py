@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 
 ALLOW_LOOPBACK: Final = "127.0.0.1, ::1, localhost"  # for BDN_EGRESS_ALLOW
 LOOPBACK: Final = EgressPolicy.parse(ALLOW_LOOPBACK)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from node_agent.app import Agent
 from node_agent.fetch.deadlines import Waits
 from tests.support.agent.mirror import AgentMirror

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 from bdn.core.chunk import ByteRange
-from bdn.core.pace.streaming import ResumePolicy, StallPolicy
+from bdn.core.pace.retry import ResumePolicy, StallPolicy
 from bdn.core.ports import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest

@@ -31,7 +31,7 @@ PRELOADED: Final = (
     "anyio._backends._asyncio",
     "bdn.sources.huggingface",
     "node_agent.embedded",
-    "node_agent.server",
+    "node_agent.__main__",
     "tests.support.crash.killing_steps",
     "uvicorn.protocols.http.h11_impl",
 )

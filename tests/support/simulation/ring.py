@@ -15,8 +15,7 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.ring.peer_health import Fault
-from bdn.core.ring.placement import Placement
-from bdn.core.ring.routes import HOLDERS_ASKED, OWNERS_LOOKED_AT, ahead, lanes, own_in_flight, route
+from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, own_in_flight, route
 from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline
 from tests.support.content.names import named
 from tests.support.simulation.links import MIRROR, Links, QueuedLinks

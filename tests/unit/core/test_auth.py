@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import parse_source
-from bdn.core.source.weights import FITTING_SCHEMES, REQUIRED_FIELDS, Auth, AuthMethod, WeightsSource
+from bdn.core.source.weights import FITTING_SCHEMES, REQUIRED_FIELDS, Auth, AuthMethod, WeightsSource, parse_source
 
 # Written out again, not taken from the code: this is the contract.
 FIELDS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressEntryError, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressEntryError, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 
 

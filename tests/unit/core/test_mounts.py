@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bdn.core.errors import InvalidMountError
-from bdn.core.source.uri import parse_source
-from bdn.core.source.weights import WeightsSource, check_mounts, normalise_mount
+from bdn.core.source.weights import WeightsSource, check_mounts, normalise_mount, parse_source
 
 SOURCE = parse_source("s3://bucket/x")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.source.paths import PATH_LIMIT, SEGMENT_LIMIT, UnsafePathError, check_tree, normalise_path
+from bdn.core.source.upstream import PATH_LIMIT, SEGMENT_LIMIT, UnsafePathError, check_tree, normalise_path
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bdn.core.source.uri import BucketUri, HuggingFaceUri, SourceUri, parse_source
+from bdn.core.source.weights import BucketUri, HuggingFaceUri, SourceUri, parse_source
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

@@ -6,7 +6,7 @@ from ipaddress import IPv6Address, ip_address
 
 import pytest
 
-from bdn.core.egress.special_addresses import plain, special_kind
+from bdn.core.egress import plain, special_kind
 
 SPECIAL = [
     ("0.0.0.0", "unspecified"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.pace.streaming import Persistence, ResumePolicy, StallPolicy, StallWindow
+from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy, StallWindow
 from tests.support.network.hypothesis import BRIEFLY
 
 MIB = 1024 * 1024

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from bdn.core.egress.written_hosts import UnreadableHostError, WrittenHost, read_host
+from bdn.core.egress import UnreadableHostError, WrittenHost, read_host
 
 LOOPBACK = [
     "127.0.0.1",

@@ -18,8 +18,8 @@ from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
-from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
 from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads

@@ -21,10 +21,8 @@ from bdn.core.store.slabs import is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.copier import ChunkStored, Copier
-from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, StoredContents
-from bdn.mirror.ingest.packer import PackedFile, Packer, WrongContent
-from bdn.mirror.ingest.progress import Progress, SourceCounters
+from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, Packer, WrongContent
+from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.store.memory import MemoryStore

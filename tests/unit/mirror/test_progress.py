@@ -19,7 +19,7 @@ from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
+from bdn.mirror.ingest.copy_missing import ClaimLostError, Progress, SourceCounters
 from tests.support.mirror.service import database_under_test, rows_of
 
 ONE, TWO = digest_of(b"1"), digest_of(b"2")

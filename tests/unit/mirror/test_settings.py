@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from bdn.cli.clients import ClientSettings
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store_opener import open_store

@@ -12,8 +12,7 @@ from bdn.core.errors import BdnError, InvalidSourceError, LimitExceededError, No
 from bdn.core.ports import Location, Resolution
 from bdn.core.source.patterns import Patterns, select
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.uri import parse_source
-from bdn.core.source.weights import WeightsSource
+from bdn.core.source.weights import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selected, Selector
 
 TREE = (

@@ -13,7 +13,7 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.limit import Outcome
 from bdn.core.pace.retry import Allowance
-from bdn.mirror.upstream.retries import UpstreamRetries
+from bdn.mirror.upstream.budget import UpstreamRetries
 
 URL = "https://hub.example/page"
 AWAY = UpstreamUnavailableError("hf://o/r", "503")

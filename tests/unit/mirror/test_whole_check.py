@@ -14,8 +14,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.mirror.ingest import whole_check as module
-from bdn.mirror.ingest.whole_check import WholeCheck, whole_check
+from bdn.mirror.ingest import copier as module
+from bdn.mirror.ingest.copier import WholeCheck, whole_check
 
 CONTENT = b"".join(bytes([n]) * CHUNK_SIZE for n in range(2)) + b"tail" * 25
 CHUNKS = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]

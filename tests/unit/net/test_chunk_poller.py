@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
-from bdn.net.chunk_server.poller import Poller, Timers
 from bdn.net.chunk_server.sending import Wait
+from bdn.net.chunk_server.server import Poller, Timers
 from tests.support.content.shelves import Shelf
 from tests.support.network.hypothesis import BRIEFLY
 

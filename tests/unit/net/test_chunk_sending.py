@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.sending import ChunkBody, EndedError, Pace, Sending, StalledReaderError
 from bdn.net.chunk_server.served_chunks import OpenChunk

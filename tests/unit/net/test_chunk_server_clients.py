@@ -16,7 +16,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer

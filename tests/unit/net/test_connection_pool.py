@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, EgressRefusedError, UpstreamUnavailableError
 from bdn.core.ports import Location
-from bdn.net.http1.connection import ProtocolError
+from bdn.net.http1.connection import ProtocolError, UnsendableError, origin_of
 from bdn.net.http1.pool import ConnectionPool, reason_of
-from bdn.net.http1.request import UnsendableError, origin_of
 from bdn.transfer.ranged import RangedReader
 from tests.support.network.raw_server import RawServer, answering, message, partial, read_head, waiting_after
 from tests.support.network.upstream import CONTENT, ONCE, SIZE, read_range, upstream

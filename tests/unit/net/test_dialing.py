@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
-from bdn.net.http1.dialing import dial
+from bdn.net.http1.pool import dial
 from tests.support.network.egress_streets import Doorbell, Names, note_attempts
 
 TWO = EgressPolicy.parse("127.0.0.1 127.0.0.3")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.http1 import answer as module
 from bdn.net.http1.answer import HEAD_LIMIT, Answer, StalledError, ask
 from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.net.http1.request import Origin, UnsendableError, format_get, split_address
+from bdn.net.http1.connection import Origin, UnsendableError, format_get, split_address
 from tests.support.network.hypothesis import BRIEFLY
 
 HOST: Origin = ("https", "host", 443)

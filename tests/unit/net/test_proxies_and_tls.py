@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.egress.rules import EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError, UpstreamUnavailableError
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.core.ports import Location
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
 from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError

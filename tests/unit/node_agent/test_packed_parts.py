@@ -13,8 +13,8 @@ from bdn.core.store.layout import FileLayout, Slice
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, name_aside
-from node_agent.fill import packed_parts
-from node_agent.fill.packed_parts import PackedParts
+from node_agent.fill import part
+from node_agent.fill.part import PackedParts
 from tests.support.mirror.slabs import pack
 
 FILES = [f"small file {number}".encode() for number in range(12)]
@@ -155,7 +155,7 @@ async def test_a_disk_that_is_full_says_so_and_what_was_written_is_removed(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(packed_parts, "write_all", full)
+    monkeypatch.setattr(part, "write_all", full)
     parts = parts_of(places, sync)
     with pytest.raises(DiskFailedError, match="files: No space left on device"):
         parts.write(memoryview(SLAB))

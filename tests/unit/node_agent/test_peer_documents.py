@@ -24,7 +24,7 @@ from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.fetch.documents import PeerDocuments
-from node_agent.fetch.members import Members
+from node_agent.fetch.peers import Members
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import IMPATIENT
 from tests.support.content.names import named

@@ -6,8 +6,8 @@ import pytest
 
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.wire.layout_form import Layout
-from node_agent.fetch.members import Members
-from node_agent.fetch.routing import LanePlace, Routing, chunks_in_order
+from node_agent.fetch.fill_context import LanePlace, Routing, chunks_in_order
+from node_agent.fetch.peers import Members
 from tests.support.agent.reader_chain import join
 from tests.support.content.names import named
 

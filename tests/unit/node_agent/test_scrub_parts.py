@@ -16,11 +16,10 @@ from bdn.core.digest import digest_of
 from bdn.core.store.layout import PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.mirror.settings import MirrorSettings
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 from bdn.wire.operation_schema import LISTED, DamagedItem
 from node_agent.cache.quarantine import Evidence, Quarantine, SuspectFiles
-from node_agent.scrub.findings import Findings
-from node_agent.scrub.record import ScrubRecord
+from node_agent.scrub.findings import Findings, ScrubRecord
 from node_agent.scrub.repair import rewrite
 from node_agent.scrub.rounds import BURST, StagesFirst
 from node_agent.stage.record import StageRecord
@@ -207,7 +206,7 @@ from pathlib import Path
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import digest_of
 from bdn.core.store.layout import PlacedChunk
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 from node_agent.scrub.repair import rewrite
 path = Path(sys.argv[1])
 os.chown(path, 65534, 65534)

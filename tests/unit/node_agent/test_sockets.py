@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from node_agent.sockets import unix_socket
+from node_agent.api import unix_socket
 
 
 def test_the_socket_is_for_its_owner_and_group_and_goes_with_the_agent(tmp_path: Path) -> None:

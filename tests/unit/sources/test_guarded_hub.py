@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from huggingface_hub import close_session, get_session
 
-from bdn.core.egress.rules import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.huggingface import session as hub_session
 from bdn.sources.huggingface.session import GuardedTransport, HubUnreachableError, one_attempt

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from huggingface_hub import close_session
 
-from bdn.sources.huggingface.tree import read_page
+from bdn.sources.huggingface.source import read_page
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog

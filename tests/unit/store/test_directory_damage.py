@@ -12,8 +12,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.store.directory import DirectoryStore
-from bdn.store.soundness import KEPT
+from bdn.store.directory import KEPT, DirectoryStore
 from tests.support.crash.rotting import HOW, rot
 
 CONTENT = b"the bytes of a chunk" * 1000
@@ -142,13 +141,14 @@ def test_a_folder_that_cannot_be_looked_into_is_damage_if_the_store_can_and_the_
 
         return call
 
-    for owner, name in ((Path, "open"), (Path, "lstat"), (Path, "stat"), (os, "scandir")):
-        monkeypatch.setattr(owner, name, guarded(getattr(owner, name)))
-    if is_whole or number == errno.ESTALE:
-        with pytest.raises(StoreUnavailableError, match=os.strerror(number)):
-            store.fault(CHUNK)
-    else:
-        assert store.fault(CHUNK) == f"it cannot be read ({os.strerror(number)})"
+    with monkeypatch.context() as disk:
+        for owner, name in ((Path, "open"), (Path, "lstat"), (Path, "stat"), (os, "scandir")):
+            disk.setattr(owner, name, guarded(getattr(owner, name)))
+        if is_whole or number == errno.ESTALE:
+            with pytest.raises(StoreUnavailableError, match=os.strerror(number)):
+                store.fault(CHUNK)
+        else:
+            assert store.fault(CHUNK) == f"it cannot be read ({os.strerror(number)})"
 
 
 def test_where_all_chunks_should_be_there_is_a_file_and_that_is_no_damage_of_each(

@@ -11,7 +11,7 @@ from threading import Barrier, Event, Lock
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.transfer.buffers import BufferPool
+from bdn.transfer.byte_threads import BufferPool
 
 
 def address_of(buffer: memoryview) -> int:

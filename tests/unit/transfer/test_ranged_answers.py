@@ -11,7 +11,7 @@ from socket import socket
 import pytest
 
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
-from bdn.core.pace.streaming import StallPolicy
+from bdn.core.pace.retry import StallPolicy
 from bdn.core.ports import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader

@@ -21,7 +21,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.streaming import ResumePolicy, StallPolicy
+from bdn.core.pace.retry import ResumePolicy, StallPolicy
 from bdn.core.ports import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest

@@ -1,0 +1,324 @@
+"""Where the mirror may connect: to the public internet, and to what the operator lists in ``BDN_EGRESS_ALLOW``.
+
+A connection is checked twice: the host as it is written, before anything else, and every address that it resolves to. The
+caller then connects to one of the checked addresses and does not resolve again, because a second answer may be another one
+(DNS rebinding). Behind a proxy the first check is the only one: the proxy resolves.
+
+The file goes from special addresses (a table of our own, because that of ``ipaddress`` differs between Python versions and
+calls some of these global; sources: the IANA registries of RFC 6890 and its updates, the clouds' pages for metadata addresses),
+over hosts in every spelling that a resolver takes (``getaddrinfo`` takes what ``inet_aton`` takes: one to four numbers, each
+decimal, octal or hexadecimal; IDNA makes digits and dots of other scripts plain ones), to the operator's policy. What cannot be
+read as a host is refused, so that nobody further on reads it in another way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, Self
+
+from bdn.core.errors import EgressRefusedError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_METADATA: Final = "a cloud metadata address"
+_LOOPBACK: Final = "a loopback address"
+_PRIVATE: Final = "a private address"
+_LINK_LOCAL: Final = "a link-local address"
+_SHARED: Final = "a shared carrier address (100.64.0.0/10)"
+_MULTICAST: Final = "a multicast address"
+_RESERVED: Final = "a reserved address"
+_UNSPECIFIED: Final = "an unspecified address"
+_UNIQUE_LOCAL: Final = "a unique-local address"
+
+# Metadata first, then the rest: the first match names the address.
+_KINDS_OF_IPV4: Final = tuple(
+    (IPv4Network(network), kind)
+    for network, kind in (
+        ("169.254.169.254/32", _METADATA),  # AWS, Google, Azure and most others
+        ("169.254.170.2/32", _METADATA),  # credentials of an ECS task
+        ("169.254.170.23/32", _METADATA),  # credentials of an EKS pod
+        ("100.100.100.200/32", _METADATA),  # Alibaba
+        ("168.63.129.16/32", _METADATA),  # Azure's host, in a public range
+        ("192.0.0.192/32", _METADATA),  # Oracle's classic cloud
+        ("0.0.0.0/8", _UNSPECIFIED),  # Linux connects 0.0.0.0 to this machine
+        ("10.0.0.0/8", _PRIVATE),
+        ("100.64.0.0/10", _SHARED),
+        ("127.0.0.0/8", _LOOPBACK),
+        ("169.254.0.0/16", _LINK_LOCAL),
+        ("172.16.0.0/12", _PRIVATE),
+        ("192.0.0.0/24", _RESERVED),
+        ("192.0.2.0/24", _RESERVED),  # documentation
+        ("192.88.99.0/24", _RESERVED),  # relays of 6to4, ended by RFC 7526
+        ("192.168.0.0/16", _PRIVATE),
+        ("198.18.0.0/15", _RESERVED),  # measurements between networks
+        ("198.51.100.0/24", _RESERVED),  # documentation
+        ("203.0.113.0/24", _RESERVED),  # documentation
+        ("224.0.0.0/4", _MULTICAST),
+        ("240.0.0.0/4", _RESERVED),  # broadcast included
+    )
+)
+_KINDS_OF_IPV6: Final = tuple(
+    (IPv6Network(network), kind)
+    for network, kind in (
+        ("fd00:ec2::254/128", _METADATA),  # AWS
+        ("fd00:ec2::23/128", _METADATA),  # credentials of an EKS pod
+        ("fd20:ce::254/128", _METADATA),  # Google
+        ("::/128", _UNSPECIFIED),
+        ("::1/128", _LOOPBACK),
+        ("fc00::/7", _UNIQUE_LOCAL),
+        ("fe80::/10", _LINK_LOCAL),
+        ("fec0::/10", _PRIVATE),  # site-local, ended by RFC 3879 and still routed inside
+        ("ff00::/8", _MULTICAST),
+        ("64:ff9b:1::/48", _PRIVATE),  # NAT64 inside a site (RFC 8215)
+        ("2001::/23", _RESERVED),  # Teredo among them
+        ("2001:db8::/32", _RESERVED),  # documentation
+        ("3fff::/20", _RESERVED),  # documentation
+    )
+)
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_SIX_TO_FOUR: Final = IPv6Network("2002::/16")
+_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")  # nothing else has been given out (RFC 4291, section 2.4)
+
+
+def plain(address: Address) -> Address:
+    """The address that a connection goes to: an IPv4-mapped one is the IPv4 address itself. A zone is dropped."""
+    if isinstance(address, IPv4Address):
+        return address
+    return address.ipv4_mapped or IPv6Address(int(address))
+
+
+def special_kind(address: Address) -> str | None:
+    """What a special address is, in words; None for a public one. Addresses that carry an IPv4 address are what that is."""
+    address = plain(address)
+    if isinstance(address, IPv4Address):
+        return next((kind for network, kind in _KINDS_OF_IPV4 if address in network), None)
+    if kind := next((kind for network, kind in _KINDS_OF_IPV6 if address in network), None):
+        return kind
+    if address in _NAT64:
+        return special_kind(IPv4Address(int(address) & 0xFFFFFFFF))
+    if address in _SIX_TO_FOUR:
+        return special_kind(IPv4Address(int(address) >> 80 & 0xFFFFFFFF))
+    return None if address in _GLOBAL_UNICAST else _RESERVED
+
+
+_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_ZONE: Final = re.compile(r"[a-z0-9_.~-]+")
+_LONGEST_NAME: Final = 253
+
+
+class UnreadableHostError(ValueError):
+    """Neither a name nor an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenHost:
+    """A host as it was written. ``name`` is what to resolve: lower case, ASCII, no brackets, no final dot.
+
+    ``readings`` are the addresses that it stands for without a resolver, more than one where readers differ (with leading
+    zeros: octal to some, decimal to others); none for a name.
+    """
+
+    name: str
+    readings: tuple[Address, ...] = ()
+
+
+def read_host(host: str) -> WrittenHost:
+    """Read a host, with or without the brackets of IPv6.
+
+    Raises:
+        UnreadableHostError: what it is not; the text itself is left out.
+    """
+    if ":" in host or host.startswith("["):
+        return _ipv6(host)
+    try:
+        name = host.encode("idna").decode("ascii").lower().removesuffix(".")  # as ``socket`` does
+    except UnicodeError:
+        raise UnreadableHostError("it is not a host name") from None
+    labels = name.split(".")
+    if len(name) > _LONGEST_NAME:
+        raise UnreadableHostError("it is not a host name")
+    if _NUMBER.fullmatch(labels[-1]):
+        return WrittenHost(name, _ipv4_readings(labels))
+    if not all(map(_LABEL.fullmatch, labels)):
+        raise UnreadableHostError("it is not a host name")
+    return WrittenHost(name)
+
+
+def _ipv6(host: str) -> WrittenHost:
+    text = (host[1:-1] if host.startswith("[") and host.endswith("]") else host).lower()
+    address, mark, zone = text.partition("%")
+    if mark and not _ZONE.fullmatch(zone):
+        raise UnreadableHostError("it is not an IPv6 address")
+    try:
+        return WrittenHost(text, (IPv6Address(address),))
+    except AddressValueError:
+        raise UnreadableHostError("it is not an IPv6 address") from None
+
+
+def _ipv4_readings(labels: list[str]) -> tuple[Address, ...]:
+    """All readings of 1 to 4 numbers. The first is that of ``inet_aton``, if it has one."""
+    if len(labels) > 4 or not all(map(_NUMBER.fullmatch, labels)):
+        raise UnreadableHostError("it is not an IPv4 address")
+    found = []
+    for octal in (True, False):
+        numbers = [_number(label, octal=octal) for label in labels]
+        address = None if None in numbers else _assemble([number for number in numbers if number is not None])
+        if address is not None and address not in found:
+            found.append(address)
+    if not found:
+        raise UnreadableHostError("it is not an IPv4 address")
+    return tuple(found)
+
+
+def _number(text: str, *, octal: bool) -> int | None:
+    if text.startswith("0x"):
+        return int(text[2:] or "0", 16)
+    if octal and len(text) > 1 and text.startswith("0"):
+        return int(text, 8) if re.fullmatch(r"[0-7]+", text) else None
+    return int(text)
+
+
+def _assemble(numbers: list[int]) -> IPv4Address | None:
+    """The address of 1 to 4 numbers: all but the last are bytes, the last one fills what is left."""
+    *first, last = numbers
+    left = 4 - len(first)
+    if any(number > 0xFF for number in first) or last >= 1 << (8 * left):
+        return None
+    return IPv4Address(sum(number << (8 * (3 - place)) for place, number in enumerate(first)) + last)
+
+
+# Names that stand for an address on the machines that know them, whatever a resolver says (RFC 6761; the clouds' own pages).
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+_METADATA_NAMES: Final = frozenset(
+    {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
+)
+_LOOPBACK_ADDRESSES: Final = (ip_address("127.0.0.1"), ip_address("::1"))
+_METADATA_ADDRESSES: Final = (ip_address("169.254.169.254"),)
+
+
+class EgressEntryError(ValueError):
+    """An entry of ``BDN_EGRESS_ALLOW`` that names nothing; the message says which one and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressPolicy:
+    """What the operator allows beyond the public internet. A name admits whatever it resolves to, an address only itself."""
+
+    names: frozenset[str] = frozenset()
+    suffixes: tuple[str, ...] = ()  # with their first dot; they admit the names below, not the suffix itself
+    networks: tuple[Network, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read entries with commas or white space between them: names, ``*.suffix``, addresses, networks (CIDR).
+
+        Raises:
+            EgressEntryError: an entry cannot be read.
+        """
+        names: set[str] = set()
+        suffixes: dict[str, None] = {}
+        networks: dict[Network, None] = {}
+        for entry in text.replace(",", " ").split():
+            if "/" in entry:
+                networks[_network(entry)] = None
+                continue
+            host = _entry_host(entry, entry.removeprefix("*."))
+            if host.readings and not entry.startswith("*"):
+                networks[_address(entry, host)] = None
+            elif host.readings:
+                raise EgressEntryError(
+                    f"{entry!r} puts a wildcard before an address; write a network, such as 10.0.0.0/8"
+                )
+            elif entry.startswith("*."):
+                suffixes[f".{host.name}"] = None
+            else:
+                names.add(host.name)
+        return cls(frozenset(names), tuple(suffixes), tuple(networks))
+
+    def admit(self, host: str) -> str:
+        """Check a host as it is written; returns the name or address to resolve, which is the one that was read here.
+
+        Raises:
+            EgressRefusedError: it is, or surely stands for, a special address, or cannot be read.
+        """
+        read = _read(host)
+        if self._names(read):
+            return read.name
+        kinds = [self._refusal(address) for address in read.readings or _addresses_of(read.name)]
+        # A spelling is as bad as its worst reading; a name that stands for two addresses is as good as its better one.
+        kind = next(filter(None, kinds), None)
+        if kind and (read.readings or all(kinds)):
+            raise EgressRefusedError(read.name, f"it is {kind}")
+        return read.name
+
+    def admit_resolved(self, host: str, addresses: Iterable[str]) -> None:
+        """Check all that a host resolves to. One refused address refuses the host: its owner could not mean both.
+
+        Which address it was stays out of the error: answers of the operator's own name servers are not for users.
+
+        Raises:
+            EgressRefusedError: one of the addresses is special and not allowed.
+        """
+        read = _read(host)
+        if self._names(read):
+            return
+        for text in addresses:
+            if kind := self._refusal(ip_address(text.partition("%")[0])):
+                raise EgressRefusedError(read.name, f"it is {kind}" if read.readings else f"it resolves to {kind}")
+
+    def _names(self, host: WrittenHost) -> bool:
+        return not host.readings and (host.name in self.names or host.name.endswith(self.suffixes))
+
+    def _refusal(self, address: Address) -> str | None:
+        kind = special_kind(address)
+        address = plain(address)
+        if kind is None or any(address.version == network.version and address in network for network in self.networks):
+            return None
+        return kind
+
+
+PUBLIC_INTERNET: Final = EgressPolicy()
+
+
+def _addresses_of(name: str) -> tuple[Address, ...]:
+    if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
+        return _LOOPBACK_ADDRESSES
+    return _METADATA_ADDRESSES if name in _METADATA_NAMES else ()
+
+
+def _read(host: str) -> WrittenHost:
+    try:
+        return read_host(host)
+    except UnreadableHostError as error:
+        raise EgressRefusedError(repr(host)[:100], str(error)) from None
+
+
+def _entry_host(entry: str, text: str) -> WrittenHost:
+    try:
+        return read_host(text)
+    except UnreadableHostError:
+        raise EgressEntryError(
+            f"{entry!r} is not a host name, *.suffix, IP address or network (CIDR); leave schemes and ports out"
+        ) from None
+
+
+def _address(entry: str, host: WrittenHost) -> Network:
+    address = plain(host.readings[0])
+    if host.name not in (str(host.readings[0]), host.readings[0].exploded):
+        raise EgressEntryError(f"{entry!r} is an unusual spelling; write {address}")
+    return ip_network(address)
+
+
+def _network(entry: str) -> Network:
+    try:
+        network = ip_network(entry)
+    except ValueError as error:
+        raise EgressEntryError(f"{entry!r} is not a network: {error}; write it as 10.0.0.0/8 or fd00::/8") from None
+    if network.version == 6 and plain(network.network_address).version == 4:
+        raise EgressEntryError(f"{entry!r} holds IPv4 addresses; write the IPv4 network")
+    return network
