@@ -20,7 +20,7 @@ from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors
 from bdn.net.api_server.event_stream import EVENTS, EventStream
 from bdn.net.api_server.service import new_router, new_service, provided
-from bdn.net.client.service_client import LONGEST_WAIT_SECONDS
+from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items

@@ -15,23 +15,23 @@ from bdn import __version__
 from bdn.core.digest import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import BufferPool, ByteThreads
 from bdn.transfer.pacing import pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
+from node_agent.cache.space import check_fitness
 from node_agent.cache.tiers import open_tiers
-from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
+from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
-from node_agent.fetch.documents import PeerDocuments
+from node_agent.fetch.documents import Catalogue, LayoutSource, PeerDocuments
 from node_agent.fetch.peers import Members, Peers
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fill.filler import Filler, Pools
@@ -39,10 +39,8 @@ from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
-from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import EvictionCommands
-from node_agent.mirror_link.heartbeats import AgentIdentity, ChangeSignal, Heartbeats
-from node_agent.mirror_link.holdings import AgentHoldings
+from node_agent.mirror_link.heartbeats import AgentHoldings, AgentIdentity, ChangeSignal, CommandInbox, Heartbeats
 from node_agent.mirror_link.prefetches import PrefetchCommands
 from node_agent.mirror_link.verifications import VerificationCommands
 from node_agent.scrub.findings import DamageReports, ScrubRecord
@@ -51,7 +49,7 @@ from node_agent.scrub.repair import FileRepair, StagedFiles
 from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.serve.owner import ChunkLists, LayoutSource, Owner, OwnersShelf
+from node_agent.serve.owner import ChunkLists, Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
@@ -152,7 +150,7 @@ async def open_agent(
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
         reads, bandwidth = ReadsInProgress[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
-        chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatched)
+        chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatches.inc)
 
         # Fill: files from chunks, in byte threads.
         pools = Pools(
@@ -163,7 +161,7 @@ async def open_agent(
         stack.push_async_callback(in_thread, pools.own.close)
         stack.push_async_callback(in_thread, pools.peers.close)
         sync = stack.enter_context(GroupSync(places.root))
-        filler = Filler(places, sync, disk.writes, disk.aside, bandwidth, tiers.chunks, tiers.node.commit)
+        filler = Filler(places, sync, disk.writes, disk.unnamed, bandwidth, tiers.chunks, tiers.node.commit)
         fills = Fills(await stack.enter_async_context(BackgroundTasks()))
         provision = Provision(
             catalogue=Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds),
@@ -201,7 +199,7 @@ async def open_agent(
             OwnersShelf(tiers.chunks, owner) if "cluster" in settings.roles else tiers.chunks,
             settings.host,
             settings.data_port,
-            on_sent=metrics.served,
+            on_sent=metrics.served_bytes.inc,
             pace=pacer(settings.upload_rate),
             documents=HeldDocuments(places, None if settings.auth == "off" else trust.verify),
         )
@@ -221,7 +219,7 @@ async def open_agent(
             pulls=pulls,
             clock=clock,
             elapsed=elapsed,
-            on_ready=metrics.ready,
+            on_ready=metrics.ready_seconds.observe,
             on_change=news.tell,
             decided=journal.record,
         )

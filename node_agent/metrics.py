@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,75 +22,41 @@ class AgentMetrics:
 
     def __init__(self, stages: StageRegistry) -> None:
         self.registry = CollectorRegistry()
-        self.fill_bytes = Counter(
-            "bdn_agent_fill_bytes",
-            "Bytes that fills brought, by the tier they came from",
-            ["tier"],
-            registry=self.registry,
+        count = partial(Counter, registry=self.registry)
+        self.fill_bytes = count(
+            "bdn_agent_fill_bytes", "Bytes that fills brought, by the tier they came from", ["tier"]
         )
-        self.served_bytes = Counter("bdn_agent_served_bytes", "Bytes served to peers", registry=self.registry)
-        self.evictions = Counter(
-            "bdn_agent_evictions", "Manifests evicted, by reason", ["reason"], registry=self.registry
+        self.served_bytes = count("bdn_agent_served_bytes", "Bytes served to peers")
+        self.evictions = count("bdn_agent_evictions", "Manifests evicted, by reason", ["reason"])
+        self.cluster_evictions = count(
+            "bdn_agent_cluster_evictions", "Manifests evicted from the cluster tier, by reason", ["reason"]
         )
-        self.cluster_evictions = Counter(
-            "bdn_agent_cluster_evictions",
-            "Manifests evicted from the cluster tier, by reason",
-            ["reason"],
-            registry=self.registry,
+        self.obtained_chunks = count("bdn_agent_obtained_chunks", "Chunks read from the mirror because a peer asked")
+        self.obtained_bytes = count("bdn_agent_obtained_bytes", "Bytes of these chunks")
+        self.lost_events = count(
+            "bdn_agent_lost_events", "Decisions that the journal did not take, because the disk is full or broken"
         )
-        self.obtained_chunks = Counter(
-            "bdn_agent_obtained_chunks", "Chunks read from the mirror because a peer asked", registry=self.registry
+        self.mismatches = count("bdn_agent_verification_failures", "Chunks that arrived with the wrong content")
+        self.scrubbed_bytes = count(
+            "bdn_agent_scrubbed_bytes", "Bytes read again and compared with their names", ["tier"]
         )
-        self.obtained_bytes = Counter("bdn_agent_obtained_bytes", "Bytes of these chunks", registry=self.registry)
-        self.lost_events = Counter(
-            "bdn_agent_lost_events",
-            "Decisions that the journal did not take, because the disk is full or broken",
-            registry=self.registry,
+        self.damaged_chunks = count(
+            "bdn_agent_damaged_chunks",
+            "Chunks on this disk that were wrong, by what became of them",
+            ["tier", "outcome"],
         )
-        self.mismatches = Counter(
-            "bdn_agent_verification_failures", "Chunks that arrived with the wrong content", registry=self.registry
-        )
+        self.lost_files = count("bdn_agent_lost_files", "Whole files that were wrong and could not be repaired")
         self.ready_seconds = Histogram(
             "bdn_agent_ready_seconds",
             "Seconds from the request of a stage to READY",
             buckets=_READY_BUCKETS,
             registry=self.registry,
         )
-        self._count_scrubs()
         self.registry.register(_StageCollector(stages))
-
-    def _count_scrubs(self) -> None:
-        self.scrubbed_bytes = Counter(
-            "bdn_agent_scrubbed_bytes",
-            "Bytes read again and compared with their names",
-            ["tier"],
-            registry=self.registry,
-        )
-        self.damaged_chunks = Counter(
-            "bdn_agent_damaged_chunks",
-            "Chunks on this disk that were wrong, by what became of them",
-            ["tier", "outcome"],
-            registry=self.registry,
-        )
-        self.lost_files = Counter(
-            "bdn_agent_lost_files", "Whole files that were wrong and could not be repaired", registry=self.registry
-        )
 
     def filled(self, tier: Tier, size: int) -> None:
         """Bytes are here."""
         self.fill_bytes.labels(tier).inc(size)
-
-    def served(self, size: int) -> None:
-        """A peer got bytes."""
-        self.served_bytes.inc(size)
-
-    def mismatched(self) -> None:
-        """A chunk arrived with the wrong content."""
-        self.mismatches.inc()
-
-    def ready(self, seconds: float) -> None:
-        """A stage is READY."""
-        self.ready_seconds.observe(seconds)
 
     def evicted(self, reason: str, manifests: int) -> None:
         """Manifests are gone."""

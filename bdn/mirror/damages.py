@@ -18,11 +18,10 @@ from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.events import Event
 from bdn.core.ports import InspectedStore
-from bdn.mirror.db import damaged, events, mirrors, records
+from bdn.mirror.db import contents, damaged, events, mirrors, records
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.records import Record, RecordDamagedError
-from bdn.mirror.single_flight import SharedReads
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import SharedReads, Watch
 
 logger = logging.getLogger(__name__)
 DAMAGE = "damage"  # what the repair waits for
@@ -101,7 +100,7 @@ class Damages:
         Whoever publishes waits for this, and may need nothing of it: what the store cannot look at now is passed over.
         """
         async with self.database.read() as session:
-            found = await damaged.all_chunks(session)
+            found = await contents.all_damaged(session)
         if not found:
             return
         for row in found:

@@ -14,7 +14,7 @@ from bdn.core.ports import ChunkStore
 from bdn.core.store.layout import Slice
 from bdn.mirror.access.access import Access
 from bdn.mirror.damages import ChunkDamagedError, Damages
-from bdn.mirror.db import layouts
+from bdn.mirror.db import contents
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 
 _ANSWER_SECONDS = 30
@@ -80,7 +80,7 @@ class StoreShelf:
 
     async def _slice(self, content: Digest) -> tuple[Slice, int]:
         async with self.access.database.read() as session:
-            found = await layouts.a_slice(session, content.hex)
+            found = await contents.a_slice(session, content.hex)
         reason = await self.damages.reason(found[0].slab if found else content)
         if reason is not None:
             raise ChunkDamagedError(reason, str(content))

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.patterns import Patterns
 from bdn.core.source.weights import Auth, AuthMethod, WeightsSource, check_mounts, normalise_mount, parse_source
-from bdn.wire.shapes import StrictBody
+from bdn.wire.shapes import StrictModel
 
 SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request
 
 
-class AuthBody(StrictBody):
+class AuthBody(StrictModel):
     """How to sign in to a source; each method has fields of its own."""
 
     auth_method: StrictStr
@@ -38,7 +38,7 @@ class AuthBody(StrictBody):
         return Auth(method, {name: value for name, value in given.items() if value})
 
 
-class WeightsSourceBody(StrictBody):
+class WeightsSourceBody(StrictModel):
     """One source of a request."""
 
     source: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["hf://org/model@main"])]
@@ -85,7 +85,7 @@ class TrainingJobBody(BaseModel):
     weights: list[WeightsSourceBody]
 
 
-class MirrorRequestBody(StrictBody):
+class MirrorRequestBody(StrictModel):
     """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
 
     weights: list[WeightsSourceBody] | None = None

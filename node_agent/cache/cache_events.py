@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bdn.core.cache.index import CacheIndex, EvictionReason, Leased, Victim
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import CacheIndex, EvictionReason, Holder, Leased, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, Fact
 from bdn.core.events import Event
@@ -34,7 +33,7 @@ class CacheEvents:
 
 
 def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: int) -> list[Event]:
-    """One event for each manifest of a stage that was let in just now."""
+    """One event for each manifest of a stage that was admitted just now."""
     ledger = index.ledger
     return [
         about_holder(
@@ -60,7 +59,7 @@ def _missing(index: CacheIndex, contents: Mapping[Digest, int]) -> int:
 
 
 def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnError) -> list[Event]:
-    """One event for each manifest of a stage that was not let in. For another error there is none: the stage has failed."""
+    """One event for each manifest of a stage that was not admitted. For another error there is none: the stage has failed."""
     facts: dict[str, Fact]
     if isinstance(error, CacheTooSmallError):
         facts = {"needed": error.needed_bytes, "free": 0, "leased": 0, "budget": error.budget_bytes}

@@ -13,9 +13,8 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.eviction import CacheFiles
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.node_cache import Clock, NodeCache, UseClock
+from node_agent.cache.node_cache import CacheFiles, Clock, NodeCache, UseClock
 from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
@@ -65,7 +64,7 @@ async def open_tiers(
     uses, suspects = UseClock(clock), SuspectFiles()
     index, chunk_index, manifests = CacheIndex(), ChunkIndex(), ManifestRecords(places)
     space = Space(
-        places, disk.aside, Allowed.of(settings), settings.roles, node=index.ledger, cluster=chunk_index.ledger
+        places, disk.unnamed, Allowed.of(settings), settings.roles, node=index.ledger, cluster=chunk_index.ledger
     )
     # Chunks come and go in byte threads; the event loop is told.
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, on_change)

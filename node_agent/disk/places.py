@@ -22,8 +22,8 @@ def name_in_files(digest: Digest) -> str:
     return f"{digest.hex[:2]}/{digest.hex}"
 
 
-def name_aside(digest: Digest) -> str:
-    """Where a small file stands, below ``Places.files``, until it is whole. The dot keeps it from being taken for one that is."""
+def temporary_name(digest: Digest) -> str:
+    """The name of a small file, below ``Places.files``, until it is whole. The dot keeps it from being taken for one that is."""
     return f"{digest.hex[:2]}/.{digest.hex}"
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.pace.retry import Allowance
-from bdn.core.ring.hedging import HedgeBudget
+from bdn.core.ring.peer_health import HedgeBudget
 from bdn.core.ring.placement import OWNERS_LOOKED_AT, Placement, ahead, lanes, route
 from bdn.wire.layout_form import Layout
 from bdn.wire.stage_schema import Transfer

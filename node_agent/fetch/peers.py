@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.ring.hedging import Deadlines
-from bdn.core.ring.peer_health import Fault, PeerHealth
+from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.wire import agent_schema
 from node_agent.fetch.deadlines import Clock, Limits

@@ -118,7 +118,7 @@ class Filler:
     places: Places
     sync: GroupSync
     writes: DirectWrites
-    aside: UnnamedBytes
+    unnamed: UnnamedBytes
     bandwidth: Bandwidth
     shelf: PartShelf
     on_committed: Callable[[Digest], None]
@@ -149,7 +149,7 @@ class Filler:
 
     async def _fill_from_slab(self, lies: Slice, order: FillOrder) -> None:
         """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
-        parts = PackedParts(self.places, self.sync, self.aside, order.files)
+        parts = PackedParts(self.places, self.sync, self.unnamed, order.files)
         lane, position = order.place(lies.slab)
 
         def work(buffer: memoryview) -> BytesByTier:

@@ -27,7 +27,7 @@ from bdn.disk.syscalls import allocate
 from node_agent.background_tasks import in_thread
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
-from node_agent.disk.places import Places, name_aside, name_in_files
+from node_agent.disk.places import Places, name_in_files, temporary_name
 
 SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
 _MAGIC: Final = b"bdnbits1"
@@ -220,14 +220,14 @@ class PackedParts:
     folders take turns on the whole file system.
     """
 
-    def __init__(self, places: Places, sync: GroupSync, aside: UnnamedBytes, files: Sequence[FileLayout]) -> None:
+    def __init__(self, places: Places, sync: GroupSync, unnamed: UnnamedBytes, files: Sequence[FileLayout]) -> None:
         self.files = files
         self.is_committed = False
         self._places = places
         self._sync = sync
         self._mark = sync.mark()
-        self._aside = aside
-        self._written = 0  # bytes that ``aside`` counts for us
+        self._unnamed = unnamed
+        self._written = 0  # bytes that ``unnamed`` counts for us
 
     def write(self, slab: memoryview) -> None:
         """Cut a verified slab into the files, each checked against its own name before any is written.
@@ -239,12 +239,12 @@ class PackedParts:
         self._count(sum(map(len, pieces)))
         with disk_errors(self._places.files), open_folder(self._places.files) as root:
             for file, piece in zip(self.files, pieces, strict=True):
-                _write_file(root, name_aside(file.digest), piece)
+                _write_file(root, temporary_name(file.digest), piece)
 
     async def commit(self) -> None:
         """All bytes are there: let the files appear under their names, read-only. Not to be canceled half-way."""
         root = f"{self._places.files}/"
-        await self._sync.sync([root + name_aside(file.digest) for file in self.files], self._mark)
+        await self._sync.sync([root + temporary_name(file.digest) for file in self.files], self._mark)
         await in_thread(self._rename)
         folders = dict.fromkeys(file.digest.hex[:2] for file in self.files)
         await self._sync.sync([root + folder for folder in folders], self._mark)
@@ -258,17 +258,17 @@ class PackedParts:
         with suppress(OSError), open_folder(self._places.files) as root:  # whoever closes after a failure knows why
             for file in self.files:
                 with suppress(OSError):
-                    os.unlink(name_aside(file.digest), dir_fd=root)
+                    os.unlink(temporary_name(file.digest), dir_fd=root)
         self._count(0)
 
     def _count(self, size: int) -> None:
-        self._aside.add(size - self._written)
+        self._unnamed.add(size - self._written)
         self._written = size
 
     def _rename(self) -> None:
         with disk_errors(self._places.files), open_folder(self._places.files) as root:
             for file in self.files:
-                os.rename(name_aside(file.digest), name_in_files(file.digest), src_dir_fd=root, dst_dir_fd=root)
+                os.rename(temporary_name(file.digest), name_in_files(file.digest), src_dir_fd=root, dst_dir_fd=root)
         self._drop_parts()
 
     def _drop_parts(self) -> None:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.space import blaming
 from node_agent.fetch.chain import ReaderChain, chunk_base
+from node_agent.fetch.documents import Catalogue
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
 from node_agent.fetch.peers import Members, Peers
 from node_agent.fill.filler import Filler, FillOrder, Lanes, Place, Pools

@@ -136,7 +136,7 @@ class Scrubber:
             await self._replace(target, left, findings)
         elif left:
             indices = frozenset(one.chunk.index for one in left if one.chunk)
-            await self.cache.put_aside(target.content, partial(self.repair.to_part, layout, indices))
+            await self.cache.withdraw(target.content, partial(self.repair.to_part, layout, indices))
             await self._lost(target, left, findings)
 
     async def _rewrite(
@@ -165,7 +165,7 @@ class Scrubber:
     async def _replace(self, target: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
         """Another file in its place, here and in views: this one is gone, or its disk does not keep what is written."""
         earlier = await in_thread(identity, target.path)
-        await self.cache.put_aside(target.content, partial(self.repair.to_quarantine, target.content))
+        await self.cache.withdraw(target.content, partial(self.repair.to_quarantine, target.content))
         try:
             await self.source.refill(target.content)
         except BdnError as error:

@@ -10,18 +10,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, CanceledError, NotFoundError, StoreUnavailableError
+from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
-from bdn.net.client.mirror_client import MirrorClient
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.records import ManifestRecords
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain, chunk_base
 from node_agent.fetch.peers import Members
@@ -48,24 +46,6 @@ class ChunkList:
             else:
                 sizes.update((chunk.digest, chunk.range.size) for chunk in file.placed())
         return cls(sizes, layout.data_port)
-
-
-@dataclass(frozen=True)
-class LayoutSource:
-    """Layouts from the mirror or, while that does not answer, those of the manifests that this node has staged."""
-
-    client: MirrorClient
-    records: ManifestRecords
-
-    async def __call__(self, manifest: Digest, bearer: str | None) -> Layout:
-        """The layout. Raises the mirror's error."""
-        try:
-            return await self.client.layout(manifest, bearer)
-        except BdnError as error:
-            known = await in_thread(self.records.load_layout, manifest) if error.transient else None
-            if known is None:
-                raise
-            return known
 
 
 @dataclass(frozen=True)

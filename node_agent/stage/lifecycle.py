@@ -80,7 +80,7 @@ class Lifecycle:
         self._set_out(stage)
 
     def is_to_mend(self, stage: NodeStage) -> bool:
-        """Whether files of it were lost or put aside, or whether it is time to try again what failed.
+        """Whether files of it were lost or quarantined, or whether it is time to try again what failed.
 
         A stage whose lock is held may be about to end, and one that was to end is mended for nobody but who asks for it again.
         """

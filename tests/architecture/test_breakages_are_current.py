@@ -6,7 +6,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from tests.support.promises.breakages import Breakage, all_breakages
+from tests.support.promises.breakages import PAGE, Breakage, all_breakages, page
 
 _ROOT = Path(__file__).parents[2]
 
@@ -19,6 +19,10 @@ def is_current(row: Breakage) -> bool:
     if file.suffix == ".py":
         ast.parse(file.read_text().replace(row.old, row.new))
     return True
+
+
+def test_the_page_lists_them() -> None:
+    assert PAGE.read_text() == page(), "run: python -m tests.support.promises.breakages"
 
 
 def test_a_breakage_changes_one_place_and_leaves_a_program() -> None:

@@ -1,1 +1,1 @@
-"""Ways to break each promise, one file for each part of the code."""
+"""Ways to break each promise, a file for each: what is broken -> old text (once in its file), new text, tests that notice."""

@@ -1,96 +1,206 @@
-"""Ways to read what is somebody else's."""
+"""Ways to break the promise `access`."""
 
-from __future__ import annotations
-
-from typing import Final
-
-from tests.support.promises.breakages import Breakage
-
-_MATRIX: Final = "tests/promises/test_access_matrix.py"
-_TOKENS: Final = "tests/integration/test_mirror_tokens.py"
-_MANIFESTS: Final = f"{_MATRIX}::test_who_may_read_which_manifest"
-_CHUNKS: Final = f"{_MATRIX}::test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane"
-_COSTS: Final = f"{_MATRIX}::test_what_is_not_yours_costs_what_costs_nothing"
-_ROLES: Final = "tests/promises/test_access_matrix.py::test_every_route_is_closed_to_whoever_has_not_its_role"
-_OTHERS: Final = "tests/promises/test_access_matrix.py::test_what_another_organisation_has_is_answered_like_nothing"
-_LISTS: Final = "tests/promises/test_access_matrix.py::test_lists_hold_one_s_own_and_the_metrics_name_nobody"
-_AGENTS: Final = "tests/promises/test_access_agents.py"
-_SLAB: Final = f"{_AGENTS}::test_a_slab_with_another_organisations_files_is_read_by_nobody_else"
-_ACCESS: Final = "bdn/mirror/access/access.py"
-_TABLE: Final = "bdn/mirror/access/tokens.py"
-
-
-def _broken(file: str, what: str, old: str, new: str, test: str, *also: str) -> Breakage:
-    return Breakage("access", file, what, old, new, test, also)
-
-
-BREAKAGES: Final = [
-    _broken("node_agent/cache/held_chunks.py", "an agent gives each slab to whoever may read one of its files",
-            "if self._verify is not None and is_closed_to(", "if False and is_closed_to(", _SLAB),
-    _broken("node_agent/cache/held_chunks.py", "what an owner has brought and may not give is looked for again and again",
-            "self._given_to(request, found[0]).file.close()", "found[0].file.close()",
-            f"{_AGENTS}::test_a_layout_that_names_another_organisations_slab_opens_it_to_nobody"),
-    _broken("node_agent/serve/owner.py", "what one organisation's layout names is every organisation's",
-            "key = manifest, organisation", 'key = manifest, ""', _SLAB),
-    _broken(_ACCESS, "a grant reads each manifest of its organisation", "if not reader.allows(manifest):", "if False:", _MANIFESTS),
-    _broken(_ACCESS, "what others mirrored is readable", "if not await mirrors.may_read(session, owner, manifest.hex):",
-            "if False:", _MANIFESTS),
-    _broken(_ACCESS, "each role reads chunks", "reader.acting(Role.OPERATOR, None)", "pass", _CHUNKS),
-    _broken(_ACCESS, "a digest is enough", "and await self._opens(manifest, owner, chunk):", "or True:", _CHUNKS),
-    _broken(_ACCESS, "a grant outlives its manifest", "stands = await mirrors.may_read(session, organisation, manifest.hex)",
-            "stands = True", _CHUNKS),
-    _broken("bdn/mirror/db/layouts.py", "what exists is looked at more closely",
-            "if (await session.execute(content)).first() is not None:",
-            "if await session.get(ContentRow, digest) and (await session.execute(content)).first() is not None:", _COSTS),
-    _broken("bdn/mirror/db/layouts.py", "a packed file opens all slabs that hold it",
-            ".where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest, is_of(scope_of(organisation)))",
-            ".where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest)", _CHUNKS),
-    _broken("bdn/core/caller.py", "agents read like controllers", "if self.role is not needed:", "if False:", _MANIFESTS),
-    _broken("bdn/core/caller.py", "a header makes anybody anyone", "if organisation not in (None, self.organisation):",
-            "if False:", f"{_TOKENS}::test_an_operator_acts_for_the_organisation_that_it_names[sqlite]"),
-    _broken("bdn/core/caller.py", "an agent speaks for each cluster", "if self.cluster not in (None, cluster):", "if False:",
-            f"{_TOKENS}::test_an_agent_s_token_beats_for_its_cluster_and_reads_nothing[sqlite]"),
-    _broken(_TABLE, "a revoked token goes on", "if row is None or row.revoked_at is not None:", "if row is None:", _MANIFESTS),
-    _broken(_TABLE, "a token never expires", "row.expires_at <= self.clock()", "row.expires_at <= 0", _MANIFESTS),
-    _broken(_TABLE, "the token itself is kept", "return sha256(token.encode()).hexdigest()", "return token",
-            f"{_TOKENS}::test_a_token_is_shown_once_and_kept_as_its_digest[sqlite]"),
-    _broken("bdn/wire/grants.py", "a signature is not looked at", '"verify_exp": False}',
-            '"verify_exp": False, "verify_signature": False}', f"{_MATRIX}::test_a_grant_with_one_sign_changed_is_worth_nothing",
-            f"{_AGENTS}::test_a_stage_takes_a_grant_that_is_whole_and_signed_and_not_over"),
-    _broken("bdn/wire/grants.py", "tokens for clouds are grants", "audience=AUDIENCE,\n                issuer=ISSUER,",
-            'audience=[AUDIENCE, "sts.amazonaws.com"],\n                issuer=ISSUER,', _MANIFESTS),
-    _broken("bdn/wire/grants.py", "grants of whatever issuer", "issuer=ISSUER,\n", "\n", _MANIFESTS),
-    _broken("bdn/mirror/access/access.py", "a controller empties the nodes", '(request.tier != "mirror" or request.force)',
-            "request.force", f"{_TOKENS}::test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else[sqlite]"),
-    _broken("bdn/mirror/operations/operations.py", "evictions, verifications and prefetches are everybody's",
-            "(row.kind, row.organisation) != (kind.name, organisation)", "row.kind != kind.name", _OTHERS,
-            f"{_TOKENS}::test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else[sqlite]"),
-    _broken("bdn/wire/mirror_schema.py", "everybody sees others' jobs", 'update={"held_by": []}', "update={}",
-            f"{_TOKENS}::test_jobs_that_hold_the_same_content_are_shown_to_operators_alone[sqlite]"),
-    _broken("bdn/mirror/db/mirrors.py", "mirrors are everybody's", "MirrorRow.id == mirror_id, MirrorRow.organisation == organisation)",
-            "MirrorRow.id == mirror_id)", _OTHERS),
-    _broken("bdn/mirror/db/secrets.py", "secrets are everybody's", "SecretRow.organisation == organisation, SecretRow.name == name)",
-            "SecretRow.name == name)", _OTHERS, f"{_TOKENS}::test_a_secret_of_one_organisation_opens_nothing_for_another"),
-    _broken("bdn/mirror/db/mirrors.py", "a list holds others' mirrors",
-            "query = select(MirrorRow).where(MirrorRow.organisation == organisation)\n    if status:",
-            "query = select(MirrorRow)\n    if status:", _LISTS),
-    _broken("bdn/mirror/api/parameters.py", "controllers make tokens", ".acting(Role.OPERATOR, organisation)",
-            ".acting(Role.CONTROLLER, organisation)", _ROLES,
-            f"{_TOKENS}::test_an_operator_s_token_makes_others_and_a_controller_s_does_not[sqlite]"),
-    _broken("bdn/mirror/api/parameters.py", "controllers beat", ".acting(Role.AGENT, None)", "", _ROLES),
-    _broken("node_agent/cache/held_chunks.py", "a peer gives to each grant", "if not any(grant.allows(manifest) for manifest in manifests):",
-            "if False:", f"{_AGENTS}::test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
-    _broken("node_agent/cache/held_chunks.py", "a manifest in the header opens each chunk",
-            "if request.manifest is not None and request.manifest not in self.names(request.digest):", "if False:",
-            f"{_AGENTS}::test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
-    _broken("node_agent/cache/held_chunks.py", "a peer tells each grant what is in a manifest",
-            "if not self.verify(request.bearer).allows(request.manifest):", "if False:",
-            f"{_AGENTS}::test_an_agent_gives_manifests_and_layouts_to_grants_that_name_them_alone"),
-    _broken("node_agent/trust.py", "what expired is remembered as good", "if grant.expires_at <= now:", "if False:",
-            "tests/unit/node_agent/test_trust.py"),
-    _broken("bdn/wire/errors.py", "what the mirror has not got is a peer's own failure",
-            "_KINDS.get(error.code, BdnError) if isinstance(error, ReportedError) else type(error)", "type(error)",
-            f"{_AGENTS}::test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
-    _broken("bdn/mirror/db/names.py", "what others have is looked at more closely",
-            "ManifestContentRow.content == content, is_mirrored_for(organisation))", "ManifestContentRow.content == content)", _OTHERS),
-]  # fmt: skip
+# fmt: off
+BREAKAGES: dict[str, list[tuple[str, ...]]] = {
+    "bdn/core/caller.py": [
+        ("agents read like controllers", "if self.role is not needed:", "if False:",
+         "test_who_may_read_which_manifest"),
+        ("a header makes anybody anyone", "if organisation not in (None, self.organisation):", "if False:",
+         "test_an_operator_acts_for_the_organisation_that_it_names[sqlite]"),
+        ("an agent speaks for each cluster", "if self.cluster not in (None, cluster):", "if False:",
+         "test_an_agent_s_token_beats_for_its_cluster_and_reads_nothing[sqlite]"),
+    ],
+    "bdn/core/events.py": [
+        ("stages of others are shown", "if understood is None or understood[0].is_private:\n            return None",
+         "if understood is None or understood[0].is_private:\n            return self",
+         "test_an_organisation_sees_what_concerns_its_manifests_without_the_names_of_others"),
+        ("evictions name the jobs of others", "return replace(self, facts=facts | hidden, organisation=None)",
+         "return self", "test_an_organisation_sees_what_concerns_its_manifests_without_the_names_of_others"),
+        ("what befell a private slab is shown to others", '_facts("tier reason path:name"), is_private=True)',
+         '_facts("tier reason path:name"))',
+         "test_of_a_private_slab_its_owner_alone_hears_also_when_it_is_packed_in_another_way"),
+    ],
+    "bdn/core/store/slabs.py": [
+        ("of a private slab everybody hears who has one of its files",
+         "return None if scope == PUBLIC else scope.removeprefix(_OWNED)", "return None",
+         "test_of_a_private_slab_its_owner_alone_hears_also_when_it_is_packed_in_another_way"),
+    ],
+    "bdn/mirror/access/access.py": [
+        ("a grant reads each manifest of its organisation", "if not reader.allows(manifest):", "if False:",
+         "test_who_may_read_which_manifest"),
+        ("what others mirrored is readable", "if not await mirrors.may_read(session, owner, manifest.hex):",
+         "if False:", "test_who_may_read_which_manifest"),
+        ("each role reads chunks", "reader.acting(Role.OPERATOR, None)", "pass",
+         "test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane"),
+        ("a digest is enough", "and await self._opens(manifest, owner, chunk):", "or True:",
+         "test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane"),
+        ("a grant outlives its manifest", "stands = await mirrors.may_read(session, organisation, manifest.hex)",
+         "stands = True", "test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane"),
+        ("a controller empties the nodes", '(request.tier != "mirror" or request.force)', "request.force",
+         "test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else[sqlite]"),
+        ("who sends no token is the operator", "is_his = bearer is not None and hmac",
+         "is_his = bearer is None or hmac", "test_every_route_is_closed_to_whoever_has_not_its_role"),
+        ("a replica remembers the tokens that it has seen", "known = await self.tokens.caller(bearer)",
+         ('known = self._objects.get(("token", bearer)) or self._objects.setdefault(\n'
+          '                ("token", bearer), await self.tokens.caller(bearer)\n            )'),
+         "test_a_token_that_is_revoked_at_one_replica_ends_at_the_other",
+         "test_what_is_revoked_or_expired_is_refused_like_what_never_was[sqlite]"),
+    ],
+    "bdn/mirror/access/tokens.py": [
+        ("a revoked token goes on", "if row is None or row.revoked_at is not None:", "if row is None:",
+         "test_who_may_read_which_manifest"),
+        ("a token never expires", "row.expires_at <= self.clock()", "row.expires_at <= 0",
+         "test_who_may_read_which_manifest"),
+        ("the token itself is kept", "return sha256(token.encode()).hexdigest()", "return token",
+         "test_a_token_is_shown_once_and_kept_as_its_digest[sqlite]"),
+    ],
+    "bdn/mirror/api/credentials.py": [
+        ("whoever rotates its secrets rotates those of all", "caller.role is Role.OPERATOR and named is None",
+         "named is None", "test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others"),
+        ("an operator rotates the secrets of its own organisation alone",
+         "caller.role is Role.OPERATOR and named is None", "False",
+         "test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left[sqlite]"),
+    ],
+    "bdn/mirror/api/parameters.py": [
+        ("controllers make tokens", ".acting(Role.OPERATOR, organisation)", ".acting(Role.CONTROLLER, organisation)",
+         "test_every_route_is_closed_to_whoever_has_not_its_role",
+         "test_an_operator_s_token_makes_others_and_a_controller_s_does_not[sqlite]"),
+        ("controllers beat", ".acting(Role.AGENT, None)", "", "test_every_route_is_closed_to_whoever_has_not_its_role"),
+    ],
+    "bdn/mirror/app.py": [
+        ("every address is taken for this machine's", '("127.0.0.1", "::1", "localhost")',
+         '("127.0.0.1", "::1", "localhost", "0.0.0.0")',
+         "test_a_mirror_that_would_be_open_to_others_does_not_start[any address]"),
+        ("an empty token opens the mirror", 'settings.auth == "token" and not settings.token:',
+         'settings.auth == "token" and settings.token is None:',
+         "test_a_mirror_that_would_be_open_to_others_does_not_start[empty token]"),
+        ("tenants read with the credentials of the process", 'ambient_credentials=settings.auth == "off",',
+         "ambient_credentials=True,", "test_with_authentication_the_process_s_own_credentials_are_nobody_s"),
+    ],
+    "bdn/mirror/db/events.py": [
+        ("events of manifests that were never mirrored for the caller are shown",
+         ".where(or_(EventRow.organisation == organisation, _was_mirrored_for(organisation)))",
+         ".where(or_(EventRow.organisation != '', _was_mirrored_for(organisation)))",
+         "test_an_organisation_sees_what_concerns_its_manifests_without_the_names_of_others"),
+    ],
+    "bdn/mirror/db/contents.py": [
+        ("what exists is looked at more closely", "if (await session.execute(content)).first() is not None:",
+         "if await session.get(ContentRow, digest) and (await session.execute(content)).first() is not None:",
+         "test_what_is_not_yours_costs_what_costs_nothing"),
+        ("a packed file opens all slabs that hold it",
+         ".where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest, is_of(scope_of(organisation)))",
+         ".where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest)",
+         "test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane"),
+    ],
+    "bdn/mirror/db/mirrors.py": [
+        ("mirrors are everybody's", "MirrorRow.id == mirror_id, MirrorRow.organisation == organisation)",
+         "MirrorRow.id == mirror_id)", "test_what_another_organisation_has_is_answered_like_nothing"),
+        ("a list holds others' mirrors",
+         "query = select(MirrorRow).where(MirrorRow.organisation == organisation)\n    if status:",
+         "query = select(MirrorRow)\n    if status:", "test_lists_hold_one_s_own_and_the_metrics_name_nobody"),
+        ("a mirror that runs for somebody else is joined",
+         "MirrorRow.organisation == organisation, MirrorRow.request_key == request_key, MirrorRow",
+         "MirrorRow.request_key == request_key, MirrorRow",
+         "test_the_same_request_of_two_organisations_is_two_mirrors"),
+        ("what others mirrored is told from what nobody did",
+         ".where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest.is_not(None))",
+         ".where(MirrorSourceRow.manifest.is_not(None))",
+         "test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing",
+         "test_what_was_never_mirrored_is_not_found"),
+    ],
+    "bdn/mirror/db/origins.py": [
+        ("what others have is looked at more closely",
+         "ManifestContentRow.content == content, is_mirrored_for(organisation))",
+         "ManifestContentRow.content == content)", "test_what_another_organisation_has_is_answered_like_nothing"),
+    ],
+    "bdn/mirror/db/objects.py": [
+        ("a verification tells of everybody's slabs with a file of the manifest",
+         "inside.where(is_of(scope_of(reach.organisation)))", "inside",
+         "test_a_verification_neither_reads_nor_tells_of_another_s_private_slab"),
+    ],
+    "bdn/mirror/db/credentials.py": [
+        ("secrets are everybody's", "SecretRow.organisation == organisation, SecretRow.name == name)",
+         "SecretRow.name == name)", "test_what_another_organisation_has_is_answered_like_nothing",
+         "test_a_secret_of_one_organisation_opens_nothing_for_another"),
+        ("a revocation is told and not kept",
+         "await session.execute(statement)\n    return await session.get(TokenRow, token_id)",
+         ("found = await session.get(TokenRow, token_id)\n    session.expunge_all()\n    if found:\n"
+          "        found.revoked_at = now\n    return found if statement is not None else None"),
+         "test_a_token_is_good_until_it_is_revoked"),
+    ],
+    "bdn/mirror/ingest/requests.py": [
+        ("a grant is given for what is left of a mirror", "if not all(source.manifest in held for source in sources):",
+         "if not any(source.manifest in held for source in sources):", "test_there_is_no_grant_for_what_was_evicted"),
+    ],
+    "bdn/mirror/keys.py": [
+        ("everybody on the machine reads the key that signs", "partial.touch(mode=0o600, exist_ok=False)",
+         "partial.touch(exist_ok=False)", "test_the_signing_key_survives_a_restart_and_is_readable_by_its_owner_alone"),
+    ],
+    "bdn/mirror/operations/operations.py": [
+        ("evictions, verifications and prefetches are everybody's",
+         "(row.kind, row.organisation) != (kind.name, organisation)", "row.kind != kind.name",
+         "test_what_another_organisation_has_is_answered_like_nothing",
+         "test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else[sqlite]"),
+    ],
+    "bdn/net/chunk_server/connection.py": [
+        ("the data plane answers each verb like GET", 'if head.method not in ("GET", "HEAD"):',
+         'if head.method in ("CONNECT", "TRACE"):', "test_no_other_verb_tells_what_exists_or_does_anything"),
+    ],
+    "bdn/sources/huggingface/source.py": [
+        ("private content is everybody's", "PUBLIC if repository.public else scope_of(self._organisation)", "PUBLIC",
+         "test_private_content_is_never_found_through_another_organisation_s_identity"),
+        ("public content is read once for each organisation",
+         "PUBLIC if repository.public else scope_of(self._organisation)", "scope_of(self._organisation)",
+         "test_public_content_of_the_hub_is_shared_between_organisations"),
+    ],
+    "bdn/wire/access_schema.py": [
+        ("an organisation's name is looked at in front alone", 'Field(pattern=f"^{ORGANISATION_PATTERN}$")',
+         'Field(pattern=f"^{ORGANISATION_PATTERN}")', "test_a_request_that_makes_no_sense_makes_no_token"),
+    ],
+    "bdn/wire/errors.py": [
+        ("what the mirror has not got is a peer's own failure",
+         "_KINDS.get(error.code, BdnError) if isinstance(error, ReportedError) else type(error)", "type(error)",
+         "test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
+    ],
+    "bdn/wire/grants.py": [
+        ("a signature is not looked at", '"verify_exp": False}', '"verify_exp": False, "verify_signature": False}',
+         "test_a_grant_with_one_sign_changed_is_worth_nothing",
+         "test_a_stage_takes_a_grant_that_is_whole_and_signed_and_not_over"),
+        ("tokens for clouds are grants", "audience=AUDIENCE,\n                issuer=ISSUER,",
+         'audience=[AUDIENCE, "sts.amazonaws.com"],\n                issuer=ISSUER,',
+         "test_who_may_read_which_manifest"),
+        ("grants of whatever issuer", "issuer=ISSUER,\n", "\n", "test_who_may_read_which_manifest"),
+        ("agents are told the key that signs", "OKPAlgorithm.to_jwk(key.public_key(), as_dict=True)",
+         "OKPAlgorithm.to_jwk(key, as_dict=True)", "test_a_grant_is_verified_with_the_public_key_alone"),
+        ("a grant goes on for a minute after its end", "if grant.expires_at <= now:",
+         "if grant.expires_at <= now - 60:", "test_who_may_read_which_manifest"),
+    ],
+    "bdn/wire/mirror_schema.py": [
+        ("everybody sees others' jobs", 'update={"held_by": []}', "update={}",
+         "test_jobs_that_hold_the_same_content_are_shown_to_operators_alone[sqlite]"),
+    ],
+    "node_agent/cache/held_chunks.py": [
+        ("an agent gives each slab to whoever may read one of its files",
+         "if self._verify is not None and is_closed_to(", "if False and is_closed_to(",
+         "test_a_slab_with_another_organisations_files_is_read_by_nobody_else"),
+        ("what an owner has brought and may not give is looked for again and again",
+         "self._given_to(request, found[0]).file.close()", "found[0].file.close()",
+         "test_a_layout_that_names_another_organisations_slab_opens_it_to_nobody"),
+        ("a peer gives to each grant", "if not any(grant.allows(manifest) for manifest in manifests):", "if False:",
+         "test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
+        ("a manifest in the header opens each chunk",
+         "if request.manifest is not None and request.manifest not in self.names(request.digest):", "if False:",
+         "test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone"),
+        ("a peer tells each grant what is in a manifest",
+         "if not self.verify(request.bearer).allows(request.manifest):", "if False:",
+         "test_an_agent_gives_manifests_and_layouts_to_grants_that_name_them_alone"),
+    ],
+    "node_agent/serve/owner.py": [
+        ("what one organisation's layout names is every organisation's", "key = manifest, organisation",
+         'key = manifest, ""', "test_a_slab_with_another_organisations_files_is_read_by_nobody_else"),
+    ],
+    "node_agent/trust.py": [
+        ("what expired is remembered as good", "if grant.expires_at <= now:", "if False:",
+         "tests/unit/node_agent/test_trust.py"),
+    ],
+}

@@ -1,145 +1,161 @@
-"""Ways to break what a lease promises, and the test that notices each."""
+"""Ways to break the promise `leases`."""
 
-from __future__ import annotations
-
-from typing import Final
-
-from tests.support.promises.breakages import Breakage
-
-_TEST = "tests/promises/test_leases.py::"
-_CLOCKS = f"{_TEST}test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it"
-_LIFECYCLE = "node_agent/stage/lifecycle.py"
-
-_MENDING = "tests/promises/test_leases.py::"
-_LOST = f"{_MENDING}test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so"
-
-_ASIDE = f"{_MENDING}test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"
-_TWO = "tests/promises/test_two_agents.py::"
-_OWNER = "node_agent/disk/cache_directory.py"
-
-BREAKAGES: Final = [
-    Breakage(
-        "leases",
-        _OWNER,
-        "two agents have one directory",
-        "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-        "            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
-        f"{_TWO}test_a_second_agent_ends_and_names_the_first_which_is_unharmed",
-    ),
-    Breakage(
-        "leases",
-        _OWNER,
-        "who wrote its number into the lock has it for as long as that number lives",
-        '        is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()\n',
-        '        is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()\n'
-        "        if Path(f\"/proc/{_recorded(descriptor).get('pid')}\").exists():\n"
-        '            raise InUseError(f"cache directory {path.parent}", (_owner(descriptor),))\n',
-        f"{_TWO}test_what_a_killed_agent_wrote_into_its_lock_keeps_no_other_from_starting",
-    ),
-    Breakage(
-        "leases",
-        _LIFECYCLE,
-        "a READY stage that cannot be mended is taken down",
-        "        give_up = self._keep if stage.is_mending else self._fail\n",
-        "        give_up = self._fail\n",
-        _LOST,
-    ),
-    Breakage(
-        "leases",
-        "node_agent/cache/admission.py",
-        "an admission that is refused ends the leases that there were",
-        "        for manifest in self._leased:\n            self.index.leases.take(manifest, self.holder)\n",
-        "",
-        _LOST,
-    ),
-    Breakage(
-        "leases",
-        "node_agent/stage/housekeeping.py",
-        "what could not be mended is never tried again",
-        "            self.lifecycle.mend(stage)\n\n    async def run",
-        "            pass\n\n    async def run",
-        _LOST,
-    ),
-    Breakage(
-        "leases",
-        "node_agent/stage/housekeeping.py",
-        "what was about to expire is released although it was renewed",
-        ', ending="expired", still=self.lifecycle.is_over)',
-        ', ending="expired")',
-        f"{_MENDING}test_a_stage_renewed_while_it_was_about_to_expire_stays",
-    ),
-    Breakage(
-        "leases",
-        _LIFECYCLE,
-        "renewing prolongs nothing",
-        "        self.live_on(stage)\n        if not stage.is_ending:\n",
-        "        if not stage.is_ending:\n",
-        f"{_TEST}test_whatever_clocks_restarts_and_renewals_do_a_stage_has_its_whole_time",
-    ),
-    Breakage(
-        "leases",
-        _LIFECYCLE,
-        "time is counted by the wall clock",
-        "        left = stage.deadline - self.elapsed()\n",
-        "        left = (stage.record.expires_at or 0) - self.clock()\n",
-        _CLOCKS,
-    ),
-    Breakage(
-        "leases",
-        _LIFECYCLE,
-        "people are told a time that passed long ago",
-        "        if abs(expires_at - (stage.record.expires_at or 0)) > _DRIFT_SECONDS:\n",
-        "        if False:\n",
-        _CLOCKS,
-    ),
-    Breakage(
-        "leases",
-        "node_agent/stage/housekeeping.py",
-        "the time while no agent was there counts",
-        "                self.lifecycle.live_on(stage)\n",
-        "                self.lifecycle.live_on(stage)\n"
-        "                if stage.deadline is not None and record.created_at < self.lifecycle.clock() - 3600:\n"
-        "                    stage.deadline = 0.0\n",
-        f"{_TEST}test_an_agent_that_was_down_for_longer_than_the_time_to_live_gives_it_again",
-    ),
-    Breakage(
-        "leases",
-        "node_agent/cache/node_cache.py",
-        "a use after the clock went back is an old one",
-        "max(self._wall(), self._last + _STEP_SECONDS)",
-        "self._wall()",
-        f"{_TEST}test_age_is_the_order_of_use_whatever_the_clock_says",
-    ),
-    Breakage(
-        "leases",
-        "node_agent/cache/tiers.py",
-        "uses before a restart are forgotten by the clock of uses",
-        "            uses.seen(order.last_used(manifest))\n",
-        "            pass\n",
-        f"{_TEST}test_age_is_the_order_of_use_whatever_the_clock_says",
-    ),
-    Breakage(
-        "leases",
-        "node_agent/stage/stages.py",
-        "whoever asks for a stage is told READY although it is known to show a torn file",
-        '        if stage.record.state != "READY" or stage.record.error:\n',
-        '        if stage.record.state != "READY":\n',
-        f"{_MENDING}test_nobody_is_told_that_a_stage_is_ready_which_is_known_to_show_a_torn_file",
-    ),
-    Breakage(
-        "leases",
-        _LIFECYCLE,
-        "a READY stage does not notice that its file was put aside",
-        "        return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))\n",
-        "        return stage.mend_at is not None\n",
-        _ASIDE,
-    ),
-    Breakage(
-        "leases",
-        "node_agent/stage/staging.py",
-        "the view of a running job is exchanged although it healed where it stands",
-        "        if stage.is_mending and await in_thread(self._is_whole, stage, held):\n",
-        "        if False:\n",
-        _ASIDE,
-    ),
-]
+# fmt: off
+BREAKAGES: dict[str, list[tuple[str, ...]]] = {
+    "bdn/core/cache/index.py": [
+        ("what is admitted is not leased", "self.leases.take(manifest, holder)\n        return Admission",
+         "return Admission", "test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole"),
+        ("leased manifests make room", "if one != manifest and not self.leases.is_leased(one)", "if one != manifest",
+         "test_a_million_steps_never_pass_the_budget_nor_touch_what_is_leased"),
+    ],
+    "bdn/mirror/operations/heartbeats.py": [
+        ("what agents have decided is not kept",
+         "await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)", "pass",
+         "test_what_an_agent_repeats_is_kept_once"),
+    ],
+    "node_agent/cache/node_cache.py": [
+        ("a refusal is not written down", "refusal = cache_events.refused(self.index, self.held, self.holder, error)",
+         "refusal: list[Event] = []", "test_who_is_refused_hears_who_is_in_the_way"),
+        ("an admission that is refused ends the leases that there were",
+         "        for manifest in self._leased:\n            self.index.leases.take(manifest, self.holder)\n", "",
+         "test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so"),
+        ("what goes is written down after it went",
+         "self.events.decided(decisions)\n        self.files.delete(victims)",
+         "self.files.delete(victims)\n        self.events.decided(decisions)",
+         "test_that_something_goes_is_on_record_before_it_goes"),
+        ("what a broken disk kept stays written down as evicted",
+         "await in_thread(self.events.decided, kept((found.manifest for found in left), error))", "pass",
+         "test_what_the_disk_did_not_let_go_is_said_to_be_there"),
+        ("a use after the clock went back is an old one", "max(self._wall(), self._last + _STEP_SECONDS)",
+         "self._wall()", "test_age_is_the_order_of_use_whatever_the_clock_says"),
+    ],
+    "node_agent/cache/cache_events.py": [
+        ("what made room does not say for which job", 'return about_holder("made_room", victim.manifest, holder, ',
+         'return about_holder("made_room", victim.manifest, Holder("", ""), ',
+         "test_what_made_room_names_the_job_that_needed_it", "test_an_operator_hears_why"),
+        ("force does not name the holders that it broke", "self.broken.get(victim.manifest, ())", "()",
+         "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
+    ],
+    "node_agent/cache/tiers.py": [
+        ("what a start finds is not written down", "await in_thread(journal.record, scanner.decisions)", "pass",
+         "test_whatever_happens_the_last_event_about_a_manifest_explains_where_it_is"),
+        ("uses before a restart are forgotten by the clock of uses", "uses.seen(order.last_used(manifest))", "pass",
+         "test_age_is_the_order_of_use_whatever_the_clock_says"),
+    ],
+    "node_agent/disk/cache_directory.py": [
+        ("two agents have one directory", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+         "fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+         "test_a_second_agent_ends_and_names_the_first_which_is_unharmed"),
+        ("who wrote its number into the lock has it for as long as that number lives",
+         'is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()',
+         ('is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()\n'
+          "        if Path(f\"/proc/{_recorded(descriptor).get('pid')}\").exists():\n"
+          '            raise InUseError(f"cache directory {path.parent}", (_owner(descriptor),))'),
+         "test_what_a_killed_agent_wrote_into_its_lock_keeps_no_other_from_starting"),
+    ],
+    "node_agent/journal.py": [
+        ("a journal numbers its events from the beginning after each start",
+         "self._number = max(reported, found[0][0] if found else 0)", "self._number = 0",
+         "test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_back"),
+        ("what the mirror did not hear before a restart is never told", "self._waiting.extend(reversed(found))",
+         "found.reverse()", "test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_back"),
+        ("lines wait in memory until a page is full",
+         "while content:\n                count = os.write(descriptor, content)",
+         ("self._kept = getattr(self, '_kept', b'') + content\n"
+          "            content = self._kept if len(self._kept) > 4096 else b''\n            while content:\n"
+          "                self._kept = b''\n                count = os.write(descriptor, content)"),
+         "test_a_journal_that_is_killed_while_it_is_written_loses_nothing_that_was_acknowledged[one page]"),
+        ("lines are written once 64 KiB of them wait",
+         "while content:\n                count = os.write(descriptor, content)",
+         ("self._kept = getattr(self, '_kept', b'') + content\n"
+          "            content = self._kept if len(self._kept) > 65536 else b''\n            while content:\n"
+          "                self._kept = b''\n                count = os.write(descriptor, content)"),
+         "test_a_killed_agent_still_knows_why"),
+        ("a torn line takes the next one with it", 'content = b"\\n" + lines if self._is_torn else lines',
+         "content = lines", "test_a_line_that_was_cut_takes_no_other_with_it"),
+    ],
+    "node_agent/mirror_link/evictions.py": [
+        ("an eviction does not say whom it spared", "also = [*account.spared(done.refused), *", "also = [*",
+         "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
+        ("a plan is carried out", "        if command.dry_run:\n            return plan(self.cache.index)\n", "",
+         "test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_stay_whole"),
+    ],
+    "node_agent/stage/housekeeping.py": [
+        ("leases end with the process", "self.lifecycle.lease_again(record)", "pass",
+         "test_ten_thousand_kills_lose_nothing_that_was_acknowledged_and_show_nothing_that_is_wrong"),
+        ("what could not be mended is never tried again", "self.lifecycle.mend(stage)\n\n    async def run",
+         "pass\n\n    async def run",
+         "test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so"),
+        ("what was about to expire is released although it was renewed",
+         ', ending="expired", still=self.lifecycle.is_over)', ', ending="expired")',
+         "test_a_stage_renewed_while_it_was_about_to_expire_stays"),
+        ("the time while no agent was there counts", "self.lifecycle.live_on(stage)",
+         ("self.lifecycle.live_on(stage)\n"
+          "                if stage.deadline is not None and record.created_at < self.lifecycle.clock() - 3600:\n"
+          "                    stage.deadline = 0.0"),
+         "test_an_agent_that_was_down_for_longer_than_the_time_to_live_gives_it_again"),
+    ],
+    "node_agent/stage/lifecycle.py": [
+        ("a stage is mended while it is being released", "not stage.is_working and not stage.lock.locked() and",
+         "not stage.is_working and", "test_a_stage_that_is_just_being_released_is_not_mended"),
+        ("a mend goes on while its stage is released", "                await self.stop(stage)\n", "",
+         "test_a_mend_that_has_begun_ends_with_the_release"),
+        ("a stage that was released half-way is mended for nobody", "not stage.lock.locked() and not stage.is_ending",
+         "not stage.lock.locked()",
+         "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_records]"),
+        ("nobody knows that a release ended half-way", "stage.is_ending = True\n        note =", "note =",
+         "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_views]",
+         "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_records]"),
+        ("what was built anew cannot be renewed", "        stage.is_ending = False\n", "",
+         "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_records]"),
+        ("who asks for a stage that fails makes it lease again",
+         "if not stage.is_ending:\n            self.lease_again", "if True:\n            self.lease_again",
+         "test_a_stage_that_is_asked_for_while_it_fails_leases_nothing"),
+        ("a stage that fails does not say so", "stage.is_ending = True\n        logger", "logger",
+         "test_a_stage_that_is_asked_for_while_it_fails_leases_nothing"),
+        ("that a stage is READY is not written down",
+         "self.decided(account(record))\n        self.records.save(record)", "self.records.save(record)",
+         "test_what_made_room_names_the_job_that_needed_it"),
+        ("a stage that is released goes on", "await self.stop(stage)\n                await to_the_end",
+         "await to_the_end", "test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole"),
+        ("a READY stage that cannot be mended is taken down",
+         "give_up = self._keep if stage.is_mending else self._fail", "give_up = self._fail",
+         "test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so"),
+        ("renewing prolongs nothing", "self.live_on(stage)\n        if not stage.is_ending:", "if not stage.is_ending:",
+         "test_whatever_clocks_restarts_and_renewals_do_a_stage_has_its_whole_time"),
+        ("time is counted by the wall clock", "left = stage.deadline - self.elapsed()",
+         "left = (stage.record.expires_at or 0) - self.clock()",
+         "test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it"),
+        ("people are told a time that passed long ago",
+         "if abs(expires_at - (stage.record.expires_at or 0)) > _DRIFT_SECONDS:", "if False:",
+         "test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it"),
+        ("a READY stage does not notice that its file was put aside",
+         "return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))",
+         "return stage.mend_at is not None",
+         "test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"),
+    ],
+    "node_agent/stage/record.py": [
+        ("what ran out does not say when", '{"ending": ending, "expires_at": record.expires_at}', '{"ending": ending}',
+         "test_a_lease_that_ran_out_says_when"),
+    ],
+    "node_agent/stage/stages.py": [
+        ("a stage that was released half-way is READY for who asks again",
+         '(stage.record.state == "READY" and not stage.is_ending)', 'stage.record.state == "READY"',
+         "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_views]",
+         "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_records]"),
+        ("a stage that shows nothing is renewed", "if stage.is_ending:", "if False:",
+         "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_records]"),
+        ("a pull whose leases have ended is READY", "is_ready and not known.is_ending and", "is_ready and",
+         "test_a_pull_whose_release_was_not_recorded_is_leased_again_by_the_next_pull"),
+        ("a stage that failed is mended", 'if stage.record.state != "READY":  #', "if False:  #",
+         "test_a_stage_that_is_asked_for_while_it_fails_leases_nothing"),
+        ("whoever asks for a stage is told READY although it is known to show a torn file",
+         'if stage.record.state != "READY" or stage.record.error:', 'if stage.record.state != "READY":',
+         "test_nobody_is_told_that_a_stage_is_ready_which_is_known_to_show_a_torn_file"),
+    ],
+    "node_agent/stage/staging.py": [
+        ("the view of a running job is exchanged although it healed where it stands",
+         "if stage.is_mending and await in_thread(self._is_whole, stage, held):", "if False:",
+         "test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"),
+    ],
+}

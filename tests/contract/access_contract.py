@@ -1,7 +1,5 @@
 """What every Source promises about who may read: whatever the upstream's words, the user meets the same errors."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar, Protocol

@@ -1,7 +1,5 @@
 """What every Source of a bucket promises beyond the Source: what a prefix means, and which keys become files."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """What every ChunkReader promises (``transfer/chunk_readers.py``). Suites inherit it and say what their reader reads from."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

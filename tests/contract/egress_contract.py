@@ -1,7 +1,5 @@
 """What every way out of the mirror has to keep: nothing is sent to an address that the policy refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import ClassVar
@@ -21,30 +19,10 @@ ONE_ADDRESS = EgressPolicy.parse("127.0.0.1")
 Door = Callable[[str, EgressPolicy], Awaitable[None]]
 
 WRITTEN = [
-    "127.0.0.1",
-    "127.0.0.2",
-    "127.1",
-    "2130706433",
-    "0177.0.0.1",
-    "0x7f.0.0.1",
-    "127.0.0.1.",
-    "0.0.0.0",
-    "10.0.0.1",
-    "100.64.0.1",
-    "169.254.169.254",
-    "172.16.0.1",
-    "192.168.0.1",
-    "localhost",
-    "LOCALHOST",
-    "[::1]",
-    "[::]",
-    "[fc00::1]",
-    "[fe80::1]",
-    "[::ffff:10.0.0.1]",
-    "[::ffff:127.0.0.1]",
-    "[64:ff9b::7f00:1]",
-    "[2002:7f00:1::]",
-]
+    "127.0.0.1", "127.0.0.2", "127.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1", "127.0.0.1.", "0.0.0.0", "10.0.0.1",
+    "100.64.0.1", "169.254.169.254", "172.16.0.1", "192.168.0.1", "localhost", "LOCALHOST", "[::1]", "[::]",
+    "[fc00::1]", "[fe80::1]", "[::ffff:10.0.0.1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]",
+]  # fmt: skip
 
 
 class EgressContract:
@@ -85,10 +63,7 @@ class EgressContract:
     def allowed(self, answers: list[Answer]) -> Iterator[Origin]:
         """A server on 127.0.0.1."""
         with Origin(
-            "allowed",
-            lambda _: answers.pop(0) if len(answers) > 1 else answers[0],
-            log=RequestLog(),
-            script=Script(),
+            "allowed", lambda _: answers.pop(0) if len(answers) > 1 else answers[0], log=RequestLog(), script=Script()
         ) as origin:
             yield origin
 
@@ -109,20 +84,10 @@ class EgressContract:
             await door(f"http://{host}:9", PUBLIC_INTERNET)
         assert not attempts
 
-    @pytest.mark.parametrize(
-        "addresses",
-        [
-            ["127.0.0.2"],
-            ["10.0.0.5"],
-            ["169.254.169.254"],
-            ["::1"],
-            ["fd00:ec2::254"],
-            ["::ffff:10.0.0.1"],
-            ["127.0.0.1", "127.0.0.2"],
-            ["127.0.0.2", "127.0.0.1"],
-            ["8.8.8.8", "10.0.0.5"],
-        ],
-    )
+    @pytest.mark.parametrize("addresses", [
+        ["127.0.0.2"], ["10.0.0.5"], ["169.254.169.254"], ["::1"], ["fd00:ec2::254"], ["::ffff:10.0.0.1"],
+        ["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"], ["8.8.8.8", "10.0.0.5"],
+    ])  # fmt: skip
     async def test_a_name_is_refused_when_one_of_its_addresses_is(
         self, door: Door, names: Names, attempts: list[str], allowed: Origin, addresses: list[str]
     ) -> None:

@@ -1,7 +1,5 @@
 """What every way of exposing a view promises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What every Source promises (``core/ports.py``), whatever the upstream. Suites inherit it and fill their upstream."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -16,24 +14,10 @@ from tests.doubles.ranges import read_range
 
 CONTENT = bytes(range(256)) * 40
 AWKWARD_NAMES = (
-    "a b.txt",
-    "a+b.txt",
-    "100%.txt",
-    "x%20y.txt",
-    "q?r=s&t#u.txt",
-    "ünïcödé/日本語.bin",
-    "quote'\"quote",
-    ".hidden/.file",
-    "tilde~(1),[2];=@$!*.txt",
-    "tab\there.txt",
-)
-EDGES = (
-    (0, 1),
-    (0, len(CONTENT)),
-    (1, len(CONTENT)),
-    (255, 258),
-    (len(CONTENT) - 1, len(CONTENT)),
-)
+    "a b.txt", "a+b.txt", "100%.txt", "x%20y.txt", "q?r=s&t#u.txt", "ünïcödé/日本語.bin", "quote'\"quote", ".hidden/.file",
+    "tilde~(1),[2];=@$!*.txt", "tab\there.txt",
+)  # fmt: skip
+EDGES = ((0, 1), (0, len(CONTENT)), (1, len(CONTENT)), (255, 258), (len(CONTENT) - 1, len(CONTENT)))
 
 
 class Upstream(Protocol):

@@ -1,7 +1,5 @@
 """The readers of chunks keep the contract of a ChunkReader: over HTTP, verifying, retrying, and all three at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 

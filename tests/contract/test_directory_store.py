@@ -1,7 +1,5 @@
 """DirectoryStore keeps the contract of a ChunkStore: for one process, and for two that share a directory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO

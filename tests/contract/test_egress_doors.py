@@ -1,7 +1,5 @@
 """The egress guard at each way out of the mirror, with the real clients."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Behind the egress guard a connection goes to an address, and its certificate is still that of the name."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Each way of exposing keeps the contract, and what is special about it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

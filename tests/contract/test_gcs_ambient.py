@@ -1,7 +1,5 @@
 """What of the machine's own Google credentials counts: one variable, for sources without a secret, where that is allowed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

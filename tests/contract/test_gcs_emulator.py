@@ -3,8 +3,6 @@
 What the emulator does otherwise than GCS is skipped here, fact by fact, and shown against the strict double instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 

@@ -1,7 +1,5 @@
 """What the reader of ranges makes of the locations of GCS: the two meet nowhere else."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 

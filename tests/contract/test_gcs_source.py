@@ -1,7 +1,5 @@
 """GcsSource keeps the contracts of a Source, a bucket and access, against a double that is as strict as GCS."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json
@@ -168,14 +166,11 @@ async def test_the_checksum_is_the_crc32c_also_of_composite_objects(
         assert (await listed(source))["a.bin"].checksum == Checksum(ChecksumKind.CRC32C, "8a9136aa")
 
 
-@pytest.mark.parametrize(
-    ("hashes", "checksum"),
-    [
-        ({"crc32c": "ipE2qg==", "md5Hash": "cLw8Wd7k+dF3ZNCKAOr3GA=="}, Checksum(ChecksumKind.CRC32C, "8a9136aa")),
-        ({"md5Hash": "1B2M2Y8AsgTpgAmY7PhCfg=="}, Checksum(ChecksumKind.MD5, "d41d8cd98f00b204e9800998ecf8427e")),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("hashes", "checksum"), [
+    ({"crc32c": "ipE2qg==", "md5Hash": "cLw8Wd7k+dF3ZNCKAOr3GA=="}, Checksum(ChecksumKind.CRC32C, "8a9136aa")),
+    ({"md5Hash": "1B2M2Y8AsgTpgAmY7PhCfg=="}, Checksum(ChecksumKind.MD5, "d41d8cd98f00b204e9800998ecf8427e")),
+    ({}, None),
+])  # fmt: skip
 async def test_a_server_without_crc32c_may_state_an_md5_or_nothing(
     server: GcsServer, hashes: dict[str, str], checksum: Checksum | None
 ) -> None:

@@ -1,7 +1,5 @@
 """HuggingFaceSource keeps the contract of a Source, against a double that the real client cannot tell from a hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 

@@ -1,7 +1,5 @@
 """MemoryStore keeps the contract of a CollectableStore."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.ports import CollectableStore

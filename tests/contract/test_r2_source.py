@@ -1,14 +1,12 @@
 """R2 keeps the contract of a Source, against moto behind real signatures for R2's one region. Its buckets are read as S3's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.errors import AuthRequiredError, InvalidRequestError, SourceNotFoundError
+from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.weights import parse_source
@@ -151,25 +149,16 @@ async def address_of(source: Source) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
-@pytest.mark.parametrize(
-    ("uri", "template", "expected"),
-    [
-        ("r2://4cc0.weights", None, "https://4cc0.r2.cloudflarestorage.com/weights/k"),
-        ("r2://4cc0.eu.weights", None, "https://4cc0.eu.r2.cloudflarestorage.com/weights/k"),
-        ("r2://4cc0.eu.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.eu.r2.test/weights/k"),
-        ("r2://4cc0.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.r2.test/weights/k"),
-        ("r2://4cc0.eu.weights", "https://r2-{jurisdiction}.test:8443", "https://r2-eu.test:8443/weights/k"),
-        ("r2://4cc0.eu.weights", "https://r2.test/{account}", "https://r2.test/4cc0/weights/k"),
-        ("r2://4cc0.eu.weights", "https://r2.test", "https://r2.test/weights/k"),
-    ],
-)
+@pytest.mark.parametrize(("uri", "template", "expected"), [
+    ("r2://4cc0.weights", None, "https://4cc0.r2.cloudflarestorage.com/weights/k"),
+    ("r2://4cc0.eu.weights", None, "https://4cc0.eu.r2.cloudflarestorage.com/weights/k"),
+    ("r2://4cc0.eu.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.eu.r2.test/weights/k"),
+    ("r2://4cc0.weights", "https://{account}.{jurisdiction}.r2.test", "https://4cc0.r2.test/weights/k"),
+    ("r2://4cc0.eu.weights", "https://r2-{jurisdiction}.test:8443", "https://r2-eu.test:8443/weights/k"),
+    ("r2://4cc0.eu.weights", "https://r2.test/{account}", "https://r2.test/4cc0/weights/k"),
+    ("r2://4cc0.eu.weights", "https://r2.test", "https://r2.test/weights/k"),
+])  # fmt: skip
 async def test_the_address_is_the_account_s_or_what_the_setting_says(
     uri: str, template: str | None, expected: str
 ) -> None:
     assert await located(uri, template) == expected
-
-
-async def test_a_missing_bucket_of_r2_is_not_found(r2: S3Like) -> None:
-    async with r2.open("no-such-bucket", "a/b", r2.account) as source:
-        with pytest.raises(SourceNotFoundError, match="bucket does not exist"):
-            await listed(source)

@@ -1,7 +1,5 @@
 """S3Source keeps the contract of a Source, against moto behind real signatures."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """A large source of S3 that has not changed is decided by its listing alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache

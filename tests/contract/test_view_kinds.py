@@ -1,7 +1,5 @@
 """Links, shared blocks and copies make the same view; only its cost differs."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -4,8 +4,6 @@ A finding is written to ``tests/fuzz/findings/NAME-…``, from where the ordinar
 the fuzzer (atheris, over libFuzzer) ends its own: exit status 0 when nothing was found.
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import sys
@@ -41,15 +39,11 @@ def main() -> None:
             (Path(corpus) / f"seed-{number}").write_bytes(seed)
         FINDINGS.mkdir(exist_ok=True)
         options = [
-            f"-max_total_time={given.seconds}",
-            f"-seed={given.seed}",
-            f"-max_len={LONGEST_INPUT}",
+            f"-max_total_time={given.seconds}", f"-seed={given.seed}", f"-max_len={LONGEST_INPUT}",
             f"-timeout={LONGEST_SECONDS}",
             "-rss_limit_mb=0",  # it would count what the program that started this one has had
-            f"-artifact_prefix={FINDINGS}/{target.name}-",
-            "-print_final_stats=1",
-            corpus,
-        ]
+            f"-artifact_prefix={FINDINGS}/{target.name}-", "-print_final_stats=1", corpus,
+        ]  # fmt: skip
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MIB << 20, MOST_MIB << 20))
         atheris.Setup([sys.argv[0], *options], one_input)
         atheris.Fuzz()

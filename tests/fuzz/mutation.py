@@ -1,7 +1,5 @@
 """Hostile bytes that replay: each is made from a seed's number alone, out of valid forms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
@@ -12,40 +10,10 @@ DEEP: Final = tuple(
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}"))
 )
 PIECES: Final = (
-    b"9" * 5000,
-    b"1e999",
-    b"-1",
-    b"NaN",
-    b"Infinity",
-    b"18446744073709551616",
-    b"0.1",
-    b"true",
-    b"null",
-    b'""',
-    b"[]",
-    b"{}",
-    b"\\ud800",
-    b"\\u0000",
-    b"\x00",
-    b"\xff\xfe",
-    b"..",
-    b"/../",
-    b"%2e%2e%2f",
-    b"\\",
-    b"\r\n",
-    b"\n",
-    b"*" * 40,
-    b"**/" * 20,
-    b"a" * 70_000,
-    b" ",
-    b",",
-    b'"',
-    b":",
-    b"\xe2\x80\xae",
-    b"\xcc\x81",
-    "İ".encode(),
-    *DEEP,
-)
+    b"9" * 5000, b"1e999", b"-1", b"NaN", b"Infinity", b"18446744073709551616", b"0.1", b"true", b"null", b'""', b"[]",
+    b"{}", b"\\ud800", b"\\u0000", b"\x00", b"\xff\xfe", b"..", b"/../", b"%2e%2e%2f", b"\\", b"\r\n", b"\n", b"*" * 40,
+    b"**/" * 20, b"a" * 70_000, b" ", b",", b'"', b":", b"\xe2\x80\xae", b"\xcc\x81", "İ".encode(), *DEEP,
+)  # fmt: skip
 
 
 def hostile(seeds: Sequence[bytes], number: int) -> bytes:

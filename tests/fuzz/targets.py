@@ -4,8 +4,6 @@ A target returns whatever it read, or raises one of ``errors``; anything else is
 was read is written and read again, and must be the same.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass, field

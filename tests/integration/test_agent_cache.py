@@ -14,8 +14,8 @@ from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
+from node_agent.fetch.documents import Catalogue
 from node_agent.stage.stage import NodeStage
 from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, held_by
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged

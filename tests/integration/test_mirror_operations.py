@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.ports import StoredChunk
-from bdn.mirror.agents.members import ALIVE_SECONDS
+from bdn.mirror.db.agents import ALIVE_SECONDS
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
@@ -22,7 +22,7 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
 from tests.support.services.cluster import Cluster
@@ -99,7 +99,7 @@ async def test_a_named_node_that_does_not_live_is_unreachable_at_once(
     either: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await FakeAgent(either, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.agents.members.ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.db.agents.ALIVE_SECONDS", -1.0)
     prefetch = await begun(either, nodes=["n1"])
     assert (prefetch["status"], [node["state"] for node in prefetch["nodes"]]) == ("FAILED", ["UNREACHABLE"])
 

@@ -17,7 +17,7 @@ from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.core.store.slabs import SEAL_SIZE, seal_of
-from bdn.mirror.db import contents, damaged, layouts, removal
+from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.keys import load_signer
@@ -75,7 +75,7 @@ class Holdings:
     async def slabs(self, manifest: Manifest, organisation: str) -> dict[bytes, str | None]:
         """Slab by content, for what the layout lets an organisation read; each content is read back and checked."""
         async with self.database.read() as session:
-            found = await layouts.layouts(session, manifest.digest.hex, organisation)
+            found = await contents.layouts(session, manifest.digest.hex, organisation)
         read: dict[bytes, str | None] = {}
         for one in found:
             with self.store.open(Digest(one.slab or one.digest)) as file:
@@ -97,8 +97,8 @@ class Holdings:
 
     async def opens(self, manifest: Manifest, organisation: str, digest: Digest) -> bool:
         async with self.database.read() as session:
-            known = digest.to_bytes() in await layouts.objects(session, manifest.digest.hex, organisation)
-            return known or await layouts.opens(session, manifest.digest.hex, organisation, digest.hex)
+            known = digest.to_bytes() in await contents.objects(session, manifest.digest.hex, organisation)
+            return known or await contents.opens(session, manifest.digest.hex, organisation, digest.hex)
 
     async def counts(self) -> tuple[int, int]:
         async with self.database.read() as session:
@@ -128,7 +128,7 @@ async def test_packed_files_are_found_and_read_back_by_their_identities_and_by_t
         second = await contents.layout_by_identity(session, Identity("public", keys[1]))
         assert second == FileLayout.packed(digest_of(B), len(B), slab, len(A))
         assert await contents.totals(session) == (3, len(A + B + C))
-        found = await layouts.a_slice(session, digest_of(C).hex)
+        found = await contents.a_slice(session, digest_of(C).hex)
     assert found is not None
     assert (found[0].slab, found[0].offset, found[1]) == (slab.digest, len(A + B), len(C))
 
@@ -260,7 +260,7 @@ async def test_a_slab_stays_with_what_is_whole_by_itself_and_damaged(held: Holdi
     await held.damage(digest_of(A))
     assert await held.evict(first) == ([0], set())
     async with held.database.read() as session:
-        assert await layouts.unreadable(session, second.digest.hex, "organisation:acme") == []
+        assert await contents.unreadable(session, second.digest.hex, "organisation:acme") == []
     assert await held.evict(second) == ([len(A) + slab.size], {digest_of(A).hex, slab.digest.hex})
 
 

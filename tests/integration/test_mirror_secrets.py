@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
-from bdn.mirror.db import secrets
+from bdn.mirror.db import credentials
 from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sealing import Keyring, new_key
 from bdn.mirror.upstream.secrets import SecretTable
@@ -295,10 +295,10 @@ async def test_a_value_that_is_set_while_keys_are_rotated_stays(database_url: st
     table = SecretTable(database, Keyring.parse(KEY))
     await table.set("default", "same", "old value")
     async with database.read() as session:
-        (seen,) = await secrets.all_of(session, "default")
+        (seen,) = await credentials.secrets_of(session, "default")
     await table.set("default", "same", "new value")
     async with database.write() as session:
-        await secrets.reseal(session, seen, table.keyring.seal("default", "same", "old value"))
+        await credentials.reseal(session, seen, table.keyring.seal("default", "same", "old value"))
     assert await table.value("default", "same") == "new value"
     await database.close()
 

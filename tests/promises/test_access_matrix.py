@@ -11,7 +11,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.mirror.upstream.sealing import Keyring, new_key
 from bdn.mirror.upstream.secrets import SecretTable
 from tests.doubles.hub import Hub
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, tampered
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import LONGEST_SECONDS, Json, source
@@ -198,7 +198,7 @@ async def test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane(
 
 async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, scale: Scale, tally: Tally) -> None:
     bearers = list(READS)[:: scale.of(6, 1)]
-    before = world.mirror.rows("mirrors", "manifests", "contents", "evictions"), world.mirror.chunks()
+    before = world.mirror.rows("mirrors", "manifests", "contents", "operations"), world.mirror.chunks()
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{world.data_port}", trust_env=False) as plane:
         for bearer in bearers:
             for verb in ("POST", "PUT", "DELETE", "PATCH"):
@@ -219,7 +219,7 @@ async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, sc
                 }
                 assert [status for status, _ in refused] == [501]
                 tally.add(scenarios=2 * len(world.chunks) + 2 * len(world.manifests))
-    assert (world.mirror.rows("mirrors", "manifests", "contents", "evictions"), world.mirror.chunks()) == before
+    assert (world.mirror.rows("mirrors", "manifests", "contents", "operations"), world.mirror.chunks()) == before
 
 
 async def test_a_grant_with_one_sign_changed_is_worth_nothing(world: World, scale: Scale, tally: Tally) -> None:

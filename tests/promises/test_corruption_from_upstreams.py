@@ -16,7 +16,7 @@ from tests.doubles.faults import answer, flip_byte, stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import noise
 from tests.support.content.trees import tree
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.scripted_upstreams import CONTENT, FILES, LARGE, SMALL, STALL, Pauses, ScriptedUpstream
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until

@@ -20,9 +20,9 @@ from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, Ver
 from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
+from node_agent.fetch.documents import Catalogue
 from node_agent.scrub import repair, rounds
 from node_agent.scrub.findings import Findings
 from node_agent.scrub.scrubber import Scrubber

@@ -213,7 +213,7 @@ async def put_aside(agent: Agent, held: str) -> None:
         agent.places.file(content).unlink()
         return False
 
-    await agent.cache.put_aside(content, take)
+    await agent.cache.withdraw(content, take)
 
 
 @needs_forgetful_disks

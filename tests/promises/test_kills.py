@@ -15,9 +15,8 @@ from tests.support.agent.mirror import AgentMirror
 from tests.support.crash.forgetful_mirror import Central, fill, repositories
 from tests.support.crash.forgetful_node import JOBS, Node, trees
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
-from tests.support.crash.killing_pairs import two_at_a_time
 from tests.support.crash.killing_reader import Watched, reading, reading_all
-from tests.support.crash.killing_steps import Fuse
+from tests.support.crash.killing_steps import Fuse, two_at_a_time
 from tests.support.promises.tally import FULL, Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)

@@ -170,7 +170,7 @@ async def lacking(mirror: AgentMirror, root: Path) -> AsyncIterator[tuple[Agent,
     async with Rig(mirror, root).agent() as agent:
         stage = agent.stages.registry.find((await staged(agent, mirror, manifest)).id)
         cached(agent, manifest, "weights").unlink()
-        await agent.cache.put_aside(digest_of_path(manifest, "weights"), lambda: False)
+        await agent.cache.withdraw(digest_of_path(manifest, "weights"), lambda: False)
         mirror.forget()
         yield agent, stage, manifest
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from bdn.core.errors import BdnError
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.errors import WrongDocumentError
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged

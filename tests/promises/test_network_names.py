@@ -13,8 +13,8 @@ import pytest
 
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError
-from bdn.net.client import service_client
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net import client
+from bdn.net.client import MirrorClient
 from bdn.net.host_lookups import NameSilentError, run_program
 from bdn.net.http1.pool import Dialer
 from bdn.wire.stage_schema import StageDocument
@@ -189,7 +189,7 @@ class Story:
                 await agent.heartbeats.beat()
             assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
         stage = await staged(agent, self.mirror, self.held, job="again")
-        self.monkeypatch.setattr(service_client, "_CONNECT_SECONDS", SILENT_SECONDS)
+        self.monkeypatch.setattr(client, "_CONNECT_SECONDS", SILENT_SECONDS)
         async with MirrorClient(self.mirror.url.replace("127.0.0.1", OTHER)) as elsewhere:
             await elsewhere.manifest(self.held.digest, self.mirror.grant(self.held))
         return stage
@@ -215,7 +215,7 @@ def test_an_agent_goes_on_while_the_name_of_its_mirror_hangs(
 
     async def run() -> None:
         await story.hold()
-        monkeypatch.setattr(service_client, "_CONNECT_SECONDS", 0.02)
+        monkeypatch.setattr(client, "_CONNECT_SECONDS", 0.02)
         with silence.resolving():
             asyncio.get_running_loop().call_later(
                 SILENT_SECONDS, silence.speak

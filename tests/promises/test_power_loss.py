@@ -21,7 +21,7 @@ from tests.support.content.trees import tree
 from tests.support.crash.forgetful_disk import ForgetfulDisk, Way, forgetful_disk, needs_forgetful_disks
 from tests.support.crash.forgetful_mirror import Central, fill
 from tests.support.crash.forgetful_node import Node
-from tests.support.crash.killing_pairs import two_at_a_time
+from tests.support.crash.killing_steps import two_at_a_time
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)

@@ -1,7 +1,5 @@
 """The table of promises itself: what is counted comes out, and what is wrong fails."""
 
-import re
-
 import pytest
 
 from tests.support.promises.breakages import all_breakages
@@ -66,13 +64,11 @@ def test_every_promise_has_tests_and_breakages_that_they_catch(promise: str) -> 
     assert [one for one in all_breakages() if one.promise == promise]
 
 
-def test_every_breakage_names_a_promise_and_a_test_that_exists() -> None:
-    for one in all_breakages():
-        assert one.promise in PROMISES, one
-        for test in one.tests:
-            file, _, name = test.partition("::")
-            assert (ROOT / file).is_file(), one
-            assert re.split(r"::|\[", name)[0] in (ROOT / file).read_text(), one
+def test_every_breakage_is_of_a_promise_and_every_test_that_it_names_exists() -> None:
+    for one in all_breakages():  # which refuses a name that no test has, or two
+        assert one.promise in PROMISES
+        assert one.tests
+        assert all((ROOT / test.partition("::")[0]).is_file() for test in one.tests)
 
 
 def test_every_test_of_a_promise_is_named_by_a_breakage_that_it_notices() -> None:

@@ -14,13 +14,13 @@ from bdn.core.digest import Digest, digest_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db.database import Database
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
 from tests.support.content.calendar import DAY, Calendar
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,

@@ -3,8 +3,6 @@
 ``default`` is the same short search every time; ``HYPOTHESIS_PROFILE=nightly`` is a long new one.
 """
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

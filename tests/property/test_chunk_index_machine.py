@@ -1,7 +1,5 @@
 """Every rule of the cluster tier against sets that are counted anew at each step: bringers that overlap, evictions, losses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

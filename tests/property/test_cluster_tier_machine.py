@@ -1,7 +1,5 @@
 """The cluster tier on a real disk: what it says is what is there, whatever happens while a chunk is read or written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Chunks tile files, manifests survive a round trip, and names never collide."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

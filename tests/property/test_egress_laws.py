@@ -1,7 +1,5 @@
 """No spelling of a special address gets out; every public one does; the operator's list admits what it names."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_network
 
 import pytest

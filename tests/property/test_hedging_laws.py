@@ -1,14 +1,12 @@
 """Deadlines against the plain list of everything that came, and a budget that nobody overdraws."""
 
-from __future__ import annotations
-
 from math import ceil
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.ring.hedging import Deadlines, HedgeBudget
+from bdn.core.ring.peer_health import Deadlines, HedgeBudget
 
 MIB = 1024 * 1024
 arrivals = st.tuples(st.integers(0, 8 * MIB), st.floats(0, 60))

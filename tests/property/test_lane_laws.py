@@ -1,7 +1,5 @@
 """Both lanes together are the manifest, and members do not get into each other's way."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,12 +1,10 @@
 """The book of leases against a plain list of pairs in the order of their taking."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.cache.leases import Holder, LeaseBook
+from bdn.core.cache.index import Holder, LeaseBook
 from bdn.core.digest import Digest
 from tests.support.content.names import named, stage
 

@@ -1,13 +1,11 @@
 """The ledger of space against two plain dictionaries that are summed anew at every step."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.cache.ledger import SpaceLedger
+from bdn.core.cache.index import SpaceLedger
 from bdn.core.digest import Digest
 from tests.support.content.names import named
 

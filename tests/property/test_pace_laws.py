@@ -1,7 +1,5 @@
 """Whatever a host does, the pace stays within its bounds; and with a host that can be understood, it finds its way."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """A file of any size, written in any order and killed at any point, is gone on with from what was durable, and is right."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

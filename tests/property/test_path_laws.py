@@ -1,7 +1,5 @@
 """Paths and mounts: whatever text comes, nothing unsafe gets through."""
 
-from __future__ import annotations
-
 import posixpath
 
 import pytest

@@ -1,7 +1,5 @@
 """Patterns against an oracle that works differently, and against the standard library where both speak of one thing."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 from hypothesis import assume, example, given

@@ -1,7 +1,5 @@
 """Whatever peers do, each is avoided for a bounded time, asked by one at a time on trial, and no stranger suffers."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

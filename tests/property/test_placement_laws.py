@@ -1,7 +1,5 @@
 """Whoever computes a placement, from whatever order of members, finds the same owners with bounded loads."""
 
-from __future__ import annotations
-
 from collections import Counter
 from math import ceil
 

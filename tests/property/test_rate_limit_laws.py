@@ -1,7 +1,5 @@
 """Limits hold in every period, and classes get what they are due, whoever asks when."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import pytest

@@ -1,7 +1,5 @@
 """Who leads and who waits, step by step: one leader at a time for each key, and nobody waits for what is over."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 from contextlib import AbstractContextManager

@@ -1,12 +1,10 @@
 """The order of use against the plain history of all touches."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.cache.recency import RecencyOrder
+from bdn.core.cache.index import RecencyOrder
 from bdn.core.digest import Digest
 from tests.support.content.names import named
 

@@ -1,7 +1,5 @@
 """A chunk is asked of at most three owners, never of ourselves, and never in a circle; who comes before us is known."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 
 import pytest

@@ -3,8 +3,6 @@
 What is damaged is read by nobody, and kept for those who have nothing else: it may be repaired.
 """
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

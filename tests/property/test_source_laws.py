@@ -1,7 +1,5 @@
 """Source URIs: what is read can be written and read again, and nothing else than our own refusal ever comes out."""
 
-from __future__ import annotations
-
 import json
 import string
 

@@ -1,12 +1,10 @@
 """Two tiers on one disk: never more than is there or kept, nothing left lying, and the cluster tier shrinks last."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.cache.tier_budgets import NOTHING, TierBudgets, kept, share, tier_limits
+from node_agent.cache.space import NOTHING, TierBudgets, kept, share, tier_limits
 
 pytestmark = pytest.mark.promise("space")
 

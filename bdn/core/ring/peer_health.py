@@ -1,10 +1,12 @@
-"""Which peers are left alone for a while, because they failed, lied or were slow, and when they are tried again."""
+"""How peers do: which are avoided for a while, when a chunk is late, and how much may be asked for twice because of it."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import Final
 
 _TRIAL_SECONDS: Final = 30.0
@@ -106,3 +108,97 @@ class PeerHealth:
     def keep(self, peers: Collection[str]) -> None:
         """Forget all others: they left the cluster."""
         self._records = {peer: record for peer, record in self._records.items() if peer in peers}
+
+
+_REMEMBERED: Final = 200  # chunks
+_LATELY: Final = 16  # chunks
+_NEEDED: Final = 8  # fewer tell nothing about what is usual
+_TAIL: Final = 0.99
+_USUAL: Final = 0.9
+_MANY: Final = 100  # from here on the 99th percentile is more than the slowest of a few
+_SLACK: Final = 2.0
+_SLACK_OF_FEW: Final = 4.0
+_OVERHEAD_SIZE: Final = 1024 * 1024  # asking and being answered takes as long as so many bytes more
+
+
+class Deadlines:
+    """How long a chunk may keep us waiting: twice the 99th percentile of the last 200, in proportion to their bytes.
+
+    Four times while fewer than 100 are known: the first ones come over links that are still empty.
+    One for the wait until answers begin, and one for the bytes from there on. The chunks that come from the mirror count as
+    well: nobody can say that a peer is slow, who knows nothing else; and a node whose own link is slow finds everybody slow, and
+    is to blame nobody. A deadline is asked for when it is to be judged, and not when the request begins, so that what others
+    achieve in the meantime counts.
+    Not safe for threads by itself. Times are in seconds, sizes in bytes.
+
+    Source: Dean and Barroso, "The Tail at Scale" (2013), with a deadline so late that under 1 % of the chunks meet it.
+    """
+
+    def __init__(self, *, shortest: float = 1.0, longest: float = 300.0) -> None:
+        """``longest`` is the answer while fewer than 8 chunks are known."""
+        self._shortest = shortest
+        self._longest = longest
+        self._paces: deque[float] = deque(maxlen=_REMEMBERED)  # seconds per byte, oldest first
+
+    def came(self, size: int, seconds: float) -> None:
+        """``size`` bytes came, from a source that was not left, this long after its answer began."""
+        self._paces.append(seconds / (size + _OVERHEAD_SIZE))
+
+    def left(self) -> None:
+        """A chunk was asked for elsewhere at its deadline: it belongs to the tail, and how far out it was remains unknown.
+
+        It counts as one at the percentile. If it did not count, cutting off the tail would bring the deadline down again and
+        again; if it counted with its time, every stalled peer would bring it up.
+        """
+        if self._paces:
+            self._paces.append(_percentile(self._paces, _TAIL))
+
+    def deadline(self, size: int) -> float:
+        """Seconds that ``size`` bytes may take, from the moment when an answer begins."""
+        if len(self._paces) < _NEEDED:
+            return self._longest
+        slack = _SLACK_OF_FEW if len(self._paces) < _MANY else _SLACK
+        return min(
+            self._longest, max(self._shortest, slack * _percentile(self._paces, _TAIL) * (size + _OVERHEAD_SIZE))
+        )
+
+    def usual(self, size: int) -> float:
+        """Seconds that nine of ten chunks with ``size`` bytes take at most; twice as many while few are known."""
+        return min(self._longest, self.common(size) * (1.0 if len(self._paces) >= _MANY else 2.0))
+
+    def common(self, size: int) -> float:
+        """Seconds that nine of ten of the known chunks would have taken at most, had they had ``size`` bytes.
+
+        Never less than the shortest deadline: on a fast network everybody waits for a disk now and then.
+        """
+        return self._common(list(self._paces), size)
+
+    def lately(self, size: int) -> float:
+        """As ``common``, of the last 16 chunks: when all of a manifest is in the cluster, nobody waits for the mirror any more."""
+        return self._common(list(self._paces)[-_LATELY:], size)
+
+    def _common(self, paces: list[float], size: int) -> float:
+        if len(paces) < _NEEDED:
+            return self._longest
+        return max(self._shortest, _percentile(paces, _USUAL) * (size + _OVERHEAD_SIZE))
+
+
+def _percentile(paces: Collection[float], share: float) -> float:
+    """Chunks come much more often than anybody asks: sorted only then, in 10 to 20 microseconds."""
+    return sorted(paces)[ceil(share * len(paces)) - 1]
+
+
+class HedgeBudget:
+    """Bytes that one stage may ask for twice, because the first source let it wait. Not safe for threads by itself."""
+
+    def __init__(self, stage_size: int, *, share: float = 0.05) -> None:
+        """``share`` of the bytes of the whole stage."""
+        self.limit = int(stage_size * share)
+        self.used = 0
+
+    def take(self, size: int) -> bool:
+        """Count ``size`` bytes that are asked for again; False when they would be too many, and nothing is counted."""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True

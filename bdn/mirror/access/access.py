@@ -12,9 +12,9 @@ from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
 from bdn.mirror.access.tokens import TokenTable, is_token
-from bdn.mirror.db import layouts, mirrors
+from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.single_flight import SingleFlight
+from bdn.mirror.waiting import SingleFlight
 from bdn.wire.grants import GrantVerifier
 from bdn.wire.operation_schema import EvictionRequest, VerificationRequest
 
@@ -101,7 +101,7 @@ class Access:
 
     async def _opens(self, manifest: Digest, organisation: str, chunk: Digest) -> bool:
         async with self.database.read() as session:
-            return await layouts.opens(session, manifest.hex, organisation, chunk.hex)
+            return await contents.opens(session, manifest.hex, organisation, chunk.hex)
 
     async def _stands(self, manifest: Digest, organisation: str) -> bool:
         """Whether the organisation may still read it, now or a second ago: a reader asks a hundred times a second."""
@@ -124,7 +124,7 @@ class Access:
 
         async def read() -> frozenset[bytes]:
             async with self.database.read() as session:
-                found = await layouts.objects(session, manifest.hex, organisation)
+                found = await contents.objects(session, manifest.hex, organisation)
             if sum(map(len, self._objects.values())) + len(found) > _OBJECTS_KEPT:
                 self._objects.clear()
                 self._standing.clear()

@@ -14,7 +14,7 @@ from typing import Final
 
 from bdn.core.caller import Caller, Role
 from bdn.core.errors import NotFoundError
-from bdn.mirror.db import tokens
+from bdn.mirror.db import credentials
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
@@ -48,18 +48,18 @@ class TokenTable:
             revoked_at=None,
         )
         async with self.database.write() as session:
-            await tokens.insert(session, row)
+            await credentials.add_token(session, row)
         return NewToken(**_view(row).model_dump(), token=token)
 
     async def all(self) -> list[Token]:
         """Every token, those included that are good for nothing any more."""
         async with self.database.read() as session:
-            return [_view(row) for row in await tokens.all_tokens(session)]
+            return [_view(row) for row in await credentials.all_tokens(session)]
 
     async def revoke(self, token_id: str) -> Token:
         """It is good for nothing from now on; idempotent. Raises ``NotFoundError``."""
         async with self.database.write() as session:
-            row = await tokens.revoke(session, token_id, self.clock())
+            row = await credentials.revoke_token(session, token_id, self.clock())
         if row is None:
             raise NotFoundError(f"token {token_id}")
         return _view(row)
@@ -67,7 +67,7 @@ class TokenTable:
     async def caller(self, bearer: str) -> Caller | None:
         """Whose it is; None when it is nobody's, was revoked, or has expired. One statement."""
         async with self.database.read() as session:
-            row = await tokens.by_digest(session, _digest_of(bearer))
+            row = await credentials.token_by_digest(session, _digest_of(bearer))
         if row is None or row.revoked_at is not None:
             return None
         if row.expires_at is not None and row.expires_at <= self.clock():

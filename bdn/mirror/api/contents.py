@@ -17,10 +17,9 @@ from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store.damage import manifest_fault
 from bdn.mirror.access.access import Access
-from bdn.mirror.agents.holdings import HeldManifestsService
 from bdn.mirror.api.parameters import Controller, Organisation
 from bdn.mirror.damages import DamagedRecords
-from bdn.mirror.db import contents, layouts
+from bdn.mirror.db import agents, contents, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
@@ -34,7 +33,7 @@ from bdn.wire.http_fields import (
     format_content_range,
     parse_range,
 )
-from bdn.wire.mirror_schema import HeldManifests, LayoutBody
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding, LayoutBody
 
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 
@@ -52,6 +51,45 @@ _CHUNK: Final[dict[str, Any]] = {
         416: {"description": "The range begins past the end"},
     },
 }
+
+
+@dataclass(frozen=True)
+class HeldManifestsService:
+    """The service behind ``GET /manifests``."""
+
+    database: Database
+
+    async def held(self, organisation: str) -> HeldManifests:
+        """Every manifest of the organisation that some tier holds."""
+        async with self.database.read() as session:
+            sources = await mirrors.sources_by_manifest(session, organisation)
+            readable = await mirrors.readable(session, organisation, list(sources))
+            published = {
+                digest: (files, size)
+                for digest, files, size, _ in await contents.manifests(session)
+                if digest in readable
+            }
+            rows = await agents.all_agents(session)
+        nodes: dict[str, dict[str, Holding]] = {}
+        for row in rows:
+            for holding in map(Holding.model_validate, row.holdings):
+                nodes.setdefault(holding.manifest.removeprefix("b3:"), {})[f"{row.cluster}/{row.node}"] = holding
+        items: list[HeldManifest] = []
+        for digest, names in sources.items():
+            if digest not in published and digest not in nodes:
+                continue
+            files, size = published.get(digest, (None, None))
+            items.append(
+                HeldManifest(
+                    manifest=f"b3:{digest}",
+                    sources=names,
+                    files_total=files,
+                    bytes_total=size,
+                    mirror=digest in published,
+                    nodes=nodes.get(digest, {}),
+                )
+            )
+        return HeldManifests(items=items)
 
 
 @dataclass(frozen=True)
@@ -98,7 +136,7 @@ async def layout(service: _Service, digest: str, bearer: Bearer, organisation: O
     owner = await service.access.check_manifest(bearer, name, organisation)
     async with service.database.read() as session:
         with service.damaged_records.noted():
-            found = await layouts.layouts(session, name.hex, owner)
+            found = await contents.layouts(session, name.hex, owner)
     if not found:
         raise NotFoundError(f"manifest {name}")
     # In a thread: a million files are 300 MB of JSON.
@@ -145,7 +183,7 @@ def _digest(text: str) -> Digest:
         raise InvalidRequestError(str(error)) from error
 
 
-def layout_document(manifest: Digest, data_port: int | None, files: Iterable[layouts.ContentLayout]) -> str:
+def layout_document(manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> str:
     """The JSON of a ``LayoutBody``, put together by hand: ten times as fast as a model of each file.
 
     Nothing in it needs escaping: there are hexadecimal digits and numbers only.
@@ -154,10 +192,10 @@ def layout_document(manifest: Digest, data_port: int | None, files: Iterable[lay
     return head + ",".join(map(_file, files)) + "]}"
 
 
-def _file(one: layouts.ContentLayout) -> str:
+def _file(one: contents.ContentLayout) -> str:
     head = f'{{"digest":"b3:{one.digest}","size":{one.size},"chunks":'
     if one.slab is None:
-        chunks = ",".join(f'"b3:{chunk.hex()}"' for chunk in layouts.split_digests(one.chunks))
+        chunks = ",".join(f'"b3:{chunk.hex()}"' for chunk in contents.split_digests(one.chunks))
         return f"{head}[{chunks}]}}"
     slab = f'{{"digest":"b3:{one.slab}","size":{one.slab_size},"offset":{one.offset}}}'
     return f'{head}["b3:{one.digest}"],"slab":{slab}}}'

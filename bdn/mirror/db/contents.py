@@ -1,26 +1,37 @@
-"""What the store holds: contents, slabs, manifests, upstream identities, half-copied files.
+"""What the store holds, where it lies, and what of it is damaged: contents, slabs, manifests, identities, half-copied files.
 
-Where the bytes of a manifest lie is in ``layouts``, what is collected in ``removal``.
+A packed content may lie in several slabs. Organisation A mirrors a private file, and it rests in A's slab; B mirrors the same
+bytes from elsewhere. If B's layout pointed into A's slab, B's grant would let B read A's neighbouring files. So a layout for an
+organisation uses slabs of scope ``public`` and of its own scope only, and B's copy made a slab of B's.
+
+A content of which a chunk is damaged counts as half-copied, for every identity that leads to it: whoever mirrors it next
+fetches that chunk alone. A content in a damaged slab counts as missing, unless another slab or its own chunks serve.
+
+How damage is registered is in ``damaged``, what is collected in ``removal``.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
-from sqlalchemy import and_, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
 
 from bdn.core.digest import Digest
 from bdn.core.manifest import Manifest
-from bdn.core.source.upstream import Identity
+from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.store.layout import FileLayout, Slab, Slice
-from bdn.core.store.slabs import scope_of
-from bdn.mirror.db import damaged, tombstones
+from bdn.core.store.slabs import PUBLIC, scope_of
+from bdn.mirror.db import tombstones
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, in_key_order, insert, insert_new
-from bdn.mirror.db.layouts import chunks_are_sound, is_of, slab_is_sound, split_digests, unreadable
+from bdn.mirror.db.records import check_contents
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
+    DamagedChunkRow,
+    DamagedContentRow,
     IdentityRow,
     ManifestContentRow,
     ManifestRow,
@@ -74,7 +85,7 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
 
 async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, list[int]]:
     """Which chunks of half-copied files are durable in the store, by identity key."""
-    found = {key: list(chunks) for key, chunks in (await damaged.half_copied(session, identity_keys)).items()}
+    found = {key: list(chunks) for key, chunks in (await _sound_chunks(session, identity_keys)).items()}
     for keys in batches(identity_keys):
         query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index).where(CopiedChunkRow.identity.in_(keys))
         for key, index in (await session.execute(query)).all():
@@ -87,7 +98,7 @@ async def copied_chunks(session: ReadSession, identity_key: str) -> dict[int, Di
     """Chunks of a half-copied file that are durable in the store, by index."""
     query = select(CopiedChunkRow.chunk_index, CopiedChunkRow.digest).where(CopiedChunkRow.identity == identity_key)
     recorded = {index: Digest(digest) for index, digest in (await session.execute(query)).all()}
-    return (await damaged.half_copied(session, [identity_key])).get(identity_key, {}) | recorded
+    return (await _sound_chunks(session, [identity_key])).get(identity_key, {}) | recorded
 
 
 async def record_chunks(session: WriteSession, chunks: Iterable[tuple[str, int, Digest]], now: float) -> None:
@@ -142,7 +153,7 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
         session, IdentityRow, [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
     )
     await forget_chunks(session, [key for key, layout in contents.items() if not layout.slice])
-    await damaged.note_contents(session, whole.values())
+    await _note_damage(session, whole.values())
 
 
 async def record_slices(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
@@ -229,3 +240,222 @@ async def totals(session: ReadSession) -> tuple[int, int]:
     query = select(func.count(), func.coalesce(func.sum(ContentRow.size), 0)).select_from(ContentRow)
     count, size = (await session.execute(query)).one()
     return int(count), int(size)
+
+
+_RAW: Final = 32  # bytes of a raw digest
+
+
+class ContentLayout(NamedTuple):
+    """One content of a manifest: raw chunk digests, or else the slab that holds it. Digests are hex; a million of these."""
+
+    digest: str
+    size: int
+    chunks: bytes
+    slab: str | None = None
+    slab_size: int = 0
+    offset: int = 0
+
+
+async def layouts(session: ReadSession, manifest: str, organisation: str) -> list[ContentLayout]:
+    """Every distinct content of a manifest, by digest.
+
+    Of several slabs, a content's is the one that serves most of the manifest: an agent fetches slabs as a whole. What no
+    slab of this organisation holds is left out; ``publish`` sees to it that there is none.
+
+    Raises:
+        RecordDamagedError: the database does not say what was written there.
+    """
+    query = (
+        select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
+        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
+        .where(ManifestContentRow.manifest == manifest)
+        .order_by(ContentRow.digest)
+    )
+    rows = (await session.execute(query)).all()
+    packed = (
+        select(SlabSliceRow.content, SlabSliceRow.slab, SlabRow.size, SlabSliceRow.offset, slab_is_sound())
+        .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
+        .join(ContentRow, ContentRow.digest == SlabSliceRow.content)
+        .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
+        .where(ManifestContentRow.manifest == manifest, ContentRow.chunks == b"", is_of(scope_of(organisation)))
+    )
+    slices = (await session.execute(packed)).all()
+    # In a thread: with a million files it takes seconds.
+    return await asyncio.to_thread(_together, rows, slices)
+
+
+def _together(
+    contents: Sequence[Row[str, int, bytes]], slices: Sequence[Row[str, str, int, int, bool]]
+) -> list[ContentLayout]:
+    best = _best(slices)
+    check_contents(contents)
+    found = (ContentLayout(digest, size, chunks, *best.get(digest, ())) for digest, size, chunks in contents)
+    return [one for one in found if one.chunks or one.slab or not one.size]
+
+
+def _best(slices: Sequence[Row[str, str, int, int, bool]]) -> dict[str, tuple[str, int, int]]:
+    """Slab, its size and the offset by content: a sound slab, of these the one with the most contents, then by digest."""
+    used = Counter(slab for _, slab, _, _, _ in slices)
+    damaged = {slab for _, slab, _, _, is_sound in slices if not is_sound}
+    found: dict[str, tuple[str, int, int]] = {}
+    for content, slab, size, offset, _ in slices:
+        rival = found.get(content)
+        if rival is None or (slab in damaged, -used[slab], slab) < (rival[0] in damaged, -used[rival[0]], rival[0]):
+            found[content] = (slab, size, offset)
+    return found
+
+
+async def objects(session: ReadSession, manifest: str, organisation: str) -> frozenset[bytes]:
+    """The raw names of the store's objects that a grant for the manifest opens: chunks, and slabs as a whole."""
+    named = select(ManifestContentRow.content).where(ManifestContentRow.manifest == manifest)
+    query = select(ContentRow.chunks).where(ContentRow.digest.in_(named), ContentRow.chunks != b"")
+    found: set[bytes] = set()
+    for raw in (await session.execute(query)).scalars():
+        found.update(split_digests(raw))
+    slabs = select(SlabSliceRow.slab).distinct().where(SlabSliceRow.content.in_(named), is_of(scope_of(organisation)))
+    found.update(bytes.fromhex(slab) for slab in (await session.execute(slabs)).scalars())
+    return frozenset(found)
+
+
+async def opens(session: ReadSession, manifest: str, organisation: str, digest: str) -> bool:
+    """Whether a grant for the manifest opens this: a content that it names, or a slab that holds one.
+
+    Costs one look, unlike ``objects``; for packed contents, and for slabs that came after ``objects`` was asked.
+    """
+    content = select(ManifestContentRow.content).where(
+        ManifestContentRow.manifest == manifest, ManifestContentRow.content == digest
+    )
+    if (await session.execute(content)).first() is not None:
+        return True
+    slab = (
+        select(SlabSliceRow.content)
+        .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
+        .where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest, is_of(scope_of(organisation)))
+        .limit(1)
+    )
+    return (await session.execute(slab)).first() is not None
+
+
+async def a_slice(session: ReadSession, content: str) -> tuple[Slice, int] | None:
+    """Some slice that holds a packed content, and the content's size. Whoever may read the content may read that."""
+    query = (
+        select(SlabSliceRow.slab, SlabRow.size, SlabSliceRow.offset, ContentRow.size)
+        .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
+        .join(ContentRow, ContentRow.digest == SlabSliceRow.content)
+        .where(SlabSliceRow.content == content)
+        .order_by(slab_is_sound().desc(), SlabSliceRow.slab)
+        .limit(1)
+    )
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else (Slice(Digest(row[0]), row[1], row[2]), row[3])
+
+
+async def unreadable(session: ReadSession, names: str | Sequence[str], scope: str) -> list[str]:
+    """Which contents the store does not hold, or only damaged, or only where this scope may not read.
+
+    Args:
+        names: the contents' digests, or the manifest that names them.
+    """
+    if isinstance(names, str):
+        query = (
+            select(ManifestContentRow.content)
+            .join(ContentRow, ContentRow.digest == ManifestContentRow.content)
+            .where(ManifestContentRow.manifest == names, ~_is_readable(scope))
+        )
+        return list((await session.execute(query)).scalars())
+    held: set[str] = set()
+    for digests in batches(names):
+        readable = select(ContentRow.digest).where(ContentRow.digest.in_(digests), _is_readable(scope))
+        held.update((await session.execute(readable)).scalars())
+    return [name for name in names if name not in held]
+
+
+def _is_readable(scope: str) -> ColumnElement[bool]:
+    whole = and_(ContentRow.chunks != b"", chunks_are_sound())
+    packed = exists().where(SlabSliceRow.content == ContentRow.digest, is_of(scope), slab_is_sound())
+    return or_(whole, ContentRow.size == 0, packed)
+
+
+def is_of(scope: str) -> ColumnElement[bool]:
+    """The slice's slab may be read as a whole by whoever is of this scope."""
+    readable = (PUBLIC, scope)
+    return exists().where(SlabScopeRow.slab == SlabSliceRow.slab, SlabScopeRow.scope.in_(readable))
+
+
+def split_digests(raw: bytes) -> list[bytes]:
+    """The raw chunk digests of a ``ContentRow``."""
+    return [raw[start : start + _RAW] for start in range(0, len(raw), _RAW)]
+
+
+def chunks_are_sound() -> ColumnElement[bool]:
+    """A condition: no chunk of the ``ContentRow``'s own is damaged."""
+    return ~exists().where(DamagedContentRow.content == ContentRow.digest)
+
+
+def slab_is_sound() -> ColumnElement[bool]:
+    """A condition: the ``SlabSliceRow``'s slab is not damaged."""
+    return ~exists().where(DamagedChunkRow.digest == SlabSliceRow.slab)
+
+
+async def is_any_damaged(session: ReadSession) -> bool:
+    """Whether anything is damaged: mostly nothing is, and then nobody needs to look further."""
+    return (await session.execute(select(DamagedChunkRow.digest).limit(1))).first() is not None
+
+
+async def all_damaged(session: ReadSession) -> list[DamagedChunkRow]:
+    """Everything that is damaged, in the order in which it was found."""
+    query = select(DamagedChunkRow).order_by(DamagedChunkRow.found_at, DamagedChunkRow.digest)
+    return list((await session.execute(query)).scalars())
+
+
+async def without_lost(
+    session: ReadSession, files: Sequence[UpstreamFile], known: Mapping[str, Digest]
+) -> dict[str, Digest]:
+    """Of contents by identity key those that the store still holds whole where the identity's scope may read."""
+    if not known or not await is_any_damaged(session):
+        return dict(known)
+    by_scope: defaultdict[str, set[str]] = defaultdict(set)
+    for file in files:
+        by_scope[file.identity.scope].add(file.identity.key)
+    held = dict(known)
+    for scope, keys in by_scope.items():
+        names = {known[key].hex for key in keys if key in known}
+        lost = set(await unreadable(session, sorted(names), scope))
+        held = {key: digest for key, digest in held.items() if key not in keys or digest.hex not in lost}
+    return held
+
+
+async def is_lost(session: ReadSession, manifest: str, organisation: str) -> bool:
+    """Whether the organisation cannot read all of the manifest any more, because some of it is damaged."""
+    return await is_any_damaged(session) and bool(await unreadable(session, manifest, scope_of(organisation)))
+
+
+async def _sound_chunks(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, dict[int, Digest]]:
+    """Of contents with damaged chunks: the good ones by index, by identity key."""
+    if not await is_any_damaged(session):
+        return {}
+    found: dict[str, dict[int, Digest]] = {}
+    for keys in batches(identity_keys):
+        query = (
+            select(IdentityRow.key, ContentRow.chunks, DamagedContentRow.chunk)
+            .join(ContentRow, ContentRow.digest == IdentityRow.content)
+            .join(DamagedContentRow, DamagedContentRow.content == ContentRow.digest)
+            .where(IdentityRow.key.in_(keys))
+        )
+        for key, raw, damaged in (await session.execute(query)).all():
+            chunks = found.setdefault(key, dict(enumerate(map(Digest.from_bytes, split_digests(raw)))))
+            found[key] = {index: chunk for index, chunk in chunks.items() if chunk.hex != damaged}
+    return found
+
+
+async def _note_damage(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
+    """Contents that were recorded just now and count on a chunk that is damaged: it was found after they had it."""
+    known = {row.digest for row in await all_damaged(session)}
+    if known:
+        rows = [
+            {"content": layout.digest.hex, "chunk": chunk.hex}
+            for layout in layouts
+            for chunk in set(layout.chunks)
+            if chunk.hex in known and layout.slice is None
+        ]
+        await insert_new(session, DamagedContentRow, rows)

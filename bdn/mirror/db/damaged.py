@@ -1,30 +1,23 @@
-"""Every statement about chunks and slabs that the store does not hold as their names say.
-
-A content of which a chunk is damaged counts as half-copied, for every identity that leads to it: whoever mirrors it next
-fetches that chunk alone. A content in a damaged slab counts as missing, unless another slab or its own chunks serve.
-"""
+"""The register of chunks and slabs that the store does not hold as their names say. What follows from it is in ``contents``."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import ColumnElement, delete, exists, func, literal, select
 
 from bdn.core.digest import Digest
-from bdn.core.source.upstream import UpstreamFile
-from bdn.core.store.layout import FileLayout
-from bdn.core.store.slabs import owner_of, scope_of
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert_new
-from bdn.mirror.db.layouts import split_digests, unreadable
-from bdn.mirror.db.names import is_mirrored_for
+from bdn.core.store.slabs import owner_of
+from bdn.mirror.db.contents import split_digests, unreadable
+from bdn.mirror.db.database import ReadSession, WriteSession, insert_new
+from bdn.mirror.db.origins import is_mirrored_for
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
     DamagedChunkRow,
     DamagedContentRow,
-    IdentityRow,
     ManifestContentRow,
     ManifestRow,
     SlabRow,
@@ -89,73 +82,9 @@ async def forget_unneeded(session: WriteSession, before: float) -> None:
     await session.execute(statement)
 
 
-async def note_contents(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
-    """Contents that were recorded just now and count on a chunk that is damaged: it was found after they had it."""
-    known = {row.digest for row in await all_chunks(session)}
-    if known:
-        rows = [
-            {"content": layout.digest.hex, "chunk": chunk.hex}
-            for layout in layouts
-            for chunk in set(layout.chunks)
-            if chunk.hex in known and layout.slice is None
-        ]
-        await insert_new(session, DamagedContentRow, rows)
-
-
-async def any_chunk(session: ReadSession) -> bool:
-    """Whether anything is damaged: mostly nothing is, and then nobody needs to look further."""
-    return (await session.execute(select(DamagedChunkRow.digest).limit(1))).first() is not None
-
-
-async def all_chunks(session: ReadSession) -> list[DamagedChunkRow]:
-    """Everything that is damaged, in the order in which it was found."""
-    query = select(DamagedChunkRow).order_by(DamagedChunkRow.found_at, DamagedChunkRow.digest)
-    return list((await session.execute(query)).scalars())
-
-
 async def get(session: ReadSession, digest: str) -> DamagedChunkRow | None:
     """What is known of this one, if it is damaged."""
     return await session.get(DamagedChunkRow, digest)
-
-
-async def without_lost(
-    session: ReadSession, files: Sequence[UpstreamFile], known: Mapping[str, Digest]
-) -> dict[str, Digest]:
-    """Of contents by identity key those that the store still holds whole where the identity's scope may read."""
-    if not known or not await any_chunk(session):
-        return dict(known)
-    by_scope: defaultdict[str, set[str]] = defaultdict(set)
-    for file in files:
-        by_scope[file.identity.scope].add(file.identity.key)
-    held = dict(known)
-    for scope, keys in by_scope.items():
-        names = {known[key].hex for key in keys if key in known}
-        lost = set(await unreadable(session, sorted(names), scope))
-        held = {key: digest for key, digest in held.items() if key not in keys or digest.hex not in lost}
-    return held
-
-
-async def is_lost(session: ReadSession, manifest: str, organisation: str) -> bool:
-    """Whether the organisation cannot read all of the manifest any more, because some of it is damaged."""
-    return await any_chunk(session) and bool(await unreadable(session, manifest, scope_of(organisation)))
-
-
-async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, dict[int, Digest]]:
-    """Of contents with damaged chunks: the good ones by index, by identity key."""
-    if not await any_chunk(session):
-        return {}
-    found: dict[str, dict[int, Digest]] = {}
-    for keys in batches(identity_keys):
-        query = (
-            select(IdentityRow.key, ContentRow.chunks, DamagedContentRow.chunk)
-            .join(ContentRow, ContentRow.digest == IdentityRow.content)
-            .join(DamagedContentRow, DamagedContentRow.content == ContentRow.digest)
-            .where(IdentityRow.key.in_(keys))
-        )
-        for key, raw, damaged in (await session.execute(query)).all():
-            chunks = found.setdefault(key, dict(enumerate(map(Digest.from_bytes, split_digests(raw)))))
-            found[key] = {index: chunk for index, chunk in chunks.items() if chunk.hex != damaged}
-    return found
 
 
 async def superseded(session: ReadSession) -> list[str]:

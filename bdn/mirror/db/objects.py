@@ -15,8 +15,8 @@ from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
 from bdn.core.store.damage import content_fault
 from bdn.core.store.slabs import scope_of
+from bdn.mirror.db.contents import is_of, split_digests
 from bdn.mirror.db.database import ReadSession, WriteSession
-from bdn.mirror.db.layouts import is_of, split_digests
 from bdn.mirror.db.records import of_manifests
 from bdn.mirror.db.tables import ContentRow, ScrubRow, SlabRow, SlabSliceRow
 

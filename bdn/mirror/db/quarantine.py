@@ -11,8 +11,8 @@ from sqlalchemy import func, select
 
 from bdn.core.digest import Digest
 from bdn.core.errors import ChecksumMismatchError
+from bdn.mirror.db.contents import split_digests
 from bdn.mirror.db.database import ReadSession, WriteSession
-from bdn.mirror.db.layouts import split_digests
 from bdn.mirror.db.tables import QuarantinedFileRow
 
 

@@ -12,8 +12,8 @@ from sqlalchemy.orm import aliased
 
 from bdn.core.store.slabs import SlabNeeds
 from bdn.mirror.db import tombstones
+from bdn.mirror.db.contents import chunks_are_sound, split_digests
 from bdn.mirror.db.database import ReadSession, WriteSession, batches
-from bdn.mirror.db.layouts import chunks_are_sound, split_digests
 from bdn.mirror.db.records import check_contents
 from bdn.mirror.db.tables import (
     ContentRow,

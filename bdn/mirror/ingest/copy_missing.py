@@ -23,8 +23,8 @@ from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.quarantine import WrongFile
 from bdn.mirror.ingest.copier import ChunkStored, Copier, Packer
 from bdn.mirror.ingest.survey import Survey
-from bdn.mirror.single_flight import SingleFlight
 from bdn.mirror.upstream.reader import LocatedFile
+from bdn.mirror.waiting import SingleFlight
 
 logger = logging.getLogger(__name__)
 

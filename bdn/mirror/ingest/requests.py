@@ -22,9 +22,8 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import NEW_WORK
-from bdn.mirror.single_flight import SharedReads
 from bdn.mirror.upstream.issuer import DRY_RUN
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import SharedReads, Watch
 from bdn.wire.errors import ErrorBody
 from bdn.wire.grants import GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource

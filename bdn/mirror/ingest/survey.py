@@ -21,7 +21,7 @@ from bdn.core.ports import Asker, Resolution, Source
 from bdn.core.source.patterns import hint_for, literal_prefixes, select
 from bdn.core.source.upstream import Diff, UnsafePathError, UpstreamFile, check_tree, diff
 from bdn.core.source.weights import HuggingFaceUri, WeightsSource
-from bdn.mirror.db import contents, damaged
+from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
@@ -97,7 +97,7 @@ class Surveyor:
         # In threads, because a million files take seconds.
         keys = await asyncio.to_thread(lambda: list({file.identity.key for file in files}))
         async with self.database.read() as session:
-            known = await damaged.without_lost(session, files, await contents.known(session, keys))
+            known = await contents.without_lost(session, files, await contents.known(session, keys))
         found = await asyncio.to_thread(diff, files, known)
         return Survey(resolution, files, found, await self._stored(found.missing), selected.warnings)
 

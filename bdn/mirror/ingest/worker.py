@@ -20,7 +20,7 @@ from bdn.core.groups import single_error
 from bdn.core.ports import Resolution
 from bdn.core.source.weights import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.mirror.damages import Damages
-from bdn.mirror.db import contents, damaged, events, mirrors
+from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
@@ -34,7 +34,7 @@ from bdn.mirror.ingest.copy_missing import (
     StoredContents,
 )
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 from bdn.wire.errors import body_of
 from bdn.wire.weights_schema import WeightsSourceBody, body_from
 
@@ -367,7 +367,7 @@ async def _published_before(
             and row.request.get("ignore_patterns") == body.ignore_patterns
         )
         is_same = same_patterns and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
-        if is_same and not await damaged.is_lost(session, row.manifest or "", organisation):
+        if is_same and not await contents.is_lost(session, row.manifest or "", organisation):
             return row
     return None
 

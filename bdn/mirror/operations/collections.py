@@ -18,7 +18,7 @@ from bdn.mirror.db import mirrors, operations
 from bdn.mirror.db.database import Database
 from bdn.mirror.operations.operations import COLLECTION, Operations
 from bdn.mirror.retention.collector import Collected, Collector
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 from bdn.wire.errors import body_of
 from bdn.wire.operation_schema import CollectedKind, Collection, CollectionRequest
 

@@ -11,10 +11,9 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.manifest import Manifest
-from bdn.mirror.access import selectors
-from bdn.mirror.db import mirrors, names, origins
+from bdn.mirror.db import mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.names import Place
+from bdn.mirror.db.origins import Place
 from bdn.wire.event_schema import Named, NamedKind, NamedPlace
 
 _SHOWN: Final = 100  # files whose paths are told
@@ -30,13 +29,13 @@ class Names:
         """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation."""
         async with self.database.read() as session:
             if "://" in of:
-                manifests = await selectors.of_source(session, organisation, of)
+                manifests = await mirrors.manifests_of_source(session, organisation, of)
                 kind: NamedKind = "source"
                 places: list[Place] = []
             else:
                 kind, places = await self._look_up(session, _digest(of), organisation)
                 manifests = list(dict.fromkeys(place.manifest for place in places))
-            known = await names.ever_mirrored(session, organisation, manifests)
+            known = await origins.ever_mirrored(session, organisation, manifests)
             if not known:
                 raise NotFoundError(of)
             own = [place for place in places if place.manifest in known and kind != "manifest"]
@@ -52,13 +51,13 @@ class Names:
     @staticmethod
     async def _look_up(session: ReadSession, digest: str, organisation: str) -> tuple[NamedKind, list[Place]]:
         """From what is most to what is least, and from what costs least to look up to what costs most."""
-        if await names.ever_mirrored(session, organisation, [digest]):
+        if await origins.ever_mirrored(session, organisation, [digest]):
             return "manifest", [Place(digest, digest)]
-        if found := await names.places_of_content(session, organisation, digest):
+        if found := await origins.places_of_content(session, organisation, digest):
             return "content", found
-        if found := await names.places_in_slab(session, organisation, digest):
+        if found := await origins.places_in_slab(session, organisation, digest):
             return "slab", found
-        return "chunk", await names.places_of_chunk(session, organisation, digest)
+        return "chunk", await origins.places_of_chunk(session, organisation, digest)
 
     @staticmethod
     async def _paths(session: ReadSession, places: Sequence[Place]) -> list[NamedPlace]:

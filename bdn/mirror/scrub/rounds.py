@@ -18,12 +18,12 @@ from bdn.core.errors import BdnError
 from bdn.core.groups import single_error
 from bdn.core.pace.rounds import is_round_due
 from bdn.mirror.damages import DAMAGE
-from bdn.mirror.db import damaged, objects
+from bdn.mirror.db import contents, objects
 from bdn.mirror.db.database import Database
 from bdn.mirror.scrub.reading import StoreReading
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.scrub.store_verification import StoreVerification
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Keeper:
     async def _repair_next(self) -> bool:
         """What a scrub or a reader has found, or an earlier attempt could not repair."""
         async with self.database.read() as session:
-            rows = await damaged.all_chunks(session)
+            rows = await contents.all_damaged(session)
         due = next((digest for row in rows if self.repair.is_due(digest := Digest(row.digest))), None)
         if due is not None:
             await self.repair.run(due)

@@ -14,7 +14,7 @@ from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.records import Record
 from bdn.mirror.scrub.reading import StoreReading
 from bdn.mirror.scrub.repair import Repair
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed
 from bdn.wire.shapes import added
 

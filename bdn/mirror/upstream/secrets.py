@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bdn.core.errors import NotFoundError, SecretMalformedError, SecretNotFoundError
-from bdn.mirror.db import secrets
+from bdn.mirror.db import credentials
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.tables import SecretRow
 from bdn.mirror.upstream.sealing import Keyring
@@ -80,24 +80,24 @@ class SecretTable:
             SecretMalformedError: it is there and cannot be decrypted.
         """
         async with self.database.read() as session:
-            row = await secrets.get(session, organisation, name)
+            row = await credentials.secret(session, organisation, name)
         return None if row is None else self.keyring.open(organisation, name, row.ciphertext)
 
     async def rows(self, organisation: str) -> list[SecretRow]:
         """What there is, in the order of the names."""
         async with self.database.read() as session:
-            return await secrets.all_of(session, organisation)
+            return await credentials.secrets_of(session, organisation)
 
     async def set(self, organisation: str, name: str, value: str) -> None:
         """Keep this value under this name from now on."""
         sealed = self.keyring.seal(organisation, name, value)
         async with self.database.write() as session:
-            await secrets.put(session, organisation, name, sealed, time.time())
+            await credentials.put_secret(session, organisation, name, sealed, time.time())
 
     async def remove(self, organisation: str, name: str) -> None:
         """Forget it; ``NotFoundError`` when there is none."""
         async with self.database.write() as session:
-            if not await secrets.remove(session, organisation, name):
+            if not await credentials.remove_secret(session, organisation, name):
                 raise NotFoundError(f"secret {name!r}")
 
     async def rotate(self, organisation: str) -> None:
@@ -107,17 +107,17 @@ class SecretTable:
             SecretMalformedError: one cannot be decrypted; then none has changed.
         """
         async with self.database.write() as session:
-            for row in await secrets.all_of(session, organisation):
+            for row in await credentials.secrets_of(session, organisation):
                 await self._reseal(session, row)
 
     async def rotate_others(self, organisation: str) -> int:
         """Likewise the secrets of all other organisations. Returns how many are left, because they cannot be decrypted."""
         async with self.database.read() as session:
-            others = [name for name in await secrets.organisations(session) if name != organisation]
+            others = [name for name in await credentials.organisations_with_secrets(session) if name != organisation]
         left = 0
         for other in others:
             async with self.database.write() as session:
-                for row in await secrets.all_of(session, other):
+                for row in await credentials.secrets_of(session, other):
                     try:
                         await self._reseal(session, row)
                     except SecretMalformedError:
@@ -127,4 +127,4 @@ class SecretTable:
     async def _reseal(self, session: WriteSession, row: SecretRow) -> None:
         if self.keyring.sealed_with(row.ciphertext) != "first key":
             value = self.keyring.open(row.organisation, row.name, row.ciphertext)
-            await secrets.reseal(session, row, self.keyring.seal(row.organisation, row.name, value))
+            await credentials.reseal(session, row, self.keyring.seal(row.organisation, row.name, value))

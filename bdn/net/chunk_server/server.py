@@ -29,7 +29,7 @@ from bdn.net.chunk_server.sending import Pace, Wait
 from bdn.net.chunk_server.served_chunks import ServedChunks, ServedDocuments
 
 logger = logging.getLogger(__name__)
-_SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without descriptors to spare, before the next client is let in
+_SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without descriptors to spare, before the next client is accepted
 
 
 @dataclass(slots=True)
@@ -198,7 +198,6 @@ class Poller:
         return None if moment is None else max(0.0, moment - time.monotonic())
 
 
-logger = logging.getLogger(__name__)
 _WORKERS: Final = 32  # so many readings from the disk at once
 _LINGER_MILLISECONDS: Final = 2
 _ACCEPTED_AT_ONCE: Final = 64

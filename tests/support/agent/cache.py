@@ -1,7 +1,5 @@
 """Content that stands in a cache directory, without an agent that put it there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

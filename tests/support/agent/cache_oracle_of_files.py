@@ -1,7 +1,5 @@
 """What must hold of a cache directory, looked at with plain reads: at the moment of a kill, and once an agent stands on it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -72,7 +70,7 @@ def differences(node: LocalNode, cache: Path, acknowledged: Collection[str], wou
         ("every whole file is committed", all(ledger.is_committed(Digest(name)) for name in whole)),
         ("every part is some manifest's", parts <= begun.keys()),
         ("what is reserved is what was begun", ledger.reserved_bytes == sum(begun.values())),
-        ("nothing is written beside", node.disk.aside.size == 0),
+        ("nothing is written beside", node.disk.unnamed.size == 0),
         ("no file is left aside", not list((cache / "files").glob("??/.*"))),
     ]
     found = [fact for fact, holds in facts if not holds]

@@ -1,7 +1,5 @@
 """An agent without a network: real disk, cache, stages and views, and bytes that come out of a dictionary."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -77,7 +75,7 @@ class LocalProvision:
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
         lies = files[0].slice
         assert lies is not None
-        parts = PackedParts(self.disk.places, self.sync, self.disk.aside, files)
+        parts = PackedParts(self.disk.places, self.sync, self.disk.unnamed, files)
         try:
             parts.write(memoryview(self.world.chunks[lies.slab]))
             self._break_off()
@@ -184,7 +182,7 @@ async def local_node(
             pulls=pulls,
             clock=wall,
             elapsed=elapsed,
-            on_ready=metrics.ready,
+            on_ready=metrics.ready_seconds.observe,
             on_change=lambda: None,
             decided=journal.record,
         )

@@ -1,7 +1,5 @@
 """A cache that holds more than this disk does: whole files without a single block, under the names of real ones."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

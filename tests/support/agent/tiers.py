@@ -1,7 +1,5 @@
 """A cluster tier without an agent around it."""
 
-from __future__ import annotations
-
 from bdn.core.cache.index import ChunkIndex
 from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import CacheEvents

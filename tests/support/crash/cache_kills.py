@@ -4,8 +4,6 @@
 history, so the cycle that is named can be looked at again with ``--until CYCLE``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 ``python -m tests.support.crash.eviction_kills SEEDS`` prints what was tried and what was wrong, as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

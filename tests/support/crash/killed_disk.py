@@ -4,8 +4,6 @@ Kills a state machine thousands of times where starting and killing real process
 error handling try to tidy up afterwards changes nothing, as after ``kill -9``.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator

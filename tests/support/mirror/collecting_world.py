@@ -21,7 +21,7 @@ from bdn.core.ports import StoredChunk
 from bdn.core.source.upstream import Identity
 from bdn.core.store.layout import FileLayout
 from bdn.mirror.damages import DamagedRecords
-from bdn.mirror.db import contents, layouts, mirrors, operations
+from bdn.mirror.db import contents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
 from bdn.mirror.ingest.copy_missing import StoredContents
@@ -162,13 +162,13 @@ class World:
         row = await session.get(ManifestRow, manifest)
         assert row is not None, f"manifest {manifest[:8]} of {organisation} is gone"
         assert digest_of(row.canonical).hex == manifest
-        found = {one.digest: one for one in await layouts.layouts(session, manifest, organisation)}
+        found = {one.digest: one for one in await contents.layouts(session, manifest, organisation)}
         assert found.keys() == {digest.hex for digest in self.manifests[manifest].contents}, "contents are gone"
         for one in found.values():
             if one.slab is not None:
                 content = self.check_object(Digest(one.slab))[one.offset : one.offset + one.size]
                 assert digest_of(content).hex == one.digest
-            for raw in layouts.split_digests(one.chunks):
+            for raw in contents.split_digests(one.chunks):
                 self.check_object(Digest.from_bytes(raw))
         return len(found)
 
@@ -182,7 +182,7 @@ class World:
         async with self.database.read() as session:
             needed = set[bytes]()
             for organisation, manifest in self.promised:
-                needed |= await layouts.objects(session, manifest, organisation)
+                needed |= await contents.objects(session, manifest, organisation)
         assert {chunk.digest.to_bytes() for chunk in self.store.stored()} == needed
 
     def begin(self, organisation: str, tree: str, *, private: bool) -> Copy:

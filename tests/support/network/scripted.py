@@ -1,7 +1,5 @@
 """A service that answers what a test says, to try clients on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A service with a few routes, really listening: what both services have in common, without either of them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

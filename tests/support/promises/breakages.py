@@ -1,11 +1,9 @@
 """Breaks a copy of the project in one way after the other, and asks the test that should notice.
 
 ``python -m tests.support.promises.breakages [WORD]`` tries all, or those whose file or breakage holds WORD, after it has seen their
-tests pass on a copy that is whole, prints what was noticed, how, and what was not, and writes their rows of
+tests pass on a copy that is whole, prints what was noticed, how, and what was not, and writes
 ``docs/mutants-promises.md``. It never touches what it breaks.
 """
-
-from __future__ import annotations
 
 import importlib
 import os
@@ -15,10 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from queue import Queue
 
@@ -26,47 +26,66 @@ import tests.breakages
 
 AT_ONCE = 3  # most tests wait for processes that they start
 COPIED = ("bdn", "node_agent", "migrations", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/mutants-promises.md"
 HEADER = """# Breakages that the tests of the promises catch
 
-Each row is one small change that makes the code break a promise of promises.md, and the test that fails because of it. Made by
-`python -m tests.support.promises.breakages`, which sees all of these tests pass, then applies one breakage after the other to a copy.
-
-| promise | file | breakage | caught by |
-|---|---|---|---|
+Each row is one small change that makes the code break a promise of promises.md, and the test that fails because of it. Made from
+tests/breakages by `python -m tests.support.promises.breakages`, which sees all of these tests pass, then applies one breakage after
+the other to a copy.
 """
+# These notice in `make fault`, and perhaps not in `make test`.
+FULL = {"test_a_search_guided_by_coverage_finds_nothing[range]", "test_nothing_grows_under_a_mixed_load"}
 
 
 @dataclass(frozen=True)
 class Breakage:
-    """One change: ``old``, which stands once in ``file``, becomes ``new``; then ``test`` (a node id) fails, and so do ``also``.
-
-    ``is_full``: in ``make fault``, and perhaps not in ``make test``.
-    """
+    """One change: ``old``, which stands once in ``file``, becomes ``new``; then each of ``tests`` (node ids) fails."""
 
     promise: str
     file: str
     what: str
     old: str
     new: str
-    test: str
-    also: tuple[str, ...] = ()
-    is_full: bool = False
+    tests: tuple[str, ...]
 
     @property
-    def tests(self) -> tuple[str, ...]:
-        """Every test that notices."""
-        return (self.test, *self.also)
+    def is_full(self) -> bool:
+        return not FULL.isdisjoint(name_of(test) for test in self.tests)
 
 
 def all_breakages() -> list[Breakage]:
-    """Those of every module of ``tests.breakages``, in order of promises."""
-    modules = [
-        importlib.import_module(f"tests.breakages.{found.name}")
-        for found in pkgutil.iter_modules(tests.breakages.__path__)
+    """Those of every module of ``tests.breakages``, which has the name of its promise."""
+    return [
+        Breakage(module.name.replace("_", "-"), file, what, old, new, tuple(map(node_id, names)))
+        for module in pkgutil.iter_modules(tests.breakages.__path__)
+        for file, rows in importlib.import_module(f"tests.breakages.{module.name}").BREAKAGES.items()
+        for what, old, new, *names in rows
     ]
-    return sorted(
-        (breakage for module in modules for breakage in module.BREAKAGES), key=lambda one: (one.promise, one.file)
-    )
+
+
+def node_id(name: str) -> str:
+    """Pytest's id of a test, whose name no other file of tests has, or of a whole file. Raises ``ValueError`` if it is not so."""
+    if name.endswith(".py"):
+        return name
+    files = _files_of_tests()[re.split(r"::|\[", name)[0]]
+    if len(files) != 1:
+        raise ValueError(f"{name} is to stand in one file, not in {sorted(files)}")
+    return f"{next(iter(files))}::{name}"
+
+
+def name_of(test: str) -> str:
+    """What a breakage calls it."""
+    return test.partition("::")[2] or test
+
+
+@cache
+def _files_of_tests() -> defaultdict[str, set[str]]:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for name in re.findall(r"^(?:async def |def |class )?([Tt]est\w+)", path.read_text(), re.MULTILINE):
+            found[name].add(str(path.relative_to(ROOT)))
+    return found
 
 
 class Copies:
@@ -158,33 +177,28 @@ def _run(copy: Path, tests: Sequence[str], *, is_full: bool, at_once: int = 0) -
 
 def main() -> int:
     """Exit status 1 when a breakage was not noticed, or a test fails without any."""
-    root = Path(__file__).parents[3]
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [one for one in all_breakages() if word in f"{one.promise} {one.file} {one.what} {one.tests}"]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as tries:
-        copies = Copies(root, Path(folder), AT_ONCE)
+        copies = Copies(ROOT, Path(folder), AT_ONCE)
         if said := failing_before(copies, chosen):
             print("some of the tests fail on what is not broken", *said, sep="\n", file=sys.stderr)
             return 1
-        outcomes = list(zip(chosen, tries.map(lambda one: blind(copies, one), chosen), strict=True))
-    survivors = sum(bool(unmoved) for _, unmoved in outcomes)
-    page = root / "docs/mutants-promises.md"
-    page.write_text(_page(outcomes, page.read_text() if page.exists() else ""))
-    print(f"{len(outcomes)} breakages, {survivors} not noticed")
+        survivors = sum(map(bool, tries.map(lambda one: blind(copies, one), chosen)))
+    PAGE.write_text(page())
+    print(f"{len(chosen)} breakages, {survivors} not noticed")
     return 1 if survivors else 0
 
 
-def _page(outcomes: Sequence[tuple[Breakage, list[str]]], before: str) -> str:
-    """All breakages: those of ``outcomes`` as they came out, the others as they stood before, if they did."""
-    rows = {row.rpartition(" | ")[0]: row for row in before.splitlines()}
-    for one, unmoved in outcomes:
-        seen = ", ".join(f"`{test.rpartition('::')[2]}`" for test in one.tests if test not in unmoved) or "**nothing**"
-        rows[_begun(one)] = f"{_begun(one)} | {seen} |"
-    return HEADER + "".join(f"{rows[_begun(one)]}\n" for one in all_breakages() if _begun(one) in rows)
-
-
-def _begun(one: Breakage) -> str:
-    return f"| {one.promise} | `{one.file}` | {one.what}"
+def page() -> str:
+    """All breakages, by promise."""
+    text, promise = HEADER, ""
+    for one in all_breakages():
+        if one.promise != promise:
+            promise = one.promise
+            text += f"\n## {promise}\n\n| breakage | caught by |\n|---|---|\n"
+        text += f"| {one.what} | {', '.join(f'`{name_of(test)}`' for test in one.tests)} |\n"
+    return text
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 """What is simulated: a cluster and what happens to it, and the state of one of its nodes."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.ring.hedging import Deadlines, HedgeBudget
-from bdn.core.ring.peer_health import PeerHealth
+from bdn.core.ring.peer_health import Deadlines, HedgeBudget, PeerHealth
 from node_agent.fetch.deadlines import SourceDeadline
 
 OWN, PEERS = 0, 1

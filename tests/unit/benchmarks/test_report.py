@@ -1,7 +1,5 @@
 """What a benchmark tells when something is slow, is absent or breaks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,17 +16,10 @@ from tests.benchmarks.s3_origin import Origin
 from tests.support.services.services import Mirror
 
 
-@pytest.mark.parametrize(
-    ("asked", "values", "is_missed"),
-    [
-        (">= 0.90", (0.1, 0.9, 2.0), False),
-        (">= 0.90", (0.1, 0.8, 2.0), True),
-        ("<= 10", (10.0,), False),
-        ("<= 10", (10.1,), True),
-        ("< 0.10 s", (0.1,), True),
-        ("", (1.0,), False),
-    ],
-)
+@pytest.mark.parametrize(("asked", "values", "is_missed"), [
+    (">= 0.90", (0.1, 0.9, 2.0), False), (">= 0.90", (0.1, 0.8, 2.0), True), ("<= 10", (10.0,), False),
+    ("<= 10", (10.1,), True), ("< 0.10 s", (0.1,), True), ("", (1.0,), False),
+])  # fmt: skip
 def test_a_median_that_is_not_what_was_asked_for_is_marked(
     asked: str, values: tuple[float, ...], is_missed: bool
 ) -> None:

@@ -1,7 +1,5 @@
 """What ``--help`` says."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

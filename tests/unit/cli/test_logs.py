@@ -1,7 +1,5 @@
 """What a service's log shows of itself and of libraries."""
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Iterator

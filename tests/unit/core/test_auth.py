@@ -1,7 +1,5 @@
 """With whose credentials a source is read: which fields belong to which method, and which method fits which scheme."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.errors import InvalidRequestError
@@ -14,12 +12,7 @@ FIELDS = {
     "GCP_OIDC": ["gcp_oidc_service_account", "gcp_oidc_workload_id_provider"],
     "AWS_ASSUME_ROLE": ["aws_assume_role_arn", "aws_assume_role_region"],
 }
-SCHEMES = {
-    "CUSTOM_SECRET": {"hf", "s3", "gs", "r2"},
-    "AWS_OIDC": {"s3"},
-    "GCP_OIDC": {"gs"},
-    "AWS_ASSUME_ROLE": {"s3"},
-}
+SCHEMES = {"CUSTOM_SECRET": {"hf", "s3", "gs", "r2"}, "AWS_OIDC": {"s3"}, "GCP_OIDC": {"gs"}, "AWS_ASSUME_ROLE": {"s3"}}
 SOURCES = {"hf": "hf://o/r", "s3": "s3://bucket", "gs": "gs://bucket", "r2": "r2://account.bucket"}
 METHODS = sorted(FIELDS)
 

@@ -1,14 +1,20 @@
 """Examples of the index of each tier, and what the machines in ``tests/property`` do not try against their models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
 
-from bdn.core.cache.index import IN_USE_SECONDS, Admission, CacheIndex, ChunkIndex, EvictionPlan, Leased, Victim
-from bdn.core.cache.leases import LeaseBook
-from bdn.core.cache.recency import RecencyOrder
+from bdn.core.cache.index import (
+    IN_USE_SECONDS,
+    Admission,
+    CacheIndex,
+    ChunkIndex,
+    EvictionPlan,
+    LeaseBook,
+    Leased,
+    RecencyOrder,
+    Victim,
+)
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError
 from tests.support.content.names import named, sizes, stage

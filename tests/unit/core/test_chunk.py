@@ -1,7 +1,5 @@
 """The unit of everything that moves."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_range

@@ -1,7 +1,5 @@
 """What is old enough to be collected."""
 
-from __future__ import annotations
-
 from bdn.core.store.collection import CLOCKS_SECONDS, collectable_before
 
 

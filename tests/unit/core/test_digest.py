@@ -1,7 +1,5 @@
 """Names of content."""
 
-from __future__ import annotations
-
 import pytest
 from blake3 import blake3
 
@@ -65,13 +63,10 @@ def test_a_small_file_is_named_like_its_only_chunk_or_like_nothing() -> None:
 def test_the_name_of_a_larger_file_depends_on_size_order_and_every_chunk() -> None:
     one, two, three = (digest_of(word) for word in (b"one", b"two", b"three"))
     names = {
-        file_digest(9_000_000, [one, two]),
-        file_digest(9_000_001, [one, two]),
-        file_digest(9_000_000, [two, one]),
-        file_digest(9_000_000, [one, three]),
-        file_digest(9_000_000, [one, one]),
+        file_digest(9_000_000, [one, two]), file_digest(9_000_001, [one, two]), file_digest(9_000_000, [two, one]),
+        file_digest(9_000_000, [one, three]), file_digest(9_000_000, [one, one]),
         file_digest(9_000_000, [one, two, three]),
-    }
+    }  # fmt: skip
     assert len(names) == 6
 
 

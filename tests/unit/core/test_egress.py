@@ -1,38 +1,23 @@
 """Where the mirror may connect, and what the operator's list changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressEntryError, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 
 
-@pytest.mark.parametrize(
-    ("host", "kind"),
-    [
-        ("127.0.0.1", "a loopback address"),
-        ("2130706433", "a loopback address"),
-        ("0177.0.0.1", "a loopback address"),
-        ("0x7f.1", "a loopback address"),
-        ("127.0.0.1.", "a loopback address"),
-        ("010.8.8.8", "a private address"),  # decimal to some
-        ("[::1]", "a loopback address"),
-        ("::ffff:10.0.0.1", "a private address"),
-        ("[fe80::1%25eth0]", "a link-local address"),
-        ("fc00::1", "a unique-local address"),
-        ("169.254.169.254", "a cloud metadata address"),
-        ("0xa9fea9fe", "a cloud metadata address"),
-        ("localhost", "a loopback address"),
-        ("LOCALHOST.", "a loopback address"),
-        ("anything.localhost", "a loopback address"),
-        ("ip6-localhost", "a loopback address"),
-        ("metadata.google.internal", "a cloud metadata address"),
-        ("Metadata", "a cloud metadata address"),
-        ("a b", "not a host name"),
-        ("127%2e0%2e0%2e1", "not a host name"),
-    ],
-)
+@pytest.mark.parametrize(("host", "kind"), [
+    ("127.0.0.1", "a loopback address"), ("2130706433", "a loopback address"), ("0177.0.0.1", "a loopback address"),
+    ("0x7f.1", "a loopback address"), ("127.0.0.1.", "a loopback address"),
+    ("010.8.8.8", "a private address"),  # decimal to some
+    ("[::1]", "a loopback address"), ("::ffff:10.0.0.1", "a private address"),
+    ("[fe80::1%25eth0]", "a link-local address"), ("fc00::1", "a unique-local address"),
+    ("169.254.169.254", "a cloud metadata address"), ("0xa9fea9fe", "a cloud metadata address"),
+    ("localhost", "a loopback address"), ("LOCALHOST.", "a loopback address"),
+    ("anything.localhost", "a loopback address"), ("ip6-localhost", "a loopback address"),
+    ("metadata.google.internal", "a cloud metadata address"), ("Metadata", "a cloud metadata address"),
+    ("a b", "not a host name"), ("127%2e0%2e0%2e1", "not a host name"),
+])  # fmt: skip
 def test_a_special_host_is_refused_as_it_is_written(host: str, kind: str) -> None:
     with pytest.raises(EgressRefusedError, match=f"it is {kind}") as raised:
         PUBLIC_INTERNET.admit(host)
@@ -41,17 +26,11 @@ def test_a_special_host_is_refused_as_it_is_written(host: str, kind: str) -> Non
     assert not raised.value.transient
 
 
-@pytest.mark.parametrize(
-    ("host", "asked"),
-    [
-        ("8.8.8.8", "8.8.8.8"),
-        ("HuggingFace.co.", "huggingface.co"),
-        ("bücher.example", "xn--bcher-kva.example"),
-        ("[2606:4700::1111]", "2606:4700::1111"),
-        ("localhost.example", "localhost.example"),
-        ("notlocalhost", "notlocalhost"),
-    ],
-)
+@pytest.mark.parametrize(("host", "asked"), [
+    ("8.8.8.8", "8.8.8.8"), ("HuggingFace.co.", "huggingface.co"), ("bücher.example", "xn--bcher-kva.example"),
+    ("[2606:4700::1111]", "2606:4700::1111"), ("localhost.example", "localhost.example"),
+    ("notlocalhost", "notlocalhost"),
+])  # fmt: skip
 def test_any_other_host_is_admitted_and_what_is_asked_for_is_what_was_judged(host: str, asked: str) -> None:
     assert PUBLIC_INTERNET.admit(host) == asked
 
@@ -74,15 +53,6 @@ def test_a_name_admits_itself_and_whatever_it_resolves_to() -> None:
             policy.admit_resolved(host, ["10.0.0.5"])
     with pytest.raises(EgressRefusedError):
         policy.admit("10.0.0.5")
-
-
-def test_a_suffix_admits_the_names_below_it_and_not_itself() -> None:
-    policy = EgressPolicy.parse("*.corp")
-    policy.admit_resolved("a.corp", ["10.0.0.5"])
-    policy.admit_resolved("b.a.CORP", ["10.0.0.5"])
-    for host in ("corp", "acorp", "a.corp.example"):
-        with pytest.raises(EgressRefusedError):
-            policy.admit_resolved(host, ["10.0.0.5"])
 
 
 def test_the_zone_of_an_address_is_not_a_name_that_a_suffix_could_admit() -> None:
@@ -138,27 +108,14 @@ def test_nothing_listed_is_the_public_internet() -> None:
     assert EgressPolicy.parse("") == EgressPolicy.parse(" ,\n") == PUBLIC_INTERNET
 
 
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ("http://minio", "'http://minio'"),
-        ("minio:9000", "leave schemes and ports out"),
-        ("[::1]:80", "leave schemes and ports out"),
-        ("10.0.0.1/8", "host bits set"),
-        ("10.0.0.0/33", "not a network"),
-        ("minio/24", "not a network"),
-        ("127.1", "write 127.0.0.1"),
-        ("0x7f.0.0.1", "write 127.0.0.1"),
-        ("::ffff:10.0.0.1", "write 10.0.0.1"),
-        ("::ffff:10.0.0.0/104", "write the IPv4 network"),
-        ("*.10.0.0.1", "write a network"),
-        ("*", "'*'"),
-        ("*.", "'*.'"),
-        ("a.*", "'a.*'"),
-        ("*a", "'*a'"),
-        ("a..b", "'a..b'"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "said"), [
+    ("http://minio", "'http://minio'"), ("minio:9000", "leave schemes and ports out"),
+    ("[::1]:80", "leave schemes and ports out"), ("10.0.0.1/8", "host bits set"), ("10.0.0.0/33", "not a network"),
+    ("minio/24", "not a network"), ("127.1", "write 127.0.0.1"), ("0x7f.0.0.1", "write 127.0.0.1"),
+    ("::ffff:10.0.0.1", "write 10.0.0.1"), ("::ffff:10.0.0.0/104", "write the IPv4 network"),
+    ("*.10.0.0.1", "write a network"), ("*", "'*'"), ("*.", "'*.'"), ("a.*", "'a.*'"), ("*a", "'*a'"),
+    ("a..b", "'a..b'"),
+])  # fmt: skip
 def test_an_entry_that_names_nothing_is_refused_with_what_to_write(entry: str, said: str) -> None:
     with pytest.raises(EgressEntryError) as raised:
         EgressPolicy.parse(f"minio.corp, {entry}")

@@ -1,7 +1,5 @@
 """The tree of errors against the contract: codes, facts, messages."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import is_dataclass

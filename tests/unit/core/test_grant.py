@@ -1,7 +1,5 @@
 """What an agent may read, and the name of the stage that this makes."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.errors import InvalidMountError

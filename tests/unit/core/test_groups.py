@@ -1,7 +1,5 @@
 """One error out of several."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Small files are cut into parcels: every file once, in order, and never more than one chunk holds."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

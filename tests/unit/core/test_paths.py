@@ -1,34 +1,26 @@
 """Which listed paths may become files, and which trees may exist."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.source.upstream import PATH_LIMIT, SEGMENT_LIMIT, UnsafePathError, check_tree, normalise_path
 
 
-@pytest.mark.parametrize(
-    ("path", "normal"),
-    [
-        *[(path, path) for path in ("config.json", "a/b/c", ".gitattributes", "...", "a/..b/c..", "with space/тест/模型", "line\nbreak", "C:/x", "é" * 127)],
-        ("a//b", "a/b"),
-        ("./a/./b", "a/b"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "normal"), [
+    *[(path, path) for path in ("config.json", "a/b/c", ".gitattributes", "...", "a/..b/c..", "with space/тест/模型", "line\nbreak", "C:/x", "é" * 127)],
+    ("a//b", "a/b"),
+    ("./a/./b", "a/b"),
+])  # fmt: skip
 def test_a_safe_path_is_relative_without_empty_or_dot_segments(path: str, normal: str) -> None:
     assert normalise_path(path) == normal
 
 
-@pytest.mark.parametrize(
-    ("reason", "paths"),
-    [
-        ("names no file", ["", ".", "./.", "a/"]),
-        ("absolute", ["/", "/etc/passwd", "//a"]),
-        ("leaves its folder", ["..", "../a", "a/../b", "a/..", "./../a"]),
-        ("NUL or a backslash", ["a\0b", "a\\b", "..\\a"]),
-        ("not valid Unicode", ["a\ud800"]),
-    ],
-)
+@pytest.mark.parametrize(("reason", "paths"), [
+    ("names no file", ["", ".", "./.", "a/"]),
+    ("absolute", ["/", "/etc/passwd", "//a"]),
+    ("leaves its folder", ["..", "../a", "a/../b", "a/..", "./../a"]),
+    ("NUL or a backslash", ["a\0b", "a\\b", "..\\a"]),
+    ("not valid Unicode", ["a\ud800"]),
+])  # fmt: skip
 def test_an_unsafe_path_is_refused_with_the_reason(reason: str, paths: list[str]) -> None:
     for path in paths:
         with pytest.raises(UnsafePathError, match=reason):
@@ -54,11 +46,6 @@ def test_a_refused_path_is_shown_shortened_and_printable() -> None:
         normalise_path("/\x1b[31m" + "x" * 5000)
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
-
-
-def test_distinct_files_in_shared_folders_make_a_tree() -> None:
-    check_tree(["a", "b/c", "b/d", "b/e/f", "ab", "b.c", "b-c"])
-    check_tree([])
 
 
 def test_a_path_that_stands_twice_makes_no_tree() -> None:

@@ -1,7 +1,5 @@
 """docs/patterns.md is true: every row of its tables is what the code does, what an oracle says, and what the client does."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What patterns are refused, and what no table in docs/patterns.md shows."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A damaged object in pieces."""
 
-from __future__ import annotations
-
 from bdn.core.digest import digest_of
 from bdn.core.store.damage import Needed, Piece, closed_up
 from tests.support.content.names import named

@@ -1,7 +1,5 @@
 """Which member owns which chunk: what can be said about single clusters."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.ring.placement import Placement

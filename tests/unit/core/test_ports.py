@@ -1,7 +1,5 @@
 """What the values at the borders of parts promise by themselves."""
 
-from __future__ import annotations
-
 from bdn.core.ports import Location
 
 

@@ -1,7 +1,5 @@
 """When to try again, and after how long."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.errors import (
@@ -26,41 +24,27 @@ def test_the_longest_wait_doubles_with_every_failure_up_to_its_limit() -> None:
     assert [POLICY.delay(failures, AWAY, 1.0) for failures in range(1, 8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
-@pytest.mark.parametrize(
-    ("policy", "failures", "error", "random", "seconds"),
-    [
-        (POLICY, 3, AWAY, 0.0, 0.0),  # any part of the longest wait
-        (POLICY, 3, AWAY, 0.25, 0.5),
-        (POLICY, 7, AWAY, 0.5, 5.0),
-        (POLICY, 8, AWAY, 0.5, None),  # attempts count the first one
-        (POLICY, 9, AWAY, 0.5, None),
-        (RetryPolicy(attempts=1), 1, AWAY, 0.5, None),
-        (PATIENT, 10**8, AWAY, 1.0, 30.0),
-        (POLICY, 1, NotFoundError("chunk"), 0.5, None),
-        (POLICY, 1, limited(30.0), 0.0, 30.0),  # a lower bound, with jitter on top
-        (POLICY, 2, limited(30.0), 0.5, 30.5),
-        (POLICY, 1, limited(0.0), 0.5, 0.25),
-        (POLICY, 2, limited(None), 0.5, 0.5),
-        (POLICY, 1, limited(60.0), 0.0, 60.0),
-        (POLICY, 1, limited(60.1), 0.0, None),
-    ],
-)
+@pytest.mark.parametrize(("policy", "failures", "error", "random", "seconds"), [
+    (POLICY, 3, AWAY, 0.0, 0.0),  # any part of the longest wait
+    (POLICY, 3, AWAY, 0.25, 0.5), (POLICY, 7, AWAY, 0.5, 5.0),
+    (POLICY, 8, AWAY, 0.5, None),  # attempts count the first one
+    (POLICY, 9, AWAY, 0.5, None), (RetryPolicy(attempts=1), 1, AWAY, 0.5, None), (PATIENT, 10**8, AWAY, 1.0, 30.0),
+    (POLICY, 1, NotFoundError("chunk"), 0.5, None),
+    (POLICY, 1, limited(30.0), 0.0, 30.0),  # a lower bound, with jitter on top
+    (POLICY, 2, limited(30.0), 0.5, 30.5), (POLICY, 1, limited(0.0), 0.5, 0.25),
+    (POLICY, 2, limited(None), 0.5, 0.5), (POLICY, 1, limited(60.0), 0.0, 60.0),
+    (POLICY, 1, limited(60.1), 0.0, None),
+])  # fmt: skip
 def test_a_failure_is_waited_out_or_given_up(
     policy: RetryPolicy, failures: int, error: BdnError, random: float, seconds: float | None
 ) -> None:
     assert policy.delay(failures, error, random) == seconds
 
 
-@pytest.mark.parametrize(
-    ("error", "seconds"),
-    [
-        (limited(3.0), 3.0),
-        (limited(None), None),
-        (UpstreamUnavailableError("hf://o/r", "503", 3.0), 3.0),
-        (UpstreamUnavailableError("hf://o/r", "reset"), None),
-        (AWAY, None),
-    ],
-)
+@pytest.mark.parametrize(("error", "seconds"), [
+    (limited(3.0), 3.0), (limited(None), None), (UpstreamUnavailableError("hf://o/r", "503", 3.0), 3.0),
+    (UpstreamUnavailableError("hf://o/r", "reset"), None), (AWAY, None),
+])  # fmt: skip
 def test_a_busy_upstream_is_believed_like_one_that_limits_requests(error: BdnError, seconds: float | None) -> None:
     assert asked_to_wait(error) == seconds
     assert POLICY.delay(1, error, 0.0) == (seconds or 0.0)

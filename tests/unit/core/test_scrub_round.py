@@ -1,7 +1,5 @@
 """In which order a scrub reads, when it begins anew, and what it finds left after a restart."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

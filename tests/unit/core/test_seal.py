@@ -1,7 +1,5 @@
 """Whose a slab is, told from its last bytes."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from bdn.core.store.slabs import SlabNeeds
@@ -34,43 +32,11 @@ def test_asking_changes_nothing() -> None:
     assert known.size(["S", "T"]) == 20
 
 
-def test_what_lies_elsewhere_in_the_same_scope_does_not_keep_a_slab() -> None:
-    assert needs({"S": ("public", "ab"), "T": ("public", "b")}).take("a") == ["S"]
-
-
-def test_of_two_slabs_that_could_stand_in_for_each_other_one_stays() -> None:
-    known = needs({"S": ("public", "axb"), "T": ("public", "axb")})
-    assert known.take("ab") == ["S"]
-    assert known.take("x") == ["T"]
-
-
-def test_what_is_whole_by_itself_does_not_keep_a_slab() -> None:
-    assert needs({"S": ("public", "ab")}, whole="b").take("a") == ["S"]
-
-
 def test_a_damaged_slab_does_not_stand_in_and_nobody_needs_it_where_another_one_does() -> None:
     slabs = {"S": ("public", "ax"), "T": ("public", "bx")}
     assert needs(slabs, damaged="T").take("a") == []
     assert needs(slabs, damaged="S").take("a") == ["S"]
     assert needs(slabs, damaged="S").take("b") == []
-
-
-def test_a_damaged_slab_stays_while_nothing_else_holds_what_lies_in_it() -> None:
-    known = needs({"S": ("public", "ax"), "T": ("public", "bx")}, damaged="ST")
-    assert known.take("ab") == []  # one of them may be repaired
-    assert known.take("x") == ["S", "T"]
-
-
-def test_a_slab_of_another_organisation_does_not_stand_in_and_a_public_one_does() -> None:
-    assert needs({"S": ("x", "ab"), "T": ("y", "b")}).take("a") == []
-    assert needs({"S": ("x", "ab"), "T": ("public", "b")}).take("a") == ["S"]
-    assert needs({"S": ("public", "ab"), "T": ("x", "b")}).take("a") == []
-
-
-def test_a_slab_of_two_scopes_is_needed_by_either() -> None:
-    slabs = {"S": ("x y", "ab"), "T": ("x", "b")}
-    assert needs(slabs).take("a") == []
-    assert needs(slabs | {"U": ("y", "b")}).take("a") == ["S"]
 
 
 def test_what_went_before_does_not_stand_in() -> None:

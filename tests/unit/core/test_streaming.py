@@ -1,7 +1,5 @@
 """How slow a body may come, and when the rest of a range is asked for at once."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Sizes, durations and times as people write and read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.units import format_size, format_time, parse_duration, parse_size

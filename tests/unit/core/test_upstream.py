@@ -1,7 +1,5 @@
 """What a listing tells without reading a byte."""
 
-from __future__ import annotations
-
 from bdn.core.source.upstream import Identity, UpstreamFile, diff
 from tests.support.content.names import named
 

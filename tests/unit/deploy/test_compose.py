@@ -1,7 +1,5 @@
 """docker-compose.yml and the Dockerfile cannot be run here, so everything that they name is compared with the code."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """README.md and docs/ are held against the code: their commands, and the documents that they lead to."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

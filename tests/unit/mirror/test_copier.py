@@ -1,7 +1,5 @@
 """One file, chunk by chunk: what is fetched, what is not, and how it ends early."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import zlib
@@ -39,11 +37,7 @@ class Ranges(RangedReader):
         self.stated: Checksum | None = None
 
     def read_into(
-        self,
-        location: Location,
-        request: RangeRequest,
-        buffer: memoryview,
-        is_wanted: Callable[[], bool] | None = None,
+        self, location: Location, request: RangeRequest, buffer: memoryview, is_wanted: Callable[[], bool] | None = None
     ) -> Checksum | None:
         assert location.url == "memory"
         self.read.append(request.range.start // CHUNK_SIZE)

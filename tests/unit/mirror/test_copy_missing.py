@@ -1,7 +1,5 @@
 """What is brought, what is found to be there already, and how both are counted."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -172,12 +170,6 @@ async def test_what_a_survey_took_for_stored_and_was_dropped_meanwhile_is_counte
 
 
 TINY = [file(f"tiny-{number}", number + 1) for number in range(5)]
-
-
-async def test_small_files_go_in_one_parcel(rig: Rig) -> None:
-    counters = await rig.gather(*TINY)
-    assert rig.copies.parcels == [[each.path for each in TINY]]
-    assert (counters.transferred, counters.reused) == (15, 0)
 
 
 async def test_two_mirrors_of_the_same_small_files_fetch_each_once(rig: Rig) -> None:

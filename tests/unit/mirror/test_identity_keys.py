@@ -1,7 +1,5 @@
 """Keys of identity tokens: kept, published and named as the standards say."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Names in tokens, sessions and trust policies: nobody's name reads like another's."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

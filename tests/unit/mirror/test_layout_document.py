@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -8,7 +6,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import EMPTY, digest_of
 from bdn.core.store.layout import FileLayout, Slab
 from bdn.mirror.api.contents import layout_document
-from bdn.mirror.db.layouts import ContentLayout
+from bdn.mirror.db.contents import ContentLayout
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
 
 MANIFEST = digest_of(b"manifest")

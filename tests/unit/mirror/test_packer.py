@@ -1,7 +1,5 @@
 """A parcel of small files becomes slabs: what is fetched, what an interruption leaves, and how it ends early."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading
@@ -44,11 +42,7 @@ class Upstream(RangedReader):
         self.stated: Checksum | None = None
 
     def read_into(
-        self,
-        location: Location,
-        request: RangeRequest,
-        buffer: memoryview,
-        is_wanted: Callable[[], bool] | None = None,
+        self, location: Location, request: RangeRequest, buffer: memoryview, is_wanted: Callable[[], bool] | None = None
     ) -> Checksum | None:
         self.asked.append(request.path)
         if scripted := self.scripted.get(request.path):

@@ -1,7 +1,5 @@
 """What a running mirror tells the database: in batches, nothing lost, and nothing without a claim."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Sealed secrets: what opens them, what does not, and that nothing shows a value or a key."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

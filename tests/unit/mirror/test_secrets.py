@@ -1,7 +1,5 @@
 """Where a secret's value comes from."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

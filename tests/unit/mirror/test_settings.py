@@ -1,7 +1,5 @@
 """What an operator can set, and where."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

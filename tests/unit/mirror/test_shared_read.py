@@ -1,12 +1,10 @@
 """One look for all who ask the same at about the same time: as fresh as each of them needs it, and no fresher."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
-from bdn.mirror.single_flight import SharedRead, SharedReads
+from bdn.mirror.waiting import SharedRead, SharedReads
 
 
 class Sight:

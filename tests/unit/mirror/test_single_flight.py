@@ -1,12 +1,10 @@
 """One piece of work at a time per key, and who takes over when its leader fails."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
-from bdn.mirror.single_flight import SingleFlight
+from bdn.mirror.waiting import SingleFlight
 
 
 class Work:

@@ -1,7 +1,5 @@
 """A narrowed listing shows a user what the whole one would have shown."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +14,9 @@ from bdn.core.source.weights import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selected, Selector
 
 TREE = (
-    "README.md",
-    "config.json",
-    "model-1.bin",
-    "original/README.md",
-    "original/consolidated.pth",
-    "text/config.json",
+    "README.md", "config.json", "model-1.bin", "original/README.md", "original/consolidated.pth", "text/config.json",
     "text/model.bin",
-)
+)  # fmt: skip
 
 
 @dataclass

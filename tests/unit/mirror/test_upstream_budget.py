@@ -1,7 +1,5 @@
 """Who may ask a host, who waits, and what a request's end does to everybody else."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter

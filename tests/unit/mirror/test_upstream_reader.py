@@ -1,7 +1,5 @@
 """A location is asked for once, and again when it is refused or about to expire."""
 
-from __future__ import annotations
-
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.mirror.upstream.reader import LocatedFile

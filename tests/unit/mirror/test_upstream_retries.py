@@ -1,7 +1,5 @@
 """When an upstream is asked again, and after how long."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.errors import (

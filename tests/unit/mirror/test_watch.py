@@ -1,10 +1,8 @@
 """Waiting for something to change."""
 
-from __future__ import annotations
-
 import asyncio
 
-from bdn.mirror.watch import Watch
+from bdn.mirror.waiting import Watch
 
 
 async def test_everybody_who_waits_for_the_topic_is_woken_and_nobody_else() -> None:

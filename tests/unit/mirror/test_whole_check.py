@@ -1,7 +1,5 @@
 """Whatever the order in which chunks come, the checksum of the whole is the right one, and nothing is hashed twice."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import threading
@@ -21,10 +19,7 @@ CONTENT = b"".join(bytes([n]) * CHUNK_SIZE for n in range(2)) + b"tail" * 25
 CHUNKS = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
 NAMES = [digest_of(chunk) for chunk in CHUNKS]
 BY_NAME = dict(zip(NAMES, CHUNKS, strict=True))
-RIGHT = {
-    ChecksumKind.SHA1: hashlib.sha1(CONTENT).hexdigest(),
-    ChecksumKind.CRC32: f"{zlib.crc32(CONTENT):08x}",
-}
+RIGHT = {ChecksumKind.SHA1: hashlib.sha1(CONTENT).hexdigest(), ChecksumKind.CRC32: f"{zlib.crc32(CONTENT):08x}"}
 ORDERS = [
     (order, stored)
     for stored in ((), (0,), (1,), (0, 1), (2,), (0, 1, 2))

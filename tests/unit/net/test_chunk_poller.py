@@ -1,7 +1,5 @@
 """Connections that wait: each is resumed once, at the latest when its time has come."""
 
-from __future__ import annotations
-
 import socket
 import time
 from concurrent.futures import Future

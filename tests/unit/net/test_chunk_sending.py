@@ -1,7 +1,5 @@
 """An answer on its way: who is slow is told from who has stalled, and the server's pace from both. Time is the test's."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

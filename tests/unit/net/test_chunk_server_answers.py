@@ -1,7 +1,5 @@
 """The data plane's server: what it answers to GET and HEAD, whole, in ranges and on conditions."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator
@@ -91,12 +89,7 @@ def test_head_answers_like_get_without_a_body(client: Client, path: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("wanted", "start", "stop"),
-    [
-        ("bytes=0-0", 0, 1),
-        ("bytes=-24", SIZE - 24, SIZE),
-        ("bytes=1000-5000", 1000, SIZE),
-    ],
+    ("wanted", "start", "stop"), [("bytes=0-0", 0, 1), ("bytes=-24", SIZE - 24, SIZE), ("bytes=1000-5000", 1000, SIZE)]
 )
 def test_a_range_is_answered_with_its_bytes(client: Client, wanted: str, start: int, stop: int) -> None:
     response, body = client.ask(PATH, Range=wanted)
@@ -181,16 +174,10 @@ def test_a_path_may_be_escaped_and_have_a_query(client: Client, path: str) -> No
     assert parse_chunk_path(path) == CHUNK
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        UnauthenticatedError(),
-        GrantInvalidError("altered"),
-        GrantExpiredError("2026-11-20T00:00:00+00:00"),
-        NotFoundError(f"chunk {CHUNK}"),
-        StoreUnavailableError("the database is away"),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    UnauthenticatedError(), GrantInvalidError("altered"), GrantExpiredError("2026-11-20T00:00:00+00:00"),
+    NotFoundError(f"chunk {CHUNK}"), StoreUnavailableError("the database is away"),
+])  # fmt: skip
 def test_who_may_not_have_a_chunk_gets_the_error_and_no_bytes(client: Client, shelf: Shelf, error: BdnError) -> None:
     shelf.refusal = error
     response, body = client.ask(PATH)
@@ -200,16 +187,10 @@ def test_who_may_not_have_a_chunk_gets_the_error_and_no_bytes(client: Client, sh
     assert client.ask(PATH)[1] == CONTENT  # over the same connection
 
 
-@pytest.mark.parametrize(
-    ("header", "bearer"),
-    [
-        ("Bearer abc.def", "abc.def"),
-        ("bearer abc.def", "abc.def"),
-        ("Bearer   abc.def ", "abc.def"),
-        ("Basic abc", None),
-        ("abc.def", None),
-    ],
-)
+@pytest.mark.parametrize(("header", "bearer"), [
+    ("Bearer abc.def", "abc.def"), ("bearer abc.def", "abc.def"), ("Bearer   abc.def ", "abc.def"),
+    ("Basic abc", None), ("abc.def", None),
+])  # fmt: skip
 def test_the_bearer_is_what_authorizes(client: Client, shelf: Shelf, header: str, bearer: str | None) -> None:
     client.ask(PATH, Authorization=header)
     assert shelf.bearers == [bearer]
@@ -238,20 +219,17 @@ def test_the_server_does_not_say_which_python_it_is(client: Client) -> None:
 TAG, OTHER, PART = f'"{CHUNK}"', f'"{named("other")}"', "bytes=10-"
 
 
-@pytest.mark.parametrize(
-    ("headers", "status", "expected"),
-    [
-        # who has the chunk
-        *(({"If_None_Match": known}, 304, b"") for known in (TAG, "*", f"W/{TAG}", f"{OTHER}, {TAG}", f"{OTHER},W/{TAG} ")),
-        *(({"If_None_Match": known}, 200, CONTENT) for known in (OTHER, "", "nonsense", TAG[1:-1], TAG[:-1])),
-        # who insists on it
-        *(({"If_Match": known, "If_None_Match": TAG}, 412, b"") for known in (OTHER, f"W/{TAG}", "", "nonsense")),
-        *(({"If_Match": known, "Range": PART}, 206, CONTENT[10:]) for known in (TAG, "*", f"{OTHER}, {TAG}")),
-        # who has a part of it
-        ({"If_Range": TAG, "Range": PART}, 206, CONTENT[10:]),
-        *(({"If_Range": known, "Range": PART}, 200, CONTENT) for known in (OTHER, f"W/{TAG}", "Sat, 21 Nov 2026 12:00:00 GMT")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("headers", "status", "expected"), [
+    # who has the chunk
+    *(({"If_None_Match": known}, 304, b"") for known in (TAG, "*", f"W/{TAG}", f"{OTHER}, {TAG}", f"{OTHER},W/{TAG} ")),
+    *(({"If_None_Match": known}, 200, CONTENT) for known in (OTHER, "", "nonsense", TAG[1:-1], TAG[:-1])),
+    # who insists on it
+    *(({"If_Match": known, "If_None_Match": TAG}, 412, b"") for known in (OTHER, f"W/{TAG}", "", "nonsense")),
+    *(({"If_Match": known, "Range": PART}, 206, CONTENT[10:]) for known in (TAG, "*", f"{OTHER}, {TAG}")),
+    # who has a part of it
+    ({"If_Range": TAG, "Range": PART}, 206, CONTENT[10:]),
+    *(({"If_Range": known, "Range": PART}, 200, CONTENT) for known in (OTHER, f"W/{TAG}", "Sat, 21 Nov 2026 12:00:00 GMT")),
+])  # fmt: skip
 def test_a_condition_decides_what_is_answered(
     client: Client, headers: dict[str, str], status: int, expected: bytes
 ) -> None:

@@ -1,26 +1,21 @@
 """The data plane's server and its clients: patient, rude, gone; and its end."""
 
-from __future__ import annotations
-
 import io
 import logging
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from threading import Event
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.store.directory import DirectoryStore
 from bdn.wire.http_fields import chunk_path
 from tests.support.content.shelves import Shelf, connected, serving
 from tests.support.network.chunk_talk import connect, read_to_end
@@ -78,18 +73,6 @@ def test_a_body_that_nobody_wants_is_not_taken_for_the_next_request(shelf: Shelf
             assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
 
 
-def test_many_clients_are_served_at_once(tmp_path: Path) -> None:
-    shelf = Shelf(DirectoryStore(tmp_path))
-    path = chunk_path(shelf.add(LARGE))
-
-    def download(_: int) -> bool:
-        with connected(server) as client:
-            return all(client.ask(path)[1] == LARGE for _ in range(2))
-
-    with serving(shelf) as server, ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(download, range(8)))
-
-
 def test_a_client_that_reads_slowly_does_not_hold_up_the_others(shelf: Shelf) -> None:
     path = chunk_path(shelf.add(LARGE))
     with serving(shelf) as server, connect(server) as slow, connected(server) as client:
@@ -98,13 +81,6 @@ def test_a_client_that_reads_slowly_does_not_hold_up_the_others(shelf: Shelf) ->
         assert client.ask(path)[1] == LARGE
         slow.sendall(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert read_to_end(slow).endswith(CONTENT)
-
-
-def test_a_client_that_says_nothing_does_not_hold_up_the_others(shelf: Shelf) -> None:
-    with serving(shelf) as server, connect(server) as silent, connect(server) as hesitant, connected(server) as client:
-        hesitant.sendall(b"GET /chu")
-        assert client.ask(PATH)[1] == CONTENT
-        assert silent.fileno() > 0
 
 
 @pytest.mark.parametrize("request_begun", [b"", b"GET /chu", REQUEST])
@@ -236,17 +212,6 @@ def test_closing_twice_or_before_the_start_is_fine(shelf: Shelf) -> None:
     never_started = ChunkServer(shelf, "127.0.0.1", 0)
     never_started.close()
     never_started.close()
-
-
-def test_a_port_that_is_taken_is_in_use(shelf: Shelf) -> None:
-    with serving(shelf) as server, pytest.raises(InUseError, match=f"port {server.port} of 127.0.0.1"):
-        ChunkServer(shelf, "127.0.0.1", server.port)
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
-def test_an_address_of_another_machine_is_refused(shelf: Shelf, host: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"cannot listen on {host} port 0"):
-        ChunkServer(shelf, host, 0)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")

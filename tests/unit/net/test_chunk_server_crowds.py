@@ -1,7 +1,5 @@
 """Many clients at once: idle ones cost next to nothing, and a limit keeps the process's descriptors from running out."""
 
-from __future__ import annotations
-
 import os
 import select
 import socket

@@ -1,7 +1,5 @@
 """A chunk that is on its way: its client is parked, and nobody else notices."""
 
-from __future__ import annotations
-
 import select
 import socket
 import struct
@@ -56,14 +54,6 @@ def test_a_client_gets_its_chunk_when_it_has_come_even_in_two_steps(shelf: Waiti
         connection.sendall(REQUEST)
         assert read_answer(connection)[::2] == (200, CONTENT)  # the connection goes on
     assert len(shelf.bearers) == 2  # permission is asked for once per request
-
-
-def test_a_future_that_is_done_already_is_not_waited_for(shelf: WaitingShelf) -> None:
-    future = Future[object]()
-    future.set_result(None)
-    shelf.futures = [future]
-    with serving(shelf) as server, connected(server) as client:
-        assert client.ask(PATH)[1] == CONTENT
 
 
 def test_hundreds_of_clients_wait_for_one_future_without_a_thread_each(shelf: WaitingShelf) -> None:

@@ -1,7 +1,5 @@
 """Connections are kept after clean answers, never after others, and a stale one is replaced without a word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,7 +12,7 @@ import pytest
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, EgressRefusedError, UpstreamUnavailableError
 from bdn.core.ports import Location
-from bdn.net.http1.connection import ProtocolError, UnsendableError, origin_of
+from bdn.net.http1.connection import ProtocolError, UnsendableError
 from bdn.net.http1.pool import ConnectionPool, reason_of
 from bdn.transfer.ranged import RangedReader
 from tests.support.network.raw_server import RawServer, answering, message, partial, read_head, waiting_after
@@ -122,14 +120,6 @@ def test_a_connection_is_never_shared_by_two_answers_at_a_time(pool: ConnectionP
         assert [request.target for request in source.heard] == ["/first", "/second"]
 
 
-def test_no_more_connections_are_kept_than_the_limit() -> None:
-    answer = message("200 OK", "Content-Length: 0")
-    with closing(ConnectionPool(timeout_seconds=10, idle_limit=0)) as pool, RawServer(waiting_after(answer)) as server:
-        with pool.get(server.url, {}) as response:
-            response.read(10)
-        assert server.closed[0].wait(10)
-
-
 def test_closing_closes_the_idle_connections(reader: RangedReader, pool: ConnectionPool) -> None:
     with RawServer(waiting_after(GOOD)) as server:
         read(reader, server)
@@ -181,37 +171,14 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_mixed_with_the_next(pool:
         assert server.connections == 2
 
 
-@pytest.mark.parametrize("address", ["ftp://host/x", "file:///x", "host/x", ""])
-def test_only_http_is_spoken(pool: ConnectionPool, address: str) -> None:
-    with pytest.raises(UnsendableError, match="neither http nor https"), pool.get(address, {}):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("address", "origin"),
-    [
-        ("http://host/x", ("http", "host", 80)),
-        ("https://HOST/x", ("https", "host", 443)),
-        ("http://host:8461", ("http", "host", 8461)),
-        ("http://user:word@host", ("http", "host", 80)),
-        ("http://[::1]:80/", ("http", "::1", 80)),
-    ],
-)
-def test_an_origin_is_scheme_host_and_port(address: str, origin: tuple[str, str, int]) -> None:
-    assert origin_of(urlsplit(address)) == origin
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (TimeoutError("The read operation timed out"), "timed out"),
-        (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
-        (OSError(), "OSError"),
-        (UnsendableError("/x?Signature=secret"), "an address or a header cannot be sent"),
-        (ValueError("Invalid header value b'secret'"), "an address or a header cannot be sent"),
-        (ProtocolError("the answer is not HTTP/1.1"), "the answer is not HTTP/1.1"),
-    ],
-)
+@pytest.mark.parametrize(("error", "reason"), [
+    (TimeoutError("The read operation timed out"), "timed out"),
+    (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
+    (OSError(), "OSError"),
+    (UnsendableError("/x?Signature=secret"), "an address or a header cannot be sent"),
+    (ValueError("Invalid header value b'secret'"), "an address or a header cannot be sent"),
+    (ProtocolError("the answer is not HTTP/1.1"), "the answer is not HTTP/1.1"),
+])  # fmt: skip
 def test_a_reason_says_what_the_network_did(error: Exception, reason: str) -> None:
     assert reason_of(error) == reason
 
@@ -232,14 +199,6 @@ def test_idle_connections_of_all_origins_together_have_a_limit() -> None:
         assert not first.closed[0].is_set()
         assert not third.closed[0].is_set()
         assert first.connections == 1
-
-
-def test_a_connection_over_which_more_came_than_was_asked_for_is_not_used_again(reader: RangedReader) -> None:
-    """What came behind the answer would be taken for the next one."""
-    with RawServer(answering(GOOD + GOOD), answering(GOOD)) as server:
-        assert read(reader, server) == CONTENT[:10]
-        assert read(reader, server) == CONTENT[:10]
-        assert server.connections == 2
 
 
 def test_a_host_that_may_not_be_contacted_is_not_dialled() -> None:

@@ -1,7 +1,5 @@
 """Dialling behind the egress guard: which of a host's addresses is called, and how it fails."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import closing
 
@@ -67,9 +65,6 @@ def test_what_is_resolved_is_what_was_judged(names: Names) -> None:
 
 
 def test_an_ipv6_address_is_called_by_its_own_family() -> None:
-    with (
-        Doorbell("::1") as bell,
-        closing(dial("[::1]", bell.port, 10, EgressPolicy.parse("::1"))) as connection,
-    ):
+    with Doorbell("::1") as bell, closing(dial("[::1]", bell.port, 10, EgressPolicy.parse("::1"))) as connection:
         assert connection.family == socket.AF_INET6
         assert bell.rang

@@ -1,7 +1,5 @@
 """Server-sent events for clients that read, that leave, and that do neither."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator

@@ -1,7 +1,5 @@
 """Looking up names: one thread a question, a time for each who waits, a bound for all."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Heads of answers: right ones are read, ambiguous ones are refused, and nothing else can happen."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,14 +20,11 @@ def test_a_status_is_read_whatever_its_phrase(status: str) -> None:
     assert head(status=status).status == 206
 
 
-@pytest.mark.parametrize(
-    "status",
-    [
-        "HTTP/2 200 OK", "HTTP/1.2 200 OK", "http/1.1 200 OK", "HTTP/1.1  200 OK", "HTTP/1.1 20 OK", "HTTP/1.1 2000 OK",
-        "HTTP/1.1 600 OK", "HTTP/1.1 099 OK", "HTTP/1.1 2x0 OK", "HTTP/1.1 200\tOK", "HTTP/1.1 200 O\x00K", " HTTP/1.1 200 OK",
-        "ICY 200 OK", "", "HTTP/1.1 200 OK\rX", "HTTP/1.1 \u0662\u0660\u0660".encode().decode("latin-1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("status", [
+    "HTTP/2 200 OK", "HTTP/1.2 200 OK", "http/1.1 200 OK", "HTTP/1.1  200 OK", "HTTP/1.1 20 OK", "HTTP/1.1 2000 OK",
+    "HTTP/1.1 600 OK", "HTTP/1.1 099 OK", "HTTP/1.1 2x0 OK", "HTTP/1.1 200\tOK", "HTTP/1.1 200 O\x00K", " HTTP/1.1 200 OK",
+    "ICY 200 OK", "", "HTTP/1.1 200 OK\rX", "HTTP/1.1 \u0662\u0660\u0660".encode().decode("latin-1"),
+])  # fmt: skip
 def test_what_does_not_begin_like_an_answer_is_none(status: str) -> None:
     with pytest.raises(ProtocolError, match=r"not HTTP/1\.1"):
         head(status=status)
@@ -45,13 +40,10 @@ def test_fields_of_one_name_are_one_list() -> None:
     assert head("Vary: a", "ETag: x", "vary: b").headers.get("Vary") == "a, b"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "no colon", ": no name", "a name: x", "name : x", " folded: x", "\tfolded", "x: a\rb", "x: a\nb", "x: a\x00b",
-        "x: a\x7fb", "\xfc: x", "x\r\n y: z", "(x): y",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "no colon", ": no name", "a name: x", "name : x", " folded: x", "\tfolded", "x: a\rb", "x: a\nb", "x: a\x00b",
+    "x: a\x7fb", "\xfc: x", "x\r\n y: z", "(x): y",
+])  # fmt: skip
 def test_a_malformed_line_spoils_the_head(line: str) -> None:
     with pytest.raises(ProtocolError, match="malformed header"):
         head("ETag: x", line, "Content-Length: 1")
@@ -70,45 +62,34 @@ def test_no_more_headers_are_read_than_the_limit() -> None:
         head(*["x: y"] * (HEADERS_LIMIT + 1))
 
 
-@pytest.mark.parametrize(
-    ("lines", "status", "length", "is_chunked"),
-    [
-        (["Content-Length: 10"], 200, 10, False),
-        (["Content-Length: 0"], 206, 0, False),
-        (["Content-Length: 010"], 200, 10, False),
-        (["Transfer-Encoding: chunked"], 200, None, True),
-        (["Transfer-Encoding: Chunked"], 206, None, True),
-        ([], 200, None, False),
-        (["Content-Length: 10"], 304, 0, False),
-        ([], 204, 0, False),
-        ([], 100, 0, False),
-    ],
-)
+@pytest.mark.parametrize(("lines", "status", "length", "is_chunked"), [
+    (["Content-Length: 10"], 200, 10, False), (["Content-Length: 0"], 206, 0, False),
+    (["Content-Length: 010"], 200, 10, False), (["Transfer-Encoding: chunked"], 200, None, True),
+    (["Transfer-Encoding: Chunked"], 206, None, True), ([], 200, None, False),
+    (["Content-Length: 10"], 304, 0, False), ([], 204, 0, False), ([], 100, 0, False),
+])  # fmt: skip
 def test_a_body_has_one_end(lines: list[str], status: int, length: int | None, is_chunked: bool) -> None:
     found = head(*lines, status=f"HTTP/1.1 {status} x")
     assert (found.length, found.is_chunked) == (length, is_chunked)
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["Content-Length: 10", "Content-Length: 11"],
-        ["Content-Length: 10", "Content-Length: 10"],
-        ["Content-Length: 10, 10"],
-        ["Content-Length: -1"],
-        ["Content-Length: +1"],
-        ["Content-Length: 1 0"],
-        ["Content-Length: 0x10"],
-        ["Content-Length: \xb2"],
-        ["Content-Length:"],
-        ["Transfer-Encoding: chunked", "Content-Length: 10"],
-        ["Transfer-Encoding: gzip, chunked"],
-        ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"],
-        ["Transfer-Encoding: identity"],
-        ["Transfer-Encoding: xchunked"],
-        ["Transfer-Encoding:"],
-    ],
-)
+@pytest.mark.parametrize("lines", [
+    ["Content-Length: 10", "Content-Length: 11"],
+    ["Content-Length: 10", "Content-Length: 10"],
+    ["Content-Length: 10, 10"],
+    ["Content-Length: -1"],
+    ["Content-Length: +1"],
+    ["Content-Length: 1 0"],
+    ["Content-Length: 0x10"],
+    ["Content-Length: \xb2"],
+    ["Content-Length:"],
+    ["Transfer-Encoding: chunked", "Content-Length: 10"],
+    ["Transfer-Encoding: gzip, chunked"],
+    ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"],
+    ["Transfer-Encoding: identity"],
+    ["Transfer-Encoding: xchunked"],
+    ["Transfer-Encoding:"],
+])  # fmt: skip
 def test_a_body_with_two_ends_or_an_unknown_one_is_refused(lines: list[str]) -> None:
     with pytest.raises(ProtocolError, match="no single, known"):
         head(*lines)
@@ -119,18 +100,11 @@ def test_an_old_server_does_not_send_pieces() -> None:
         head("Transfer-Encoding: chunked", status="HTTP/1.0 200 OK")
 
 
-@pytest.mark.parametrize(
-    ("lines", "version", "keeps"),
-    [
-        ([], "1.1", True),
-        (["Connection: keep-alive"], "1.1", True),
-        (["Connection: close"], "1.1", False),
-        (["Connection: Upgrade, CLOSE"], "1.1", False),
-        ([], "1.0", False),
-        (["Connection: Keep-Alive"], "1.0", True),
-        (["Connection: keep-alive, close"], "1.0", False),
-    ],
-)
+@pytest.mark.parametrize(("lines", "version", "keeps"), [
+    ([], "1.1", True), (["Connection: keep-alive"], "1.1", True), (["Connection: close"], "1.1", False),
+    (["Connection: Upgrade, CLOSE"], "1.1", False), ([], "1.0", False), (["Connection: Keep-Alive"], "1.0", True),
+    (["Connection: keep-alive, close"], "1.0", False),
+])  # fmt: skip
 def test_a_connection_is_kept_when_its_server_keeps_it(lines: list[str], version: str, keeps: bool) -> None:
     assert head("Content-Length: 1", *lines, status=f"HTTP/{version} 200 OK").keeps_alive == keeps
 

@@ -1,7 +1,5 @@
 """https is verified against the operator's authorities, and goes through HTTPS_PROXY unless NO_PROXY says otherwise."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from contextlib import closing, suppress

@@ -1,7 +1,5 @@
 """What both services answer: one error document for every failure, and text that is text."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The cluster tier between threads, and over a restart."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

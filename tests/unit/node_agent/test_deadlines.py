@@ -1,7 +1,5 @@
 """How long one request is waited for: when a peer is left, and when a source has failed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

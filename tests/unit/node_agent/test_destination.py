@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import threading
 from dataclasses import dataclass
@@ -173,14 +171,6 @@ def test_the_directory_under_the_callers_feet_is_refused(
 def test_the_cache_itself_is_refused(site: Site) -> None:
     with pytest.raises(InvalidRequestError, match="it lies in the cache directory"):
         Destination(site.places.root / "x", "stg_x", site.places).check(None)
-
-
-def test_a_name_as_long_as_a_name_can_be_works(site: Site) -> None:
-    site.path = site.path.with_name("n" * 255)
-
-    site.publish(site.old)
-
-    assert tree(site.path) == OLD
 
 
 def test_a_failure_leaves_nothing_behind(site: Site) -> None:

@@ -1,7 +1,5 @@
 """Content goes past the page cache where the file system allows it, is the same where it does not, and the reason is told."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -102,12 +100,7 @@ def test_a_file_system_that_refuses_at_the_first_write_gets_the_same_bytes_and_t
 
 @pytest.mark.parametrize(
     "steps",
-    [
-        [taking(BLOCK)] * 3,
-        [taking(BLOCK + 100)],
-        [taking(BLOCK), taking(7)],
-        [taking(BLOCK), failing(errno.EINVAL)],
-    ],
+    [[taking(BLOCK)] * 3, [taking(BLOCK + 100)], [taking(BLOCK), taking(7)], [taking(BLOCK), failing(errno.EINVAL)]],
     ids=["block by block", "half a block", "seven bytes", "refused half-way"],
 )
 def test_what_the_kernel_leaves_over_is_written_too(tmp_path: Path, writes: Writes, steps: list[Step]) -> None:
@@ -132,14 +125,6 @@ def test_a_disk_that_fails_is_not_a_disk_that_cannot_write_directly(
         written(tmp_path, aligned(CONTENT), direct)
     assert direct.are_direct
     assert written(tmp_path, aligned(CONTENT), direct) == CONTENT
-
-
-def test_several_places_of_one_file_can_be_written_in_any_order(tmp_path: Path) -> None:
-    pieces = [CONTENT[start : start + LEAST_BYTES] for start in range(0, len(CONTENT), LEAST_BYTES)]
-    with opened(tmp_path / "file", DirectWrites()) as file:
-        for index in reversed(range(len(pieces))):
-            file.write(aligned(pieces[index]), index * LEAST_BYTES)
-    assert (tmp_path / "file").read_bytes() == CONTENT
 
 
 def test_no_descriptor_stays_open_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

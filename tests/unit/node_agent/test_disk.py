@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -59,14 +57,9 @@ def test_content_is_private_to_the_agent_and_views_can_be_passed_but_not_listed(
 
     modes = {path.name: path.stat().st_mode & 0o777 for path in places.root.iterdir()}
     assert modes == {
-        "files": 0o700,
-        "filling": 0o700,
-        "manifests": 0o700,
-        "stages": 0o700,
-        "quarantine": 0o700,
-        "views": 0o711,
+        "files": 0o700, "filling": 0o700, "manifests": 0o700, "stages": 0o700, "quarantine": 0o700, "views": 0o711,
         "mounts": 0o755,
-    }
+    }  # fmt: skip
 
 
 def test_empty_folders_are_removed_up_to_the_first_that_is_needed(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Which ended stages are forgotten."""
 
-from __future__ import annotations
-
 from node_agent.stage.housekeeping import KEPT, KEPT_SECONDS, to_forget
 
 

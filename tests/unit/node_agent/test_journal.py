@@ -1,7 +1,5 @@
 """The journal: what was recorded is there after a kill, in its order, once; what is half takes nothing with it."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How much may lie in the page cache, told from the kernel's files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

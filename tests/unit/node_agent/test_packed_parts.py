@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +10,7 @@ from bdn.core.errors import DiskFailedError, InternalError
 from bdn.core.store.layout import FileLayout, Slice
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
-from node_agent.disk.places import Places, name_aside
+from node_agent.disk.places import Places, temporary_name
 from node_agent.fill import part
 from node_agent.fill.part import PackedParts
 from tests.support.mirror.slabs import pack
@@ -90,7 +88,7 @@ async def test_no_file_is_visible_before_its_bytes_and_folders_were_synced(
 
     (before, visible_before), (after, visible_after) = steps
     assert (visible_before, visible_after) == (0, count)
-    assert before == {f"{places.files}/{name_aside(layout.digest)}" for layout in files}
+    assert before == {f"{places.files}/{temporary_name(layout.digest)}" for layout in files}
     assert after == {str(places.file(layout.digest).parent) for layout in files}
 
 
@@ -119,7 +117,7 @@ async def test_a_file_that_is_not_where_the_layout_says_is_named_and_nothing_of_
 
 
 async def test_what_an_earlier_attempt_left_is_written_anew(places: Places, sync: GroupSync) -> None:
-    (places.files / name_aside(LAYOUTS[0].digest)).write_bytes(b"something longer than the file ever was")
+    (places.files / temporary_name(LAYOUTS[0].digest)).write_bytes(b"something longer than the file ever was")
     parts = parts_of(places, sync)
     parts.write(memoryview(SLAB))
     await parts.commit()

@@ -1,7 +1,5 @@
 """Manifests and layouts come from whichever peer has the right ones; a silent mirror costs a moment."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip
@@ -16,14 +14,13 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.agent_schema import MemberDocument
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import LayoutBody
-from node_agent.cache.catalogue import Catalogue
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
-from node_agent.fetch.documents import PeerDocuments
+from node_agent.fetch.documents import Catalogue, PeerDocuments
 from node_agent.fetch.peers import Members
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import IMPATIENT

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from bdn.core.digest import digest_of
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.wire.stage_schema import BytesFrom

@@ -1,7 +1,5 @@
 """A chunk comes from the owner, from the next owner or from the mirror, and is right whatever they do."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -16,18 +14,7 @@ from bdn.transfer.chunk_readers import fetch
 from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
-from tests.support.agent.reader_chain import (
-    Play,
-    bench,
-    breaks_off,
-    hangs,
-    join,
-    lies,
-    refuses,
-    sends,
-    trickles,
-    works,
-)
+from tests.support.agent.reader_chain import Play, bench, breaks_off, hangs, join, lies, refuses, sends, trickles, works
 from tests.support.agent.rig import noise
 
 CONTENT = noise(20_000)
@@ -106,11 +93,6 @@ def test_of_two_who_sent_a_wrong_chunk_together_both_are_suspected(tmp_path: Pat
 def test_a_mirror_that_lies_twice_is_an_error(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, None, None, (lies,)) as ring, pytest.raises(ChecksumMismatchError):
         ring.fetch(CONTENT)
-
-
-def test_a_mirror_is_not_needed_for_what_peers_send(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (refuses("503 Service Unavailable"),), (sends,), None) as ring:
-        assert ring.fetch(CONTENT) == {"cluster": SIZE}
 
 
 def test_an_owner_that_says_nothing_is_left(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Byte threads that need the same chunks at the same time."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Manifests that were read lately are not parsed again, are not too many, and say nothing about what is on the disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

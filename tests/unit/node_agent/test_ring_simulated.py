@@ -3,8 +3,6 @@
 Times are those of the simulated links, in times that one node alone needs. The bounds are those of issue 4.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,16 +1,14 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import digest_of
-from node_agent.cache.eviction import ScannedManifest
 from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.node_cache import ScannedManifest
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
-from node_agent.disk.places import Places, name_aside
+from node_agent.disk.places import Places, temporary_name
 from tests.support.agent.cache import cached, put
 from tests.support.agent.tiers import a_tier
 
@@ -104,7 +102,7 @@ def test_a_cache_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
 
 def test_small_files_that_were_being_written_are_removed(tmp_path: Path) -> None:
     places, manifest = cached(tmp_path, {"a": b"aa"})
-    aside = places.files / name_aside(digest_of(b"aa"))
+    aside = places.files / temporary_name(digest_of(b"aa"))
     aside.write_bytes(b"a")
 
     assert [found.manifest for found in scan(places)] == [manifest.digest]

@@ -1,7 +1,5 @@
 """The parts of the scrub one by one: reading past the cache, evidence, the pace, the record, and files of other users."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The session of huggingface_hub behind the egress guard, and for others in the same process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx2

@@ -1,7 +1,5 @@
 """Pages of a hub's tree that are none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 
@@ -52,19 +50,10 @@ def test_a_page_that_comes_after_itself_is_refused(pages: Pages, url: str) -> No
         read_page(url, {})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"path": 1},
-        {"size": -1},
-        {"size": 1.0},
-        {"size": True},
-        {"size": "3"},
-        {"oid": "x"},
-        {"oid": None},
-        {"lfs": {"oid": 1, "size": 3, "pointerSize": 1}},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"path": 1}, {"size": -1}, {"size": 1.0}, {"size": True}, {"size": "3"}, {"oid": "x"}, {"oid": None},
+    {"lfs": {"oid": 1, "size": 3, "pointerSize": 1}},
+])  # fmt: skip
 def test_an_entry_that_cannot_be_a_file_is_refused(pages: Pages, url: str, change: dict[str, object]) -> None:
     pages.entries = [FILE | change]
     with pytest.raises((TypeError, ValueError)):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -16,16 +14,10 @@ from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
 
 
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        ("hf://o/r", HuggingFaceSource),
-        ("hf://datasets/o/r@main", HuggingFaceSource),
-        ("s3://bucket/p", S3Source),
-        ("gs://bucket/p", GcsSource),
-        ("r2://account.bucket/p", S3Source),
-    ],
-)
+@pytest.mark.parametrize(("uri", "expected"), [
+    ("hf://o/r", HuggingFaceSource), ("hf://datasets/o/r@main", HuggingFaceSource), ("s3://bucket/p", S3Source),
+    ("gs://bucket/p", GcsSource), ("r2://account.bucket/p", S3Source),
+])  # fmt: skip
 async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, expected: type) -> None:
     address = "http://nowhere.invalid"
     nowhere = UpstreamSettings(hf_endpoint=address, s3_endpoint_url=address, gcs_endpoint_url=address)
@@ -68,14 +60,11 @@ async def location_of(uri: str, settings: UpstreamSettings) -> Location:
         return await source.locate(UpstreamFile("a", 1, Identity.of("organisation:acme", "s3"), "a b/ü", '"etag"'))
 
 
-@pytest.mark.parametrize(
-    ("bucket", "endpoint", "start"),
-    [
-        ("plain", None, "https://plain.s3.eu-west-1.amazonaws.com/"),
-        ("dot.ted", None, "https://s3.eu-west-1.amazonaws.com/dot.ted/"),
-        ("plain", "https://minio.example:9000", "https://minio.example:9000/plain/"),
-    ],
-)
+@pytest.mark.parametrize(("bucket", "endpoint", "start"), [
+    ("plain", None, "https://plain.s3.eu-west-1.amazonaws.com/"),
+    ("dot.ted", None, "https://s3.eu-west-1.amazonaws.com/dot.ted/"),
+    ("plain", "https://minio.example:9000", "https://minio.example:9000/plain/"),
+])  # fmt: skip
 async def test_only_aws_is_addressed_by_virtual_host_and_only_where_the_name_has_no_dots(
     bucket: str, endpoint: str | None, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

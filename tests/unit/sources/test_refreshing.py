@@ -1,7 +1,5 @@
 """Credentials that end: how often they are asked for, and what happens when they cannot be had."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass, field

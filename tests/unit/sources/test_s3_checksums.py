@@ -1,7 +1,5 @@
 """What the head of an S3 answer states about the whole object."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import io

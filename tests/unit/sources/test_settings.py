@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bdn.sources.credentials import S3Credentials, Secret
@@ -13,17 +11,12 @@ def test_an_empty_environment_means_the_public_upstreams_without_credentials() -
 def test_the_ecosystem_s_variables_are_honoured() -> None:
     settings = UpstreamSettings.from_environment(
         {
-            "HF_ENDPOINT": "https://hub.example/",
-            "HF_TOKEN": "hf_ambient",
-            "AWS_ENDPOINT_URL_S3": "https://s3.example/",
-            "AWS_ENDPOINT_URL": "https://other.example",
-            "AWS_ACCESS_KEY_ID": "AKIA",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_SESSION_TOKEN": "session",
-            "AWS_DEFAULT_REGION": "eu-west-1",
-            "SSL_CERT_FILE": "/etc/ssl/ours.pem",
+            "HF_ENDPOINT": "https://hub.example/", "HF_TOKEN": "hf_ambient",
+            "AWS_ENDPOINT_URL_S3": "https://s3.example/", "AWS_ENDPOINT_URL": "https://other.example",
+            "AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "session",
+            "AWS_DEFAULT_REGION": "eu-west-1", "SSL_CERT_FILE": "/etc/ssl/ours.pem",
         }
-    )
+    )  # fmt: skip
     assert settings == UpstreamSettings(
         hf_endpoint="https://hub.example",
         hf_token="hf_ambient",
@@ -49,15 +42,12 @@ def test_token_services_stand_where_the_operator_says() -> None:
     assert settings.google_iam_url == "https://iam.example"
 
 
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [
-        ("", "https://storage.googleapis.com"),
-        ("localhost:9023", "http://localhost:9023"),
-        ("http://localhost:9023/", "http://localhost:9023"),
-        ("https://gcs.example", "https://gcs.example"),
-    ],
-)
+@pytest.mark.parametrize(("host", "address"), [
+    ("", "https://storage.googleapis.com"),
+    ("localhost:9023", "http://localhost:9023"),
+    ("http://localhost:9023/", "http://localhost:9023"),
+    ("https://gcs.example", "https://gcs.example"),
+])  # fmt: skip
 def test_an_emulator_of_gcs_is_named_as_google_s_own_clients_take_it(host: str, address: str) -> None:
     settings = UpstreamSettings.from_environment({"STORAGE_EMULATOR_HOST": host})
     assert settings.gcs_endpoint_url == address

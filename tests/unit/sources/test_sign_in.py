@@ -1,7 +1,5 @@
 """What of a request may become part of a host name or a path of a token service."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.core.errors import InvalidRequestError
@@ -22,20 +20,10 @@ def test_regions_of_all_partitions_are_taken(region: str) -> None:
     assert AwsRole(ROLE, region, "s").region == region
 
 
-@pytest.mark.parametrize(
-    "region",
-    [
-        "",
-        "us-east",
-        "us-east-1.evil",
-        "evil/us-east-1",
-        "us-east-1:443",
-        "us_east-1",
-        "-us-east-1",
-        "us-east-1 ",
-        "us-east-111",
-    ],
-)
+@pytest.mark.parametrize("region", [
+    "", "us-east", "us-east-1.evil", "evil/us-east-1", "us-east-1:443", "us_east-1", "-us-east-1", "us-east-1 ",
+    "us-east-111",
+])  # fmt: skip
 def test_what_is_no_region_is_refused(region: str) -> None:
     with pytest.raises(InvalidRequestError, match="region of AWS"):
         AwsRole(ROLE, region, "s")
@@ -51,19 +39,10 @@ def test_roles_of_all_partitions_and_paths_are_taken(arn: str) -> None:
     assert role.provider_arn("https://mirror.test/x") == f"{arn.partition(':role/')[0]}:oidc-provider/mirror.test/x"
 
 
-@pytest.mark.parametrize(
-    "arn",
-    [
-        "",
-        "weights",
-        "arn:aws:iam::1:role/w",
-        "arn:aws:sts::123456789012:role/w",
-        f"{ROLE}*",
-        f"{ROLE}\nx",
-        f"{ROLE}/",
-        f"x{ROLE}",
-    ],
-)
+@pytest.mark.parametrize("arn", [
+    "", "weights", "arn:aws:iam::1:role/w", "arn:aws:sts::123456789012:role/w", f"{ROLE}*", f"{ROLE}\nx",
+    f"{ROLE}/", f"x{ROLE}",
+])  # fmt: skip
 def test_what_is_no_role_is_refused(arn: str) -> None:
     with pytest.raises(InvalidRequestError, match="ARN of a role"):
         AwsRole(arn, "us-east-1", "s")
@@ -76,15 +55,12 @@ def test_a_provider_is_taken_by_each_of_its_names(prefix: str) -> None:
     assert account.token_audience == f"https://iam.googleapis.com/{NAME}"
 
 
-@pytest.mark.parametrize(
-    "email",
-    [
-        "weights@project.iam.gserviceaccount.com",
-        "weights@project.example.com.iam.gserviceaccount.com",
-        "123-compute@developer.gserviceaccount.com",
-        "project@appspot.gserviceaccount.com",
-    ],
-)
+@pytest.mark.parametrize("email", [
+    "weights@project.iam.gserviceaccount.com",
+    "weights@project.example.com.iam.gserviceaccount.com",
+    "123-compute@developer.gserviceaccount.com",
+    "project@appspot.gserviceaccount.com",
+])  # fmt: skip
 def test_service_accounts_of_all_kinds_are_taken(email: str) -> None:
     assert GoogleServiceAccount.of(email, NAME, ASSERTION).email == email
 

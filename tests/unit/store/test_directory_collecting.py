@@ -1,7 +1,5 @@
 """What a crash leaves in the middle of collecting a chunk, and two who collect the same one at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fixed number of page-aligned buffers: who finds none waits."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Work in a bounded number of threads, as many at once as pay off; cancelling it leaves nothing behind that still runs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The checksums that upstreams offer, against values that other programs computed."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

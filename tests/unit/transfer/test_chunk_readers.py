@@ -1,7 +1,5 @@
 """A chunk is believed when it hashes to its name; what may pass is tried again as the policy says, until it is stopped."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

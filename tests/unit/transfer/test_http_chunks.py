@@ -1,7 +1,5 @@
 """Chunks over HTTP: what the other side may answer, and what becomes of our grant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -16,7 +14,7 @@ from tests.doubles import faults
 from tests.doubles.http_origin import Answer
 from tests.support.content.readers import read_chunk
 from tests.support.content.shelves import Shelf, serving
-from tests.support.network.raw_server import RawServer, answering, message, partial, resetting_after
+from tests.support.network.raw_server import RawServer, answering, message, partial
 from tests.support.network.upstream import CONTENT, Upstream, upstream
 
 CHUNK = digest_of(CONTENT)
@@ -129,12 +127,6 @@ def test_a_body_that_ends_early_is_an_error_that_may_pass(pool: ConnectionPool, 
     mirror.script.add(faults.truncate(100))
     with pytest.raises(StoreUnavailableError, match=f"ended after 100 of {len(CONTENT)} bytes"):
         read_chunk(reader_of(pool, mirror), CONTENT)
-
-
-def test_a_connection_that_is_reset_is_an_error_that_may_pass(pool: ConnectionPool) -> None:
-    begun = message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT[:100])
-    with RawServer(resetting_after(begun)) as server, pytest.raises(StoreUnavailableError, match="reset by peer"):
-        read_chunk(HttpChunkReader(pool, server.url), CONTENT)
 
 
 def test_a_mirror_that_stalls_times_out_as_an_error_that_may_pass(mirror: Upstream) -> None:

@@ -1,7 +1,5 @@
 """Chunks over TLS: the same bytes, gone on with where they broke off, and from nobody but whom the operator trusts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,21 +7,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from tests.support.content.readers import read_chunk
 from tests.support.network.authority import Authority, new_authority
-from tests.support.network.raw_server import RawServer, answering, message, partial
+from tests.support.network.raw_server import RawServer
 from tests.support.network.tunnels import over_tls
 
 CONTENT = bytes(range(251)) * 20_000
-SIZE = len(CONTENT)
-HALF = SIZE // 2
-WHOLE = message("200 OK", f"Content-Length: {SIZE}", body=CONTENT)
-BROKEN = message("200 OK", f"Content-Length: {SIZE}", body=CONTENT[:HALF])
 
 
 @pytest.fixture(scope="module")
@@ -49,35 +41,9 @@ def reader_of(pool: ConnectionPool, server: RawServer, host: str = "localhost") 
     return HttpChunkReader(pool, f"https://{host}:{urlsplit(server.url).port}", "grant")
 
 
-def test_chunks_come_over_one_connection_one_after_the_other(pool: ConnectionPool, authority: Authority) -> None:
-    with RawServer(over_tls(authority.server, answering(WHOLE, WHOLE, WHOLE))) as server:
-        for _ in range(3):
-            assert read_chunk(reader_of(pool, server), CONTENT) == CONTENT
-        assert server.connections == 1
-
-
-def test_a_chunk_that_breaks_off_is_gone_on_with_and_hashed_as_one(pool: ConnectionPool, authority: Authority) -> None:
-    rest = partial(CONTENT[HALF:], HALF, SIZE)
-    plays = [over_tls(authority.server, answering(answer)) for answer in (BROKEN, rest)]
-    chunk = PartialChunk(digest_of(CONTENT), memoryview(bytearray(SIZE)))
-    with RawServer(*plays) as server:
-        reader = reader_of(pool, server)
-        with pytest.raises(StoreUnavailableError):
-            reader.read_into(chunk)
-        assert chunk.done == HALF
-        reader.read_into(chunk)
-    assert chunk.buffer == CONTENT
-    chunk.check()
-
-
 @pytest.mark.parametrize(("host", "trusted"), [("localhost", "another"), ("127.0.0.1", "this")])
 def test_a_server_that_is_not_to_be_trusted_is_told_nothing(
-    pool: ConnectionPool,
-    authority: Authority,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    host: str,
-    trusted: str,
+    pool: ConnectionPool, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, trusted: str
 ) -> None:
     if trusted == "another":
         monkeypatch.setenv("SSL_CERT_FILE", str(new_authority(tmp_path, "localhost").certificates))
@@ -89,8 +55,3 @@ def test_a_server_that_is_not_to_be_trusted_is_told_nothing(
         read_chunk(reader_of(pool, server, host), CONTENT)
     assert raised.value.code == "STORE_UNAVAILABLE"
     assert not any(heard)
-
-
-def test_a_server_without_tls_is_no_mirror(pool: ConnectionPool) -> None:
-    with RawServer(lambda connection: connection.sendall(WHOLE)) as server, pytest.raises(StoreUnavailableError):
-        read_chunk(reader_of(pool, server), CONTENT)

@@ -1,7 +1,5 @@
 """Chunks that come out of order are hashed in order: now, after a little while, or from the store in the end."""
 
-from __future__ import annotations
-
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
@@ -11,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bdn.core.errors import ChecksumMismatchError
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.checksums import OrderedChecksum
 from tests.support.network.hypothesis import BRIEFLY
@@ -41,34 +38,6 @@ def finish(checksum: OrderedChecksum) -> int:
         running.update(bytearray(content))
     running.check("file")
     return len(CHUNKS) - start
-
-
-@pytest.mark.parametrize("kind", EXPECTED)
-def test_chunks_that_come_in_order_are_taken_at_once(kind: ChecksumKind) -> None:
-    checksum = ordered(kind)
-    assert [offer(checksum, index) for index in range(len(CHUNKS))] == [True] * len(CHUNKS)
-    assert checksum.next_index == len(CHUNKS)
-    assert finish(checksum) == 0
-
-
-def test_a_chunk_whose_turn_does_not_come_is_left_for_the_end() -> None:
-    checksum = ordered()
-    assert offer(checksum, 0)
-    assert not offer(checksum, 2)
-    assert offer(checksum, 1)
-    assert not offer(checksum, 3), "chunk 2 was left out, and so is everything behind it"
-    assert checksum.next_index == 2
-    assert finish(checksum) == 6
-
-
-def test_a_chunk_that_comes_early_waits_for_its_turn() -> None:
-    checksum = ordered()
-    with ThreadPoolExecutor(3) as threads:
-        early = [threads.submit(offer, checksum, index, 60) for index in (2, 1)]
-        assert not any(future.done() for future in early)
-        assert offer(checksum, 0)
-        assert [future.result(10) for future in early] == [True, True]
-    assert checksum.next_index == 3
 
 
 @BRIEFLY
@@ -168,10 +137,3 @@ def test_handing_over_waits_for_the_chunk_that_is_being_hashed(slow: tuple[Order
         hasher.go_on.set()
         assert first.result(10)
         assert finishing.result(10) == 7
-
-
-def test_wrong_bytes_are_refused() -> None:
-    checksum = ordered()
-    checksum.offer(0, bytearray(b"other"), 0)
-    with pytest.raises(ChecksumMismatchError, match="file has the wrong content: expected sha256:"):
-        finish(checksum)

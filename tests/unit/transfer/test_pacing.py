@@ -1,7 +1,5 @@
 """How long threads wait before they send."""
 
-from __future__ import annotations
-
 import pytest
 
 from bdn.transfer.pacing import Pacer, pacer

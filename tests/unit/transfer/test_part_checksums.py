@@ -1,7 +1,5 @@
 """The checksums of chunks, in any order, make up that of the file."""
 
-from __future__ import annotations
-
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Redirects of a ranged read: followed, but never with our credentials to another origin, and never for ever."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -69,13 +67,6 @@ def test_only_what_is_plainly_harmless_goes_to_another_origin(source: Upstream) 
     assert set(sent) == {"host", "accept-encoding", "range", *(name.lower() for name in HARMLESS)}
 
 
-def test_the_whole_way_is_repeated_for_every_range_and_its_credentials_are_dropped_each_time(source: Upstream) -> None:
-    source.respond["/file"] = moved(f"{source.other.url}/moved")
-    for start in (0, 10):
-        source.read(start, start + 10, headers=CREDENTIALS)
-    assert ["authorization" in request.headers for request in source.heard] == [True, False] * 2
-
-
 def test_credentials_that_were_dropped_do_not_come_back_when_the_way_leads_back(source: Upstream) -> None:
     source.respond["/file"] = moved(f"{source.other.url}/there")
     source.respond["/there"] = moved(f"{source.origin.url}/back")
@@ -98,31 +89,16 @@ def test_five_redirects_are_followed_and_a_sixth_is_not(source: Upstream) -> Non
         source.read(0, 10, path="/0")
 
 
-def test_a_circle_of_redirects_ends(source: Upstream) -> None:
-    source.respond["/file"] = moved("/file")
-    with pytest.raises(UpstreamUnavailableError, match="more than 5 redirects"):
-        source.read(0, 10)
-    assert len(source.heard) == 6
-
-
 def test_a_redirect_to_nowhere_is_an_error(source: Upstream) -> None:
     source.respond["/file"] = lambda _: Answer(302)
     with pytest.raises(UpstreamUnavailableError):
         source.read(0, 10)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "file:///etc/passwd",
-        "ftp://host/file",
-        "http://[::1",
-        "http://host:port/",
-        "http://host:99999/",
-        "/a b\x0bc",
-        "/\xfc",
-    ],
-)
+@pytest.mark.parametrize("target", [
+    "file:///etc/passwd", "ftp://host/file", "http://[::1", "http://host:port/", "http://host:99999/", "/a b\x0bc",
+    "/\xfc",
+])  # fmt: skip
 def test_a_redirect_that_cannot_be_followed_is_an_error_of_the_upstream(target: str) -> None:
     with closing(ConnectionPool(timeout_seconds=10)) as pool:
         play = answering(message("302 Found", f"Location: {target}", "Content-Length: 0"))

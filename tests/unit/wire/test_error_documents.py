@@ -1,7 +1,5 @@
 """Errors as documents: every error of the tree survives the way to another program, and no document holds a value."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil
@@ -24,13 +22,9 @@ from tests.support.network.bodies import source
 from tests.support.network.hypothesis import BRIEFLY
 
 FACTS: dict[object, Any] = {
-    str: 'a fact with "quotes", ü and\nlines',
-    int: 4711,
-    int | None: 17,
-    bool: True,
-    tuple[str, ...]: ("one", "two"),
+    str: 'a fact with "quotes", ü and\nlines', int: 4711, int | None: 17, bool: True, tuple[str, ...]: ("one", "two"),
     float | None: 2.5,
-}
+}  # fmt: skip
 GROUPS = {errors.CallerError, errors.UpstreamError, errors.ServiceError}  # never raised themselves
 STATUSES = {
     "INVALID_REQUEST": 422, "INVALID_SOURCE": 422, "INVALID_MOUNT": 422, "AUTH_REQUIRED": 422, "SECRET_NOT_FOUND": 422,
@@ -172,14 +166,8 @@ def test_a_refusal_of_a_form_never_repeats_a_value(kind: type[MirrorRequestBody 
             | st.dictionaries(
                 st.sampled_from(
                     [
-                        "weights",
-                        "training_job",
-                        "source",
-                        "auth",
-                        "auth_method",
-                        "auth_secret_name",
-                        "allow_patterns",
-                        "x",
+                        "weights", "training_job", "source", "auth", "auth_method", "auth_secret_name",
+                        "allow_patterns", "x",
                     ]
                 ),
                 inner,
@@ -188,7 +176,7 @@ def test_a_refusal_of_a_form_never_repeats_a_value(kind: type[MirrorRequestBody 
         ),
         max_leaves=12,
     )
-)
+)  # fmt: skip
 def test_no_body_makes_a_refusal_that_repeats_a_value(body: object) -> None:
     text = ""
     try:

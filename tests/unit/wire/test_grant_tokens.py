@@ -1,7 +1,5 @@
 """Grants as tokens: what one key signed, everybody can check, and nobody can change."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any
@@ -91,11 +89,7 @@ def test_a_key_of_another_kind_does_not_sign() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"org": "globex"},
-        {"exp": int(NOW) + 10**9},
-        {"mounts": [["/app/models/q", str(named("other")), "hf://o/r"]]},
-    ],
+    [{"org": "globex"}, {"exp": int(NOW) + 10**9}, {"mounts": [["/app/models/q", str(named("other")), "hf://o/r"]]}],
 )
 def test_an_altered_payload_is_refused(change: dict[str, Any]) -> None:
     head, _, signature = TOKEN.split(".")
@@ -158,23 +152,12 @@ def test_a_grant_is_good_until_the_last_moment() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"aud": "bdn-mirror"},
-        {"aud": None},
-        {"iss": "somebody"},
-        {"iss": None},
-        {"exp": None},
-        {"exp": "soon"},
-        {"org": None},
-        {"mounts": None},
-        {"mounts": []},
-        {"mounts": ["/x"]},
-        {"mounts": [["/x", "b3:0"]]},
-        {"mounts": [["/x", "b3:0", "hf://o/r"]]},
-        {"mounts": "x"},
-        {"mounts": 3},
+        {"aud": "bdn-mirror"}, {"aud": None}, {"iss": "somebody"}, {"iss": None}, {"exp": None}, {"exp": "soon"},
+        {"org": None}, {"mounts": None}, {"mounts": []}, {"mounts": ["/x"]}, {"mounts": [["/x", "b3:0"]]},
+        {"mounts": [["/x", "b3:0", "hf://o/r"]]}, {"mounts": "x"}, {"mounts": 3},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_signed_token_that_is_no_grant_for_us_is_refused(changes: dict[str, Any]) -> None:
     assert type(refused(signed(**changes))) is GrantInvalidError
 

@@ -1,7 +1,5 @@
 """A layout's document, read without models, is the one that the models write and read."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Dates of clocks that are far off, selectors that say one thing, and secrets that nothing repeats."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +15,13 @@ from bdn.wire.operation_schema import EvictionRequest
 from bdn.wire.shapes import moment
 
 
-@pytest.mark.parametrize(
-    ("seconds", "date"),
-    [
-        (0.0, "1970-01-01T00:00:00+00:00"),
-        (-1.0, "1969-12-31T23:59:59+00:00"),
-        (1_800_000_000.5, "2027-01-15T08:00:00.500000+00:00"),
-        (253_402_300_799.0, "9999-12-31T23:59:59+00:00"),
-        (253_402_300_800.0, "9999-12-31T23:59:59+00:00"),
-        (1e18, "9999-12-31T23:59:59+00:00"),
-        (1e308, "9999-12-31T23:59:59+00:00"),
-        (-62_135_596_801.0, "0001-01-01T00:00:00+00:00"),
-        (-1e308, "0001-01-01T00:00:00+00:00"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "date"), [
+    (0.0, "1970-01-01T00:00:00+00:00"), (-1.0, "1969-12-31T23:59:59+00:00"),
+    (1_800_000_000.5, "2027-01-15T08:00:00.500000+00:00"), (253_402_300_799.0, "9999-12-31T23:59:59+00:00"),
+    (253_402_300_800.0, "9999-12-31T23:59:59+00:00"), (1e18, "9999-12-31T23:59:59+00:00"),
+    (1e308, "9999-12-31T23:59:59+00:00"), (-62_135_596_801.0, "0001-01-01T00:00:00+00:00"),
+    (-1e308, "0001-01-01T00:00:00+00:00"),
+])  # fmt: skip
 def test_a_time_is_a_date_or_the_nearest_that_there_is(seconds: float, date: str) -> None:
     assert moment(seconds).isoformat() == date
 
@@ -46,12 +37,8 @@ def test_an_agent_whose_clock_is_far_off_shows_its_own_events_and_they_are_read_
 
 
 ONE_EACH: list[dict[str, Any]] = [
-    {"source": "hf://o/r"},
-    {"manifest": "b3:00"},
-    {"job": "job-1"},
-    {"lru_bytes": 1},
-    {"all": True},
-]
+    {"source": "hf://o/r"}, {"manifest": "b3:00"}, {"job": "job-1"}, {"lru_bytes": 1}, {"all": True},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ONE_EACH, ids=str)
@@ -91,17 +78,11 @@ def test_text_is_kept_as_it_is(value: str) -> None:
     assert SecretBody.model_validate_json(SecretBody(value=value).model_dump_json()).value == value
 
 
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        ("", "is empty"),
-        (" \n\t", "is empty"),
-        ("sesame\0", "is not text"),
-        ("sesame\ud800", "is not text"),
-        ('{"sesame": 1', "begins like a JSON object and is none"),
-        ("\n{sesame}", "begins like a JSON object and is none"),
-    ],
-)
+@pytest.mark.parametrize(("value", "problem"), [
+    ("", "is empty"), (" \n\t", "is empty"), ("sesame\0", "is not text"), ("sesame\ud800", "is not text"),
+    ('{"sesame": 1', "begins like a JSON object and is none"),
+    ("\n{sesame}", "begins like a JSON object and is none"),
+])  # fmt: skip
 def test_what_opens_nothing_is_refused_without_repeating_it(value: str, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem) as raised:
         SecretBody(value=value).check()

@@ -1,0 +1,183 @@
+"""Ways to break the promise `hostile-input`."""
+
+# fmt: off
+BREAKAGES: dict[str, list[tuple[str, ...]]] = {
+    "bdn/core/manifest.py": [
+        ("a manifest nested without end is followed", "(KeyError, TypeError, ValueError, RecursionError)",
+         "(KeyError, TypeError, ValueError)",
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[manifest]"),
+    ],
+    "bdn/core/source/patterns.py": [
+        ("a pattern may be as long as the request", "if len(pattern) > LENGTH_LIMIT:", "if False:",
+         "tests/unit/core/test_patterns.py"),
+    ],
+    "bdn/core/source/upstream.py": [
+        ("a path may leave its folder", 'if ".." in segments:', 'if ".." == path:',
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[path]"),
+    ],
+    "bdn/core/source/weights.py": [
+        ("a mount may leave its folder", 'or ".." in location.split("/")', 'or ".." == location',
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[mount]"),
+        ("each colon of a source is looked at as if it were the first", "://[^/@:]*:", "://[^/@]*:.*@",
+         "test_a_source_of_two_million_signs_is_refused_soon[gs://a:]"),
+    ],
+    "bdn/core/units.py": [
+        ("a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
+         "float(size)", "test_every_number_of_every_kind_of_event_may_be_any_number[sqlite]"),
+    ],
+    "bdn/mirror/api/contents.py": [
+        ("a malformed digest is a bug of ours",
+         "except ValueError as error:\n        raise InvalidRequestError(str(error)) from error",
+         "except KeyError as error:\n        raise InvalidRequestError(str(error)) from error",
+         "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
+        ("readers who suspect hold the threads that they wait for", "await service.shelf.opened(asked)",
+         "await asyncio.to_thread(service.shelf.open_chunk, asked)",
+         "test_many_who_suspect_at_once_are_answered_as_one_is"),
+    ],
+    "bdn/mirror/damages.py": [
+        ("each of those who suspect a chunk has it read for himself", "return await look.get(anew=True)",
+         "return await self._examine(digest)", "test_many_who_suspect_at_once_are_answered_as_one_is"),
+        ("who suspects what nobody needs stands in the way of those who write",
+         "if not await damaged.is_needed(session, digest):", "if False:",
+         "test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer"),
+    ],
+    "bdn/mirror/db/errors.py": [
+        ("a fact that is no number is the database's fault", '"22P02":', '"22XXX":',
+         "test_every_number_of_every_kind_of_event_may_be_any_number[postgres]"),
+    ],
+    "bdn/mirror/events.py": [
+        ("every clock of an agent is believed", "if at <= now + _AHEAD_SECONDS else now", "if at <= 1e99 else now",
+         "test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time"),
+        ("what is dated in the far future stays for ever", "await events.redate(session, now + self.keep_seconds, now)",
+         "pass", "test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time"),
+    ],
+    "bdn/mirror/ingest/survey.py": [
+        ("a listing is read to its end, wherever that is", "if len(listed) > self.limit_files:",
+         "if len(listed) > 2 * self.limit_files:", "test_a_listing_that_never_ends_is_left_at_the_limit[gs://bucket]"),
+        ("the limit of bytes counts files", "sum(file.size for file in files)", "sum(1 for file in files)",
+         "test_one_huge_entry_is_refused[a petabyte-s3://bucket]"),
+    ],
+    "bdn/mirror/served_chunks.py": [
+        ("an examination that takes long is a bug of ours", "except TimeoutError:", "except KeyError:",
+         "test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now"),
+    ],
+    "bdn/net/api_server/event_stream.py": [
+        ("what is under way for a client that leaves is canceled again and again", "with single_error():",
+         "return await super().__call__(scope, receive, send)\n        with single_error():",
+         "test_what_is_under_way_for_a_listener_that_leaves_ends_in_order"),
+        ("who has left is told on and on", "await super().stream_response(send)",
+         'await __import__("asyncio").shield(super().stream_response(send))',
+         "test_a_listener_that_leaves_while_it_is_held_up_ends_the_stream_and_is_no_error"),
+    ],
+    "bdn/net/api_server/http_server.py": [
+        ("a client that does not read puts a traceback into the log of a service that stops",
+         "contextlib.suppress(asyncio.CancelledError)", "contextlib.suppress(ZeroDivisionError)",
+         "test_a_service_that_stops_lets_go_of_who_is_held_up_without_a_traceback"),
+        ("each place of the backlog is told of", "if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:",
+         "if now := time.monotonic():", "test_more_clients_than_descriptors_wait_and_the_log_stays_small[mirror]"),
+        ("who says half a request holds a connection for ever", "        http=TimedProtocol,\n", "",
+         "tests/unit/net/test_http_server.py"),
+    ],
+    "bdn/net/api_server/service.py": [
+        ("half a surrogate pair is text", "_DEPENDENCIES: Final = [Depends(_check_text)]",
+         "_DEPENDENCIES: Final[list[Any]] = []", "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
+        ("whole text that is written in halves is refused", "if place is not None:", "if place != 0:",
+         "test_what_is_text_is_taken_however_it_is_written"),
+        ("a body that is no JSON ends its route", "except (ValueError, RecursionError):\n        return  #",
+         "except (KeyError, RecursionError):\n        return  #",
+         "test_a_body_that_is_not_json_is_the_routes_own_business"),
+        ("half a surrogate pair is text in a body of UTF-16", "|\\x00", "",
+         "test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]"),
+    ],
+    "bdn/net/chunk_server/messages.py": [
+        ("a head may have any number of headers", "if len(lines) > HEADERS_LIMIT + 1:", "if False:",
+         "tests/unit/net/test_chunk_head.py"),
+        ("a header's value may hold no space", "[^\\x00-\\x08\\x0a-\\x1f\\x7f]", "[^\\x00-\\x08\\x0a-\\x20\\x7f]",
+         "test_the_first_form_of_each_parser_is_read[request-head]"),
+    ],
+    "bdn/net/chunk_server/server.py": [
+        ("a client that says half a head keeps a thread", "connection.setblocking(False)",
+         "connection.setblocking(True)",
+         "test_a_hundred_clients_that_never_end_their_heads_delay_nobody_and_are_hung_up_on[agent]"),
+    ],
+    "bdn/net/client.py": [
+        ("an answer is read to its end, whoever gives it", "if self._most_bytes is None:", "if self:",
+         "test_a_document_without_end_is_not_read_to_its_end[plain]"),
+    ],
+    "bdn/sources/gcs/bucket.py": [
+        ("a size is what int() makes of it", 'if not re.fullmatch(r"[0-9]{1,30}", text):', "if False:",
+         "test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong[gs://bucket]"),
+    ],
+    "bdn/sources/huggingface/errors.py": [
+        ("what a hub cannot have meant is no error of the hub's", "TypeError,\n    ValueError,\n)", "TypeError,\n)",
+         "test_a_listing_that_comes_back_to_itself_ends[hf://o/m]"),
+    ],
+    "bdn/sources/huggingface/source.py": [
+        ("the SDK's word is taken for an entry", "tuple(_file(entry) for", "tuple(RepoFile(**entry) for",
+         "test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong[hf://o/m]"),
+        ("a hub's page may come after itself for ever", "if following == address:", "if False:",
+         "tests/unit/sources/test_hub_tree.py"),
+    ],
+    "bdn/sources/s3/listing.py": [
+        ("a listing that is no XML is followed", "except ET.ParseError:", "except KeyError:",
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[s3-listing]"),
+        ("an object may have less than no bytes", "if not _SIZE.fullmatch(text):", "if False:",
+         "tests/unit/sources/test_s3_listing.py"),
+    ],
+    "bdn/wire/agent_schema.py": [
+        ("a heartbeat has a number that nobody has tried", "leaving: bool = False\n    wait_seconds",
+         "leaving: bool = False\n    age: int = 0\n    wait_seconds",
+         "test_the_heartbeat_that_is_tried_has_every_number_that_one_may_have"),
+    ],
+    "bdn/wire/http_fields.py": [
+        ("a day of no calendar ends the copy", "except (ValueError, OverflowError):", "except ValueError:",
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[retry-after]"),
+        ("white space of Unicode goes before a number", 'r"[ \\t]*[0-9]{1,9}[ \\t]*"', 'r"\\s*[0-9]{1,9}\\s*"',
+         "test_what_was_found_once_is_borne_now"),
+        ("a range reaches past the end", "stop = min(size, int(match[2]) + 1) if match[2] else size",
+         "stop = int(match[2]) + 1 if match[2] else size",
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[range]"),
+        ("a path that names no chunk is a bug of ours", "except ValueError:\n        return None",
+         "except KeyError:\n        return None", "test_nonsense_is_refused_on_every_port_and_costs_nothing[mirror]",
+         "test_nonsense_is_refused_on_every_port_and_costs_nothing[agent]"),
+        ("no bytes are a range, too", "if start >= stop:", "if start > stop:",
+         "test_a_search_guided_by_coverage_finds_nothing[range]"),
+    ],
+    "bdn/wire/layout_form.py": [
+        ("a layout nested without end is followed", "AttributeError, RecursionError)", "AttributeError)",
+         "test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors[layout]"),
+        ("a layout has no more chunks than files", "_ENTRY_BYTES + _NAME_BYTES * chunk_count(size) for",
+         "size and 1 for", "test_the_longest_layout_of_its_contents_is_shorter_than_may_be"),
+    ],
+    "bdn/wire/operation_schema.py": [
+        ("who asks for a source without end is told to come again later",
+         "_Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]", "_Source = StrictStr",
+         "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
+        ("a path to verify may hold a NUL", ', pattern=r"^[^\\x00]*$")', ")",
+         "test_the_agent_answers_whatever_its_own_description_makes_up"),
+    ],
+    "bdn/wire/shapes.py": [
+        ("a time that no date can say fails", "min(max(seconds, _FIRST), _LAST)", "seconds",
+         "test_what_a_clock_that_is_far_off_has_dated_is_shown_and_goes_in_time"),
+        ("an agent may report more than a column holds", "Field(ge=0, le=LARGEST)", "Field(ge=0)",
+         "test_every_number_of_a_heartbeat_may_be_any_number[sqlite]"),
+        ("what agents report together may be more than a column holds", "return min(one + other, LARGEST)",
+         "return one + other", "test_every_number_of_a_heartbeat_may_be_any_number[sqlite]"),
+    ],
+    "bdn/wire/weights_schema.py": [
+        ("a mirror may have any number of sources", "if len(bodies) > SOURCES_LIMIT:", "if False:",
+         "tests/unit/wire/test_weights_schema.py"),
+    ],
+    "node_agent/api.py": [
+        ("the events of a stage that nobody knows begin",
+         ("found = agent.stages.registry.find(stage_id)  # a refusal has to come before the stream has begun\n"
+          "    return EventStream(agent.stages.follow(found.record.id, 1.0)"),
+         "return EventStream(agent.stages.follow(stage_id, 1.0)",
+         "test_the_agent_answers_whatever_its_own_description_makes_up"),
+    ],
+    "node_agent/scrub/repair.py": [
+        ("a path that leads to itself is a bug of ours", "return Path(os.path.realpath(path))", "return path.resolve()",
+         "test_the_agent_answers_whatever_its_own_description_makes_up",
+         "test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is_looked_at"),
+    ],
+}

@@ -1,0 +1,36 @@
+"""Ways to break the promise `load`."""
+
+# fmt: off
+BREAKAGES: dict[str, list[tuple[str, ...]]] = {
+    "bdn/disk/durable.py": [
+        ("each folder that is synced stays open", "yield descriptor\n    finally:\n        os.close(descriptor)",
+         "yield descriptor\n    finally:\n        pass", "test_nothing_grows_under_a_mixed_load"),
+    ],
+    "bdn/mirror/db/database.py": [
+        ("who cannot write at once is turned away", "async with asyncio.timeout(WRITER_SECONDS):",
+         "async with asyncio.timeout(0):", "test_agents_that_ask_all_at_once_cost_the_upstream_one_read"),
+    ],
+    "bdn/mirror/ingest/requests.py": [
+        ("equal requests are not taken for equal",
+         "request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex",
+         "request_key = secrets.token_hex(32)", "test_a_thousand_requests_for_ten_sources_are_ten_mirrors[sqlite]"),
+    ],
+    "bdn/mirror/waiting.py": [
+        ("where a look takes long, each listener looks for itself",
+         "oldest = asked if anew else min(asked, self._clock() - self._seconds)",
+         "oldest = max(asked if anew else 0.0, self._clock() - self._seconds)",
+         "test_a_hundred_who_ask_at_once_cost_two_looks_however_long_one_takes"),
+        ("where the database is away, each who asks the same waits for all before him",
+         "if self._failure is not None and self._failure[0] >= asked:", "if self._failure is not None and False:",
+         "test_a_hundred_who_ask_at_once_are_told_the_error_of_two_looks"),
+        ("every listener looks for itself", "if self._result is not None and self._result[0] >= oldest:", "if False:",
+         "test_many_listeners_share_one_look_and_all_hear_the_end"),
+        ("what nobody asks any more is remembered", "if not in_use.users:", "if in_use.users > 1_000_000:",
+         "test_many_listeners_share_one_look_and_all_hear_the_end"),
+    ],
+    "bdn/net/api_server/http_server.py": [
+        ("who does not read is written to all the same", "request_seconds = REQUEST_SECONDS",
+         "request_seconds = REQUEST_SECONDS\n    pause_writing = lambda self: None",
+         "test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_nobody"),
+    ],
+}

@@ -1,0 +1,27 @@
+"""Ways to break the promise `upgrades`."""
+
+# fmt: off
+BREAKAGES: dict[str, list[tuple[str, ...]]] = {
+    "bdn/mirror/db/database.py": [
+        ("a schema that is not ours is worked on", "if not await connection.run_sync(_upgrade):",
+         "if not await connection.run_sync(_upgrade) and not version:",
+         "test_a_database_of_a_later_version_is_refused_and_not_touched"),
+    ],
+    "migrations/versions/0006_tokens.py": [
+        ("a migration drops what was there", "def upgrade() -> None:",
+         'def upgrade() -> None:\n    op.execute("DELETE FROM manifests")',
+         "test_a_database_and_store_of_the_first_version_are_kept_whole"),
+    ],
+    "migrations/versions/0010_operations.py": [
+        ("what was collected is forgotten", '{"kinds": row["kinds"]}', "{}",
+         "test_what_was_asked_before_operations_had_one_table_is_still_told"),
+    ],
+    "node_agent/cache/scan.py": [
+        ("files where the first version put them are not taken over", "path.rename(place)\n\n    def _remove_old",
+         "path.unlink()\n\n    def _remove_old", "test_a_cache_of_the_first_version_keeps_its_files_and_its_stages"),
+    ],
+    "node_agent/disk/cache_directory.py": [
+        ("every format is taken for ours", "if found != FORMAT:", "if found is None:",
+         "test_a_cache_of_an_unknown_format_is_refused_and_not_touched"),
+    ],
+}
