@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
 from bdn.core.digest import Digest, digest_of
 from bdn.mirror import served_chunks as shelf
 from bdn.mirror.damages import Damages
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.http_fields import SUSPECT_HEADER
 from node_agent.api import build_app
 from tests.doubles.hub import Hub
