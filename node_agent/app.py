@@ -106,12 +106,7 @@ async def open_agent(
 ) -> AsyncIterator[Agent]:
     """A running agent: its disk is scanned and its stages go on. Leaving the context drains it; stages survive.
 
-    Args:
-        settings: from the environment.
-        clock: the time of day.
-        elapsed: counts the seconds that leases have left, and those that peers and the mirror take to answer.
-        policy: how often a failed request is repeated.
-        waits: how long peers and the mirror may take to answer.
+    ``clock`` is the time of day; ``elapsed`` measures leases and how long peers and the mirror take to answer, within ``waits``.
 
     Raises:
         SettingsError: these settings do not go together.

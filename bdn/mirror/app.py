@@ -59,7 +59,7 @@ from bdn.mirror.upstream.sealing import Keyring
 from bdn.mirror.upstream.secrets import Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.mirror.waiting import Watch
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.settings import UpstreamSettings

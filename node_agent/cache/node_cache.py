@@ -136,7 +136,11 @@ class Evictor:
 
 
 class StageAdmission:
-    """One admission. It is made, and run once, under the cache's lock; it remembers how everything was when it was made."""
+    """Lets the manifests of one stage in: all of them, or none more than it had. Made, and run once, under the cache's lock.
+
+    lease what is here → count everything in, which chooses victims → write down and delete the victims → record the newcomers
+    ↘ one of these fails: count again what the disk still has, give back the leases that there were, forget the newcomers
+    """
 
     def __init__(self, eviction: Evictor, space: Space, held: Sequence[Held], holder: Holder) -> None:
         self.eviction, self.space = eviction, space

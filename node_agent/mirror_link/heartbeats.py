@@ -59,7 +59,9 @@ class ChangeSignal:
 
 
 class CommandInbox:
-    """Nothing is kept on disk: the mirror repeats to an agent that restarts what it has not reported.
+    """What the mirror asks: accepted once by its id, run in the background, reported until that is delivered.
+
+    Nothing is kept on disk: the mirror repeats to an agent that restarts what it has not reported.
 
     ``wake`` is called when there is something to report. One event loop.
     """

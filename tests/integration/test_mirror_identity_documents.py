@@ -12,7 +12,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.issuer import IdentityIssuer, IdentityKeys, TokenSubject, load_issuer, new_identity_key
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.openid import OpenIdReader
 from tests.support.mirror.service import mirror_under_test
 

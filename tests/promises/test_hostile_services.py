@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from node_agent.api import build_app
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from bdn.cli.admin import main as admin
 from bdn.cli.main import main
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from bdn.net.client import AgentClient, MirrorClient
 from bdn.wire.errors import ServiceUnreachableError
 from bdn.wire.stage_schema import StageRequest

@@ -11,7 +11,7 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.mirror.api import control
 from bdn.mirror.ingest import worker
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror

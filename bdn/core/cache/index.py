@@ -146,8 +146,9 @@ class LeaseBook:
 
 
 class RecencyOrder:
-    """Manifests by last use. A use is a time in seconds since the epoch, so that the order survives a restart.
+    """Manifests by last use, kept by us: the file system's atime depends on mount options.
 
+    A use is a time in seconds since the epoch, so that the order survives a restart.
     A manifest's files are touched together; otherwise LRU would evict half a model.
     """
 

@@ -23,7 +23,7 @@ from bdn.mirror.db import agents, contents, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
-from bdn.net.api_server.service import Bearer, new_router, provided
+from bdn.net.api_server import Bearer, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.http_fields import (
     MEDIA_CHUNK,

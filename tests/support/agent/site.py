@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from bdn.net.api_server.http_server import serving
+from bdn.net.api_server import serving
 from bdn.net.client import AgentClient
 from node_agent.api import build_app, unix_socket
 from node_agent.app import Agent

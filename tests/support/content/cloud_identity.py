@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bdn.mirror.upstream.issuer import new_identity_key
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.gcs import GcsServer
 from tests.doubles.google_sts import GoogleTokenServer, Provider, ServiceAccount
 from tests.doubles.openid import OpenIdReader

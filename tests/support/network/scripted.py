@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from bdn.core.errors import NotFoundError
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server import new_service
 
 
 @dataclass

@@ -14,8 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.net.api_server.http_server import TimedProtocol, bind_tcp, log_shortages, serving
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server import TimedProtocol, bind_tcp, log_shortages, new_service, serving
 from tests.support.mirror.service import until
 from tests.support.network.service import listening, new_app
 

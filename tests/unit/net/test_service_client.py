@@ -18,7 +18,7 @@ from bdn.core.errors import BdnError, InternalError, NotFoundError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.store.layout import FileLayout
-from bdn.net.api_server.http_server import bind_tcp
+from bdn.net.api_server import bind_tcp
 from bdn.net.client import AgentClient, MirrorClient, OutageRetry
 from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, document_of
 from bdn.wire.layout_form import Layout
