@@ -48,14 +48,8 @@ async def open_tiers(
 ) -> CacheTiers:
     """Read what the last run has left on the disk.
 
-    Args:
-        settings: limits of both tiers.
-        disk: the cache directory, which this process has locked.
-        journal: is told what the scan found, and every eviction.
-        on_evicted, on_cluster_evicted: count evictions of whole files, and of chunks.
-        verify: checks the grant that a peer sends; without authentication it is not asked.
-        on_change: called on the event loop when chunks or files come or go.
-        clock: the time of day, for the order of use.
+    ``on_evicted`` and ``on_cluster_evicted`` count evictions; ``verify`` checks the grant that a peer sends, unless there is no
+    authentication; ``on_change`` is called on the event loop when chunks or files come or go.
 
     Raises:
         DiskFailedError: the directory cannot be read.

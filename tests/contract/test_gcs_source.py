@@ -1,7 +1,6 @@
 """GcsSource keeps the contracts of a Source, a bucket and access, against a double that is as strict as GCS."""
 
 import gc
-import gzip
 import json
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -216,20 +215,6 @@ async def test_the_same_bytes_written_again_are_another_identity(server: GcsServ
         async with way_of(server).open(f"gs://{bucket.name}") as source:
             identities.add((await listed(source))["a.bin"].identity.key)
     assert len(identities) == 2
-
-
-async def test_an_object_that_was_stored_compressed_is_read_as_it_is_stored(
-    server: GcsServer, bucket: GcsBucket
-) -> None:
-    stored = gzip.compress(CONTENT)
-    bucket.put({"tokenizer.json": stored}, encoding="gzip")
-    async with way_of(server).open(f"gs://{bucket.name}") as source:
-        file = (await listed(source))["tokenizer.json"]
-        location = await source.locate(file)
-    answer = read_range(location, 2, 9)
-    assert (file.size, answer.status, answer.content) == (len(stored), 206, stored[2:9])
-    assert answer.headers["content-encoding"] == "gzip"
-    assert location.may_be_encoded
 
 
 async def test_the_token_travels_in_a_header_and_is_in_no_repr(server: GcsServer, bucket: GcsBucket) -> None:
