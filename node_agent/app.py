@@ -32,6 +32,7 @@ from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import Catalogue, LayoutSource, PeerDocuments
+from node_agent.fetch.owner import ChunkLists, Owner, OwnersShelf
 from node_agent.fetch.peers import Members, Peers
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fill.filler import Filler, Pools
@@ -49,7 +50,6 @@ from node_agent.scrub.repair import FileRepair, StagedFiles
 from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.serve.owner import ChunkLists, Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle

@@ -9,8 +9,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.manifest import Manifest
 from tests.benchmarks.report import Figure, Row
 from tests.benchmarks.scale import scaled
+from tests.support.agent.cache import hold_sparse
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.sparse_cache import hold_sparse
 from tests.support.services import services
 from tests.support.services.commands import wait_until
 

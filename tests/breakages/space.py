@@ -120,7 +120,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("heartbeats do not say that nothing new comes in", "        problem=problem,\n", "",
          "test_while_a_disk_does_not_say_how_full_it_is_heartbeats_go_on_and_tell_why_nothing_new_comes_in"),
     ],
-    "node_agent/serve/owner.py": [
+    "node_agent/fetch/owner.py": [
         ("a chunk that somebody else is about to hold is asked for in a loop", "elif not self.shelf.holds(digest):",
          "elif False:", "test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_gets_it_once_it_is_not"),
     ],
