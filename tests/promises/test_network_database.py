@@ -20,13 +20,13 @@ from bdn.mirror.db.alone import LockLostError
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.ingest import worker
-from bdn.mirror.scrub import rounds as keeping
+from bdn.mirror.scrub import keeper as keeping
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
-from tests.support.network.fault_proxy_bytes import ByteProxy
+from tests.support.network.fault_proxy import ByteProxy
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
