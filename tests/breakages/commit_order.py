@@ -10,7 +10,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "bdn/mirror/store_opener.py": [
         ("what a killed mirror was writing stays", "store.clear_incoming()", "pass",
-         "test_a_mirror_killed_at_any_step_goes_on_and_keeps_what_it_said"),
+         "test_a_mirror_killed_at_any_step_keeps_its_word"),
     ],
     "bdn/store/directory.py": [
         ("a chunk's name comes before its bytes are durable", "            os.fdatasync(file.descriptor)\n", "",
@@ -20,7 +20,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
           "                with suppress(PermissionError):  # nobody can look at it, and it may have been right\n"
           "                    self._quarantine.move_if_wrong(target, digest)\n                partial.rename(target)"),
          "self._make_fanout(target.parent)\n                self._write_synced(target, content)",
-         "test_a_mirror_killed_at_any_step_goes_on_and_keeps_what_it_said"),
+         "test_a_mirror_killed_at_any_step_keeps_its_word"),
     ],
     "node_agent/cache/node_cache.py": [
         ("an eviction removes the record last",

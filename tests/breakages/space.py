@@ -74,7 +74,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stays_and_is_mended_later"),
         ("a whole file that cannot be looked at is a bug of ours",
          "with disk_errors(path):\n                if path.exists()", "if True:\n                if path.exists()",
-         "test_an_eviction_where_neither_can_be_deleted_nor_be_looked_is_an_error_that_names_the_disk"),
+         "test_an_eviction_on_a_deaf_disk_names_it"),
         ("the disk is looked at while another deletes",
          "async with self._lock:\n            await to_the_end(self._trim())",
          ("room = await in_thread(self.space.room)\n        self.space.room = lambda: room\n"

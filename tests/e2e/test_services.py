@@ -198,9 +198,7 @@ def test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node(node: Shell, tal
     tally.add(scenarios=3, faults=1, repaired=1, refused=4)
 
 
-def test_programs_that_get_in_each_others_way_are_told_so(
-    node: Shell, services: tuple[Cluster, Shell], tmp_path: Path
-) -> None:
+def test_programs_in_each_others_way_are_told_so(node: Shell, services: tuple[Cluster, Shell], tmp_path: Path) -> None:
     cluster, _ = services
     same_data = Shell(cluster.root / "mirror", {**cluster.extra, "BDN_PORT": "0", "BDN_DATA_PORT": "0"}, is_forked=True)
     second_mirror = same_data.run("bdn", "serve")

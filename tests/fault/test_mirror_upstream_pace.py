@@ -144,9 +144,7 @@ async def test_who_asks_for_a_plan_is_told_at_once_that_the_upstream_is_busy(
     assert pauses.seconds == []
 
 
-async def test_a_page_that_fails_is_asked_for_again_and_the_pages_before_it_are_not(
-    upstreams: None, hasty_hub: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_a_page_that_fails_is_asked_for_alone(upstreams: None, hasty_hub: MirrorUnderTest, hub: Hub) -> None:
     files = {f"{number:04}.txt": b"%d" % (number % 7) for number in range(3500)}
     hub.repo("org/many").commit(files)
     hub.fail(answer(500), "/tree/.*cursor=", skip=1, times=3)
@@ -185,9 +183,7 @@ async def test_what_is_done_to_upstreams_is_measured(hasty: MirrorUnderTest, ups
     assert "127.0.0.1" not in text
 
 
-async def test_no_more_requests_are_in_flight_than_the_setting_allows_over_all_jobs(
-    upstreams: None, hub: Hub, pauses: Pauses, tmp_path: Path
-) -> None:
+async def test_requests_in_flight_are_limited(upstreams: None, hub: Hub, pauses: Pauses, tmp_path: Path) -> None:
     for number in range(4):
         contents = {f"{number}-{part}.bin": GeneratedContent(9_000_000, seed=2 * number + part) for part in range(2)}
         hub.repo(f"org/{number}").commit({**contents, "a.txt": b"%d" % number})

@@ -251,9 +251,7 @@ async def test_a_forced_eviction_stops_a_stage_that_is_being_staged(rig: Rig, mi
 
 
 @pytest.mark.parametrize("selector", [{}, {"all": True, "job": "x"}, {"manifests": ["rubbish"]}])
-async def test_an_eviction_that_selects_nothing_or_rubbish_is_refused(
-    rig: Rig, mirror: AgentMirror, selector: dict[str, object]
-) -> None:
+async def test_an_eviction_of_rubbish_is_refused(rig: Rig, mirror: AgentMirror, selector: dict[str, object]) -> None:
     async with rig.agent() as agent:
         with pytest.raises(InvalidRequestError):
             await evict(agent, **selector)

@@ -247,9 +247,7 @@ async def test_a_dedicated_cluster_cache_stages_nothing(rig: Rig, mirror: AgentM
         assert mirror.heartbeats[-1].tiers.keys() == {"cluster"}
 
 
-async def test_an_owner_that_is_killed_while_it_obtains_leaves_nothing_half(
-    mirror: AgentMirror, tmp_path: Path, peer: ConnectionPool
-) -> None:
+async def test_an_owner_killed_leaves_nothing_half(mirror: AgentMirror, tmp_path: Path, peer: ConnectionPool) -> None:
     port = free_port()
     program = Program(tmp_path, mirror.url, {"BDN_AGENT_DATA_PORT": str(port)})
     manifest, gate, reading = mirror.publish(FILES), threading.Event(), asyncio.Event()
@@ -405,9 +403,7 @@ async def test_a_chunk_that_is_evicted_as_soon_as_it_has_come_is_obtained_again(
         await check_counts(agent)
 
 
-async def test_peers_a_stage_and_evictions_that_do_not_wait_for_one_another(
-    rig: Rig, mirror: AgentMirror, peers: ThreadPoolExecutor
-) -> None:
+async def test_peers_a_stage_and_evictions_at_once(rig: Rig, mirror: AgentMirror, peers: ThreadPoolExecutor) -> None:
     manifest = mirror.publish(EVICTED_FILES)
     grant = mirror.grant(manifest)
     async with rig.agent() as agent:

@@ -102,9 +102,7 @@ async def test_a_grant_that_is_not_the_mirror_s_fails_the_prefetch(mirror: Agent
     assert mirror.requests == 0
 
 
-async def test_a_prefetch_goes_on_where_a_restart_broke_it_off(
-    mirror: AgentMirror, tmp_path: Path, gate: threading.Event
-) -> None:
+async def test_a_prefetch_goes_on_after_a_restart(mirror: AgentMirror, tmp_path: Path, gate: threading.Event) -> None:
     manifest = mirror.publish(FILES)
     last = mirror.chunks(manifest, "a.bin")[-1]
     mirror.faults[last].append(held_by(gate))
@@ -124,9 +122,7 @@ async def test_a_prefetch_goes_on_where_a_restart_broke_it_off(
     assert not {*mirror.chunks(manifest, "a.bin")[:-1]} & mirror.chunk_requests.keys()
 
 
-async def test_what_is_being_prefetched_is_evicted_only_by_force_and_the_prefetch_then_fails(
-    mirror: AgentMirror, tmp_path: Path, gate: threading.Event
-) -> None:
+async def test_only_force_evicts_a_running_prefetch(mirror: AgentMirror, tmp_path: Path, gate: threading.Event) -> None:
     manifest = mirror.publish(FILES)
     last = mirror.chunks(manifest, "a.bin")[-1]
     mirror.faults[last].append(held_by(gate))

@@ -244,9 +244,7 @@ async def test_an_eviction_from_an_agent_that_nobody_ever_heard_of_is_refused(id
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "NOT_FOUND"), where
 
 
-async def test_an_agent_that_was_silent_before_is_named_as_unreachable(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_was_silent_before_is_unreachable(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     await FakeAgent(mirror, "n1").beat()
     monkeypatch.setattr("bdn.mirror.db.agents.ALIVE_SECONDS", -1.0)
     done = await mirror.evict(all=True, tier="node")

@@ -45,9 +45,7 @@ REFUSED: list[tuple[Any, str, str]] = [
 ]
 
 
-async def test_a_wrong_request_is_refused_and_leaves_nothing(
-    idle: MirrorUnderTest, hub: Hub, subtests: pytest.Subtests
-) -> None:
+async def test_a_wrong_request_leaves_nothing(idle: MirrorUnderTest, hub: Hub, subtests: pytest.Subtests) -> None:
     for body, code, said in REFUSED:
         for dry_run in (False, True):
             with subtests.test(said, dry_run=dry_run):

@@ -95,9 +95,7 @@ async def test_a_prefetch_is_ready_when_all_its_nodes_are(either: MirrorUnderTes
     assert (await now(either, prefetch))["status"] == "READY"
 
 
-async def test_a_named_node_that_does_not_live_is_unreachable_at_once(
-    either: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_named_dead_node_is_unreachable(either: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     await FakeAgent(either, "n1").beat()
     monkeypatch.setattr("bdn.mirror.db.agents.ALIVE_SECONDS", -1.0)
     prefetch = await begun(either, nodes=["n1"])

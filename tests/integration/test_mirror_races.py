@@ -71,9 +71,7 @@ async def test_a_mirror_that_another_process_cancels_is_not_brought_back_to_life
     assert (await mirror.ready(MODEL))["bytes_transferred"] in (0, LARGE.size + 2)
 
 
-async def test_contents_that_vanish_between_diff_and_publish_are_copied_again(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_contents_that_vanish_are_copied_again(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     await mirror.ready(MODEL)
     announce, times = Ingest._announce, [0]
 
@@ -90,9 +88,7 @@ async def test_contents_that_vanish_between_diff_and_publish_are_copied_again(
     await mirror.tree(document["sources"][0]["manifest"])
 
 
-async def test_a_bug_fails_its_mirror_and_the_worker_goes_on(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_fails_its_mirror_alone(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Surveyor, "survey", lambda *_: 1 / 0)
         assert (await mirror.failed(MODEL))["message"].startswith("internal error: ZeroDivisionError")
@@ -203,9 +199,7 @@ async def test_a_copy_that_begins_while_a_collection_deletes_counts_on_nothing_t
         await mirror.tree(documents[0]["sources"][0]["manifest"])
 
 
-async def test_a_survey_knows_how_much_of_a_half_copied_file_is_there_to_the_byte(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_survey_counts_half_copied_files(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     surveys: list[Survey] = []
     survey = Surveyor.survey
 

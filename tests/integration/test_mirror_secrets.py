@@ -113,9 +113,7 @@ async def test_a_secret_that_was_set_opens_a_private_source_and_is_never_shown(
     assert "secret set" in caplog.text
 
 
-async def test_the_database_never_holds_a_value_and_its_dates_say_when_it_was_set(
-    mirror_with: OpenMirror, database_url: str, tmp_path: Path
-) -> None:
+async def test_the_database_never_holds_a_value(mirror_with: OpenMirror, database_url: str, tmp_path: Path) -> None:
     async with mirror_with() as mirror:
         first = await put(mirror, "b")
         await put(mirror, "a", '{"aws_access_key_id": "AKIASESAME"}')
@@ -180,9 +178,7 @@ async def test_an_operator_rotates_all_secrets_and_counts_them(mirror_with: Open
 
 
 @ONE_KIND
-async def test_without_the_right_key_everything_says_so_and_changes_nothing(
-    mirror_with: OpenMirror, hub: Hub, database_url: str
-) -> None:
+async def test_without_the_right_key_nothing_changes(mirror_with: OpenMirror, hub: Hub, database_url: str) -> None:
     hub.repo("org/private", private=True).commit({"a.txt": b"1"})
     private = source("hf://org/private", **with_secret("team-token"))
     async with mirror_with() as mirror:
@@ -251,9 +247,7 @@ async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the
 
 
 @ONE_KIND
-async def test_a_secret_behind_one_of_the_operator_s_is_said_to_be_outranked(
-    mirror_with: OpenMirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_secret_that_is_outranked_says_so(mirror_with: OpenMirror, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BDN_SECRET_TEAM_TOKEN", "from the environment")
     async with mirror_with() as mirror:
         assert (await put(mirror, "team-token"))["outranked"] is True

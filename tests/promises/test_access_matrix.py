@@ -234,9 +234,7 @@ async def test_a_grant_with_one_sign_changed_is_worth_nothing(world: World, scal
             tally.add(scenarios=1, refused=1)
 
 
-async def test_what_is_not_yours_costs_what_costs_nothing(
-    world: World, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "bdn.mirror.access.access._STANDING_SECONDS", 3600.0
     )  # what is kept for a second is kept for this test
@@ -416,9 +414,7 @@ async def test_an_eviction_of_anothers_manifest_takes_nothing(mirror_with_keys: 
     assert (await mirror_with_keys.ask("controller a", "GET", path)).status_code == 200
 
 
-async def test_a_verification_neither_reads_nor_tells_of_another_s_private_slab(
-    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_verification_tells_nothing_of_others(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
     """Both organisations have the file x, each in a slab of its own."""
     async with access_world(tmp_path / "mirror", hub, scrub_seconds=0) as mirror_with_keys:
 

@@ -153,9 +153,7 @@ async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: 
     assert (await store.verify(manifest=store.manifest))["items"] == []
 
 
-async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
-) -> None:
+async def test_more_is_repaired_than_is_listed(store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally) -> None:
     monkeypatch.setattr(operation_schema, "LISTED", 2)
     for place in PLACES:
         store.rot("flipped", place)
@@ -297,9 +295,7 @@ async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_an
     tally.add(repaired=2, wrong=not await store.is_right())
 
 
-async def test_a_damaged_chunk_that_cannot_be_looked_at_again_keeps_no_other_mirror_from_being_ready(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
-) -> None:
+async def test_a_lost_chunk_stops_no_other_mirror(store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally) -> None:
     name = store.rot("flipped", "middle")
     await store.verify(all=True, repair=False)
     fault = DirectoryStore.fault
@@ -337,9 +333,7 @@ async def test_who_suspects_a_chunk_of_the_api_gets_it_after_it_was_read(store: 
     tally.add(repaired=1, wrong=answer.content != ONE)
 
 
-async def test_a_repair_does_not_wait_for_the_end_of_a_verification(
-    store: Store, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repair_waits_for_no_verification(store: Store, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = 0
 
     async def another_part(_: object) -> bool:

@@ -53,9 +53,7 @@ async def test_where_nothing_can_be_noted_every_wrong_file_is_mended_all_the_sam
     tally.add(scenarios=1, faults=len(FILES), repaired=len(FILES))
 
 
-async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_and_the_round_goes_on(
-    rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_folder_made_a_file_stops_no_round(rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     manifest, clock = mirror.publish(FILES), now()
     async with rig.agent(clock) as agent:
         await staged(agent, mirror, manifest)

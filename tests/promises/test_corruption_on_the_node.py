@@ -102,9 +102,7 @@ async def test_the_scrub_finds_a_wrong_chunk_and_fetches_it_alone(
         assert all(found["tier"] == "node" and found["found"] != found["expected"] for found in evidence(agent))
 
 
-async def test_whatever_is_damaged_one_round_makes_it_right_with_these_chunks_alone(
-    rig: Rig, mirror: AgentMirror, scale: Scale, tally: Tally
-) -> None:
+async def test_one_round_repairs_whatever_is_damaged(rig: Rig, mirror: AgentMirror, scale: Scale, tally: Tally) -> None:
     files = {**FILES, "other": noise(CHUNK_SIZE + 5, 3), "third": noise(3 * CHUNK_SIZE, 4)}
     manifest, clock = mirror.publish(files), now()
     places = [(path, index) for path in files for index in range(len(mirror.chunks(manifest, path)))]
@@ -426,9 +424,7 @@ async def test_a_linked_file_that_somebody_edited_is_itself_again(rig: Rig, mirr
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is_looked_at(
-    rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_link_to_itself_is_damage_alone(rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent() as agent:
         view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
@@ -451,9 +447,7 @@ async def test_a_link_to_itself_in_a_view_is_damage_and_what_stands_beside_it_is
         tally.add(scenarios=1, faults=3, repaired=1, refused=3)
 
 
-async def test_nothing_is_written_through_a_link_that_somebody_put_into_a_view(
-    rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_nothing_is_written_through_a_link(rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     manifest = mirror.publish(FILES)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/1").write_bytes(b"somebody else's file")

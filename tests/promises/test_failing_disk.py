@@ -243,9 +243,7 @@ async def test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stay
 
 
 @needs_forgetful_disks
-async def test_an_eviction_where_neither_can_be_deleted_nor_be_looked_is_an_error_that_names_the_disk(
-    disk: ForgetfulDisk, mirror: AgentMirror, tally: Tally
-) -> None:
+async def test_an_eviction_on_a_deaf_disk_names_it(disk: ForgetfulDisk, mirror: AgentMirror, tally: Tally) -> None:
     async with Rig(mirror, disk.place, {"cluster_cache_bytes": 0, "cache_bytes": MIB}).agent() as agent:
         await agent.heartbeats.beat()
         old = await staged(agent, mirror, mirror.publish(FILES))

@@ -67,9 +67,7 @@ async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, sca
 
 
 @pytest.mark.promise("commit-order")
-async def test_a_mirror_killed_at_any_step_goes_on_and_keeps_what_it_said(
-    tmp_path: Path, hub: Hub, scale: Scale, tally: Tally
-) -> None:
+async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: Hub, scale: Scale, tally: Tally) -> None:
     fill(hub)
     steps = even_sample(MIRROR_STEPS, scale.of(2, 40))
     for step in steps:

@@ -361,9 +361,7 @@ async def test_who_lost_the_session_hears_of_it_at_once(
             tally.add(scenarios=1, faults=1, refused=1)
 
 
-async def test_who_stands_still_is_forgotten_and_finds_out_when_he_goes_on(
-    postgres_url: str, database: Database, tally: Tally
-) -> None:
+async def test_who_stands_still_is_forgotten_and_is_told(postgres_url: str, database: Database, tally: Tally) -> None:
     """A machine that sleeps, or a process that is stopped: its connections live, and it says nothing."""
     program = (sys.executable, "-c", HOLDER, postgres_url)
     holder = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)

@@ -55,9 +55,7 @@ async def test_a_fault_on_the_way_to_the_mirror_costs_time_alone(
 
 @pytest.mark.parametrize("fault", LASTING, ids=name_of)
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_fault_that_lasts_fails_the_stage_and_names_the_place(
-    ring: FaultyRing, place: str, fault: Fault, tally: Tally
-) -> None:
+async def test_a_fault_that_lasts_names_the_place(ring: FaultyRing, place: str, fault: Fault, tally: Tally) -> None:
     manifest = ring.mirror.publish(FILES)
     proxy = ring.api if place == "api" else ring.content
     async with asyncio.timeout(LONGEST_SECONDS), ring.agent("node-1", byte_threads=2) as agent:
@@ -103,9 +101,7 @@ async def test_right_sized_chunks_in_each_others_place_are_found_out(ring: Fault
 
 
 @pytest.mark.parametrize("fault", [*PASSING, parted], ids=name_of)
-async def test_a_fault_on_the_way_to_a_peer_costs_a_retry_at_most(
-    ring: FaultyRing, fault: Fault, tally: Tally, scale: Scale
-) -> None:
+async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, tally: Tally, scale: Scale) -> None:
     """Once, and in the full run whatever a peer is asked: then the mirror serves."""
     manifest = ring.mirror.publish(FILES)
     async with (

@@ -108,9 +108,7 @@ async def test_an_upstream_whose_name_stays_lost_is_named_and_nothing_is_publish
     assert upstream.wanted["source"].split("@")[0] in error["message"]
 
 
-async def test_an_agent_that_cannot_resolve_its_mirror_serves_what_it_holds_and_goes_on_when_it_can(
-    server: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_an_agent_whose_mirror_has_no_name_serves_on(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     """It starts so, too."""
     mirror = server.renewed(is_packed=True)
     files = {"large": noise(9 * MIB, 1), "small": noise(30_000, 2)}

@@ -91,9 +91,7 @@ async def test_what_was_evicted_is_not_there_until_it_is_restored(
     tally.add(scenarios=1)
 
 
-async def test_it_can_be_restored_until_it_is_collected_after_seven_days(
-    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
-) -> None:
+async def test_it_can_be_restored_for_seven_days(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
     manifest = await manifest_of(mirror, ONE)
     calendar.days = 30  # how long it was there does not matter
     await mirror.evict(source="hf://org/one", tier="mirror")
@@ -123,9 +121,7 @@ async def test_mirroring_it_again_brings_it_back_and_moves_no_bytes(mirror: Mirr
     tally.add(scenarios=1)
 
 
-async def test_an_eviction_takes_nothing_from_another_organisation(
-    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
-) -> None:
+async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
     manifest = await manifest_of(mirror, ONE)
     assert (await mirrored_by_rival(mirror, ONE))["sources"][0]["manifest"] == manifest
     two = await manifest_of(mirror, TWO)
@@ -218,9 +214,7 @@ async def test_a_clock_that_was_set_back_puts_off_no_collection(
             assert len(mirror.operations("collection")) == rows
 
 
-async def test_a_collection_that_fails_for_a_bug_has_failed_and_the_mirror_goes_on(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_collection_with_a_bug_has_failed(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any, **__: Any) -> None:
         raise ValueError("scripted")
 

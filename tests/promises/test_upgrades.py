@@ -61,9 +61,7 @@ def written_by_the_earlier_version(now: Path, then: Path) -> None:
         connection.commit()
 
 
-async def test_a_database_and_store_of_the_first_version_are_kept_whole(
-    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
-) -> None:
+async def test_the_first_versions_data_is_kept_whole(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
     fill(hub)
     names = list(repositories())
     async with mirror_under_test(tmp_path / "now") as mirror:

@@ -348,9 +348,7 @@ for number in itertools.count(int(sys.argv[2])):
 
 
 @pytest.mark.parametrize("page_size", [8 * 1024 * 1024, 20_000], ids=["one page", "many pages"])
-def test_a_journal_that_is_killed_while_it_is_written_loses_nothing_that_was_acknowledged(
-    tmp_path: Path, scale: Scale, tally: Tally, page_size: int
-) -> None:
+def test_a_journal_killed_in_a_write_loses_nothing(tmp_path: Path, scale: Scale, tally: Tally, page_size: int) -> None:
     from node_agent.journal import Journal
 
     choose, last, kills = random.Random(7), -1, scale.of(3, 40)

@@ -107,9 +107,7 @@ def stored(mirror: MirrorUnderTest, content: bytes) -> Path:
 
 
 @pytest.mark.promise("collection")
-async def test_what_was_collected_says_so_and_when_to_all_who_had_it_and_a_dry_run_says_nothing(
-    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
-) -> None:
+async def test_what_was_collected_says_so_to_all(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
     manifest = await mirrored(mirror, MODEL)
     assert await mirrored(mirror, MODEL, "rival") == manifest
     for organisation in ("default", "rival"):
@@ -176,9 +174,7 @@ async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
 
 
 @pytest.mark.promise("corruption", "access")
-async def test_of_a_private_slab_its_owner_alone_hears_also_when_it_is_packed_in_another_way(
-    mirror: MirrorUnderTest, bucket: S3Bucket, tally: Tally
-) -> None:
+async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, bucket: S3Bucket, tally: Tally) -> None:
     """Both have the manifest, and each its own slab with the same small files."""
     bucket.put({"a.txt": FILES["a.txt"], "b.txt": FILES["b.txt"]})
     wanted = source(f"s3://{bucket.name}", **with_secret("s3-keys"))
@@ -200,9 +196,7 @@ async def test_of_a_private_slab_its_owner_alone_hears_also_when_it_is_packed_in
 
 
 @pytest.mark.promise("corruption")
-async def test_damage_that_several_processes_find_at_once_is_written_down_once(
-    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
-) -> None:
+async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
     manifest = await mirrored(mirror, MODEL)
     rot(stored(mirror, FILES["weights"]), "zeroed")
     database, store = Database(f"sqlite+aiosqlite:///{mirror.data_dir}/mirror.sqlite"), AlsoSeen(mirror)
