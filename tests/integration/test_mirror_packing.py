@@ -10,12 +10,12 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.source.upstream import Identity
-from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store import FileLayout, Slab
 from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.retention.store_eviction import EvictionWeights
-from bdn.store.memory import MemoryStore
+from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.slabs import pack
 
 pytest_plugins = ("tests.support.mirror.fixtures",)

@@ -10,8 +10,7 @@ import pytest
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.grant import Grant, GrantedMount
-from bdn.core.store.layout import FileLayout
-from bdn.core.store.slabs import SEAL_SIZE, seal_of
+from bdn.core.store import SEAL_SIZE, FileLayout, seal_of
 from bdn.mirror.keys import load_signer
 from bdn.wire.mirror_schema import LayoutBody
 from bdn.wire.weights_schema import MirrorRequestBody

@@ -6,8 +6,7 @@ from typing import Final
 
 import pytest
 
-from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secrets import SecretTable
+from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
 from tests.doubles.hub import Hub
 from tests.support.crash.rotting import rot
 from tests.support.mirror.access_world import UNKNOWN, World, access_world

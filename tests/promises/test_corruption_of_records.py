@@ -13,7 +13,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock, noise
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bdn.core.errors import NotFoundError
 from bdn.core.events import Event
 from bdn.mirror.access import selectors
-from bdn.mirror.db import contents, events, mirrors, tombstones
+from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database
 from bdn.wire.operation_schema import RestorationRequest, RestoredItem
 from bdn.wire.shapes import Items
@@ -34,7 +34,7 @@ class Restorations:
             # A collection goes first, and then there is nothing to restore, or it waits.
             await mirrors.hold_claims(session)
             named = await selectors.named(session, organisation, request.manifest, request.source)
-            restored = sorted(await tombstones.restore(session, organisation, named))
+            restored = sorted(await mirrors.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
             decided = [
                 Event.of("restored", {}, manifest=f"b3:{digest}", organisation=organisation) for digest in restored

@@ -11,7 +11,7 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.core.store.damage import Piece
+from bdn.core.store import Piece
 from bdn.mirror.agents.members import is_alive
 from bdn.mirror.db import agents, origins
 from bdn.mirror.db.database import Database

@@ -9,7 +9,7 @@ from pathlib import Path
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.wire.layout_form import Layout
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
