@@ -23,7 +23,8 @@ from bdn.net.chunk_server.messages import RequestRefusedError, find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import parse_head as parse_answer
 from bdn.net.http1.connection import ProtocolError
-from bdn.sources.s3.bucket import NotAListingError, read_page
+from bdn.sources.s3.bucket import read_page
+from bdn.sources.s3.errors import NotAListingError
 from bdn.sources.sign_in import Secret, hugging_face_token, s3_credentials, service_account_key
 from bdn.wire.agent_schema import Heartbeat
 from bdn.wire.errors import error_from
