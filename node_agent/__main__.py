@@ -13,7 +13,7 @@ import click
 from bdn import __version__
 from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of, log_to_stderr
 from bdn.core.errors import BdnError
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
 from node_agent.api import build_app, unix_socket

@@ -18,9 +18,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.digest import Digest
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors
-from bdn.net.api_server.event_stream import EVENTS, EventStream
-from bdn.net.api_server.service import new_router, new_service, provided
-from bdn.net.client.service_client import LONGEST_WAIT_SECONDS
+from bdn.net.api_server import EVENTS, EventStream, new_router, new_service, provided
+from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items

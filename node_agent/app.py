@@ -15,7 +15,7 @@ from bdn import __version__
 from bdn.core.digest import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import BufferPool, ByteThreads
 from bdn.transfer.pacing import pacer
@@ -23,14 +23,16 @@ from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
+from node_agent.cache.space import check_fitness
 from node_agent.cache.tiers import open_tiers
-from node_agent.disk.cache_directory import boot_id, check_fitness, open_cache_directory
+from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import Catalogue, LayoutSource, PeerDocuments
+from node_agent.fetch.owner import ChunkLists, Owner, OwnersShelf
 from node_agent.fetch.peers import Members, Peers
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 from node_agent.fill.filler import Filler, Pools
@@ -38,10 +40,8 @@ from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
-from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.evictions import EvictionCommands
-from node_agent.mirror_link.heartbeats import AgentIdentity, ChangeSignal, Heartbeats
-from node_agent.mirror_link.holdings import AgentHoldings
+from node_agent.mirror_link.heartbeats import AgentHoldings, AgentIdentity, ChangeSignal, CommandInbox, Heartbeats
 from node_agent.mirror_link.prefetches import PrefetchCommands
 from node_agent.mirror_link.verifications import VerificationCommands
 from node_agent.scrub.findings import DamageReports, ScrubRecord
@@ -50,7 +50,6 @@ from node_agent.scrub.repair import FileRepair, StagedFiles
 from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
 from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
-from node_agent.serve.owner import ChunkLists, Owner, OwnersShelf
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
@@ -107,12 +106,7 @@ async def open_agent(
 ) -> AsyncIterator[Agent]:
     """A running agent: its disk is scanned and its stages go on. Leaving the context drains it; stages survive.
 
-    Args:
-        settings: from the environment.
-        clock: the time of day.
-        elapsed: counts the seconds that leases have left, and those that peers and the mirror take to answer.
-        policy: how often a failed request is repeated.
-        waits: how long peers and the mirror may take to answer.
+    ``clock`` is the time of day; ``elapsed`` measures leases and how long peers and the mirror take to answer, within ``waits``.
 
     Raises:
         SettingsError: these settings do not go together.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bdn.net.api_server.http_server import serving
+from bdn.net.api_server import serving
 from bdn.wire.stage_schema import BytesFrom, StageDocument
 from node_agent.api import build_app, unix_socket
 from node_agent.app import Agent, open_agent
@@ -26,13 +26,10 @@ class LocalAgent:
 
     async def check_destination(self, destination: Path) -> None:
         """Refuse a directory where no view could be published; raises ``InvalidRequestError``."""
-        await in_thread(self._check, destination)
-
-    def _check(self, destination: Path) -> None:
-        """Whether what stands there is intact is looked at later, once: that takes a while for many files."""
-        path = destination.resolve()
-        if not self.agent.stages.lifecycle.pulls.stands_at(path):
-            Destination(path, "check", self.agent.places).check(None)
+        path = await in_thread(destination.resolve)
+        # Whether what stands there is intact is looked at later, once: that takes a while for many files.
+        if not await in_thread(self.agent.stages.lifecycle.pulls.stands_at, path):
+            await in_thread(Destination(path, "check", self.agent.places).check, None)
 
     async def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""

@@ -31,8 +31,8 @@ from bdn.cli.stage import grant_of, stage_bytes
 from bdn.core.errors import InternalError, UpstreamUnavailableError
 from bdn.core.units import format_size
 from bdn.mirror.settings import MirrorSettings
-from bdn.net.api_server.http_server import bind_tcp
-from bdn.net.client.mirror_client import AgentClient, MirrorClient
+from bdn.net.api_server import bind_tcp
+from bdn.net.client import AgentClient, MirrorClient
 from bdn.wire.errors import ReportedError
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.operation_schema import Eviction, EvictionRequest

@@ -10,7 +10,7 @@ from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import DONE, FAILED, IN_USE, Output, check_usage, command_line, waiting_for
 from bdn.core.errors import InvalidRequestError
 from bdn.core.units import format_size, parse_size
-from bdn.net.client.service_client import LONGEST_WAIT_SECONDS
+from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.operation_schema import EvictedItem, Eviction, EvictionRequest, Tier
 
 

@@ -15,28 +15,24 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, commands_at: dict[str, tuple[str, str]], **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
-        self._commands_at = commands_at
+        self.commands_at = commands_at
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names, in order."""
-        return list(self._commands_at)
+        return list(self.commands_at)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command, imported now."""
-        if cmd_name not in self._commands_at:
+        if cmd_name not in self.commands_at:
             return None
-        module, _, attribute = self._commands_at[cmd_name][0].partition(":")
+        module, _, attribute = self.commands_at[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         return command if isinstance(command, click.Command) else None
-
-    def help_of(self, name: str) -> str:
-        """The line that the list of commands shows."""
-        return self._commands_at[name][1]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list of commands, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in self._commands_at.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in self.commands_at.items()])
 
 
 @click.group(

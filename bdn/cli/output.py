@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.core.units import format_size
-from bdn.net.client.service_client import OUTAGE_SECONDS, OutageRetry
+from bdn.net.client import OUTAGE_SECONDS, OutageRetry
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
 from bdn.wire.errors import document_of

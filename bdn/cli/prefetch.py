@@ -10,7 +10,7 @@ import click
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import DONE, FAILED, Output, check_usage, command_line, progress_bar, waiting_for
 from bdn.core.units import format_size
-from bdn.net.client.service_client import LONGEST_WAIT_SECONDS
+from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.operation_schema import Prefetch, PrefetchNode, PrefetchRequest
 
 _LOOK_AGAIN_SECONDS: Final = 2.0  # as often as agents tell how far they are

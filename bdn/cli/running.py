@@ -20,7 +20,7 @@ from bdn.cli.output import Output
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.settings import MirrorSettings
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageDocument
 
 _LOOK_AGAIN_SECONDS: Final = 0.2

@@ -8,7 +8,7 @@ from bdn.cli.clients import agent_client, mirror_client
 from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar, waiting_for
 from bdn.core.errors import InvalidRequestError
 from bdn.core.units import format_size
-from bdn.net.client.service_client import LONGEST_WAIT_SECONDS
+from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.stage_schema import StageDocument, StageRequest
 

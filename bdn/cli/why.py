@@ -14,8 +14,7 @@ from bdn.cli.output import Output, command_line
 from bdn.core.errors import NotFoundError
 from bdn.core.events import Event, explanation
 from bdn.core.units import format_size, format_time
-from bdn.net.client.mirror_client import MirrorClient
-from bdn.net.client.service_client import Params
+from bdn.net.client import MirrorClient, Params
 from bdn.wire.errors import ReportedError
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, NodeEvents, StagedPath
 from bdn.wire.mirror_schema import HeldManifest

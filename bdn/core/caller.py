@@ -37,11 +37,7 @@ class Caller:
     cluster: str | None = None
 
     def acting(self, needed: Role, organisation: str | None) -> Caller:
-        """The same caller, for a call that needs this role and names this organisation (None: the caller's own).
-
-        Raises:
-            NotPermittedError: of another role, or for another organisation. It does not depend on what exists.
-        """
+        """The caller, for a call that needs this role and names this organisation (None: its own), or ``NotPermittedError``."""
         if self.role is Role.OPERATOR:
             return Caller(organisation or self.organisation, self.role)
         if self.role is not needed:

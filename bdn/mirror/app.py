@@ -19,9 +19,7 @@ from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
-from bdn.mirror.agents.holdings import HeldManifestsService
-from bdn.mirror.agents.members import Roll
-from bdn.mirror.api.contents import ContentsService
+from bdn.mirror.api.contents import ContentsService, HeldManifestsService
 from bdn.mirror.api.control import Probes
 from bdn.mirror.api.routers import ROUTERS
 from bdn.mirror.damages import DamagedRecords, Damages
@@ -37,7 +35,7 @@ from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.collections import Collections
 from bdn.mirror.operations.evictions import EvictionService
-from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.heartbeats import Membership, Roll
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.prefetches import Prefetches
@@ -59,7 +57,7 @@ from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.secrets import Keyring, Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.mirror.waiting import Watch
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.settings import UpstreamSettings

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
 from bdn.core.ports import Inspection
-from bdn.mirror.agents.members import is_alive
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
 
@@ -76,5 +75,5 @@ class Metrics:
         self._evidence.set(await asyncio.to_thread(self._inspection.evidence))
         self._scrubbed_at.set((newest and newest.completed_at) or 0)
         self._given_up.set(given_up)
-        self._agents.set(sum(is_alive(row, time.time()) for row in rows))
+        self._agents.set(sum(agents.is_alive(row, time.time()) for row in rows))
         return generate_latest(self.registry)

@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.caller import ORGANISATION_PATTERN, Role
 from bdn.core.errors import InvalidRequestError, LimitExceededError
-from bdn.wire.shapes import Items, StrictBody
+from bdn.wire.shapes import Items, StrictModel
 
 LONGEST_SECONDS: Final = 100 * 365 * 24 * 3600
 Line = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Organisation = Annotated[StrictStr, Field(pattern=f"^{ORGANISATION_PATTERN}$")]
 
 
-class TokenRequest(StrictBody):
+class TokenRequest(StrictModel):
     """A token to be made. ``name`` is for people; ``expires_seconds`` null means until it is revoked.
 
     ``cluster`` is for the role ``agent``: then the token speaks for agents of this cluster alone.
@@ -59,7 +59,7 @@ NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 LIMIT_VALUE_BYTES: Final = 64 * 1024
 
 
-class SecretBody(StrictBody):
+class SecretBody(StrictModel):
     """A secret's value, on its way in: a token, or a JSON object with keys."""
 
     model_config = ConfigDict(hide_input_in_errors=True)

@@ -31,11 +31,6 @@ def chunk_path(digest: Digest) -> str:
     return f"/chunks/{digest}"
 
 
-def document_path(manifest: Digest, kind: DocumentKind) -> str:
-    """Where a manifest, or its layout, is served: by the mirror, and by agents that hold it."""
-    return f"/manifests/{manifest}" if kind == "manifest" else f"/manifests/{manifest}/layout"
-
-
 def parse_document_path(path: str) -> tuple[Digest, DocumentKind] | None:
     """The manifest that a request path names, and whether itself or its layout is meant; None for other paths."""
     _, _, below = path.partition("?")[0].partition("/manifests/")

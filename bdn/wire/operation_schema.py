@@ -12,7 +12,7 @@ from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.core.store import Kind
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.shapes import OperationDocument, Quantity, StrictBody
+from bdn.wire.shapes import OperationModel, Quantity, StrictModel
 from bdn.wire.stage_schema import BytesFrom
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
@@ -20,7 +20,7 @@ Tier = Literal["node", "cluster", "mirror"]
 EvictionStatus = Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
 
 
-class EvictionRequest(StrictBody):
+class EvictionRequest(StrictModel):
     """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
 
     ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it.
@@ -59,7 +59,7 @@ class EvictedItem(BaseModel):
     restorable_until: datetime | None = None
 
 
-class Eviction(OperationDocument):
+class Eviction(OperationModel):
     """A recorded eviction. ``bytes_freed`` is what a dry run would free."""
 
     status: EvictionStatus
@@ -104,7 +104,7 @@ PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
 NodeState = Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
 
 
-class PrefetchRequest(StrictBody):
+class PrefetchRequest(StrictModel):
     """Exactly one of ``mirror_id``, ``manifest`` and ``source`` says what; ``cluster`` and ``nodes`` say where.
 
     A source means what it was last mirrored as. Nodes without a cluster are meant by their names in every cluster; a
@@ -135,7 +135,7 @@ class PrefetchNode(BaseModel):
     error: ErrorBody | None = None
 
 
-class Prefetch(OperationDocument):
+class Prefetch(OperationModel):
     """A recorded prefetch: READY when all nodes are, FAILED when all ended and some are not."""
 
     status: PrefetchStatus
@@ -166,7 +166,7 @@ LISTED: Final = (
 )
 
 
-class VerificationRequest(StrictBody):
+class VerificationRequest(StrictModel):
     """Exactly one of ``source``, ``manifest`` and ``all`` says what; the rest narrows where. Without ``repair`` it only looks."""
 
     source: _Source | None = None
@@ -182,7 +182,7 @@ class VerificationRequest(StrictBody):
         self.check_one_of("source", "manifest", "all")
 
 
-class PathVerificationRequest(StrictBody):
+class PathVerificationRequest(StrictModel):
     """To one agent: verify a file of a view, or everything below a folder of it, where the job sees it."""
 
     path: Annotated[StrictStr, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
@@ -208,7 +208,7 @@ class DamagedItem(BaseModel):
     reason: str
 
 
-class Verification(OperationDocument):
+class Verification(OperationModel):
     """A recorded verification. DAMAGED: something was wrong and is not repaired."""
 
     status: VerificationStatus
@@ -242,9 +242,12 @@ class VerifyReport(BaseModel):
     bytes_read: Quantity = 0
 
 
-class PathVerification(VerifyReport):
+class PathVerification(BaseModel):
     """An agent's answer to a ``PathVerificationRequest``; ``id`` is the path."""
 
+    items: list[DamagedItem] = []
+    chunks_read: Quantity = 0
+    bytes_read: Quantity = 0
     id: str
     error: ErrorBody | None = None
 
@@ -265,7 +268,7 @@ def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[Damag
 CollectionStatus = Literal["RUNNING", "DONE", "FAILED"]
 
 
-class CollectionRequest(StrictBody):
+class CollectionRequest(StrictModel):
     """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go."""
 
     grace_seconds: Annotated[float, Field(ge=0, le=10 * 365 * 86400)] | None = None
@@ -280,7 +283,7 @@ class CollectedKind(BaseModel):
     bytes: int
 
 
-class Collection(OperationDocument):
+class Collection(OperationModel):
     """A recorded collection. ``bytes_freed`` is what a dry run would free."""
 
     status: CollectionStatus
@@ -290,7 +293,7 @@ class Collection(OperationDocument):
     error: ErrorBody | None = None
 
 
-class RestorationRequest(StrictBody):
+class RestorationRequest(StrictModel):
     """Exactly one of ``manifest`` and ``source``, which means all its revisions unless it names one."""
 
     manifest: StrictStr | None = None

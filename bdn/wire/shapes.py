@@ -35,13 +35,14 @@ class Items(BaseModel, Generic[_Item]):
     items: list[_Item]
 
 
-class Page(Items[_Item], Generic[_Item]):
-    """Some of it, newest first. ``next_cursor`` is null on the last page."""
+class Page(BaseModel, Generic[_Item]):
+    """Some of something, newest first. ``next_cursor`` is null on the last page."""
 
+    items: list[_Item]
     next_cursor: str | None = None
 
 
-class StrictBody(BaseModel):
+class StrictModel(BaseModel):
     """A request in which an unknown field is a mistake."""
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +55,7 @@ class StrictBody(BaseModel):
             raise InvalidRequestError(f"select by exactly one of {choices}, not by {given or 'nothing'}")
 
 
-class OperationDocument(BaseModel):
+class OperationModel(BaseModel):
     """What is recorded of an operation of any kind."""
 
     id: str

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from bdn.wire.errors import ErrorBody
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.shapes import StrictBody
+from bdn.wire.shapes import StrictModel
 
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
@@ -18,7 +18,7 @@ ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 
 
-class StageRequest(StrictBody):
+class StageRequest(StrictModel):
     """Make a grant's files appear on this node for a job. With ``warm`` they are then read into memory, too."""
 
     job_id: Annotated[StrictStr, Field(min_length=1, max_length=256)]
@@ -28,7 +28,7 @@ class StageRequest(StrictBody):
     warm: StrictBool = False
 
 
-class RenewRequest(StrictBody):
+class RenewRequest(StrictModel):
     """A new time to live, counted from now; null means until the stage is released."""
 
     ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None

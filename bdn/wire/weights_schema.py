@@ -16,12 +16,12 @@ from bdn.core.source.weights import (
     normalise_mount,
     parse_source,
 )
-from bdn.wire.shapes import StrictBody
+from bdn.wire.shapes import StrictModel
 
 SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request
 
 
-class AuthBody(StrictBody):
+class AuthBody(StrictModel):
     """How to sign in to a source; each method has fields of its own."""
 
     auth_method: StrictStr
@@ -45,7 +45,7 @@ class AuthBody(StrictBody):
         return Auth(method, {name: value for name, value in given.items() if value})
 
 
-class WeightsSourceBody(StrictBody):
+class WeightsSourceBody(StrictModel):
     """One source of a request."""
 
     source: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["hf://org/model@main"])]
@@ -92,7 +92,7 @@ class TrainingJobBody(BaseModel):
     weights: list[WeightsSourceBody]
 
 
-class MirrorRequestBody(StrictBody):
+class MirrorRequestBody(StrictModel):
     """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
 
     weights: list[WeightsSourceBody] | None = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bdn.core.cache.index import CacheIndex, EvictionReason, Leased, Victim
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import CacheIndex, EvictionReason, Holder, Leased, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, Fact
 from bdn.core.events import Event

@@ -4,22 +4,235 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Victim
 from bdn.core.digest import Digest
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, CacheTooSmallError
+from bdn.core.events import Event
+from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.cache.admission import StageAdmission
-from node_agent.cache.cache_events import Account, CacheEvents, dropped, over_budget
-from node_agent.cache.eviction import CacheFiles, Evictor
+from node_agent.cache import cache_events
+from node_agent.cache.cache_events import Account, CacheEvents, dropped, kept, over_budget
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.records import Held
+from node_agent.cache.records import Held, ManifestRecords
 from node_agent.cache.space import Space
+from node_agent.disk.places import Places
+
+
+@dataclass(frozen=True)
+class ScannedManifest:
+    """A manifest as it is on disk: its contents, which of them are whole (True) or in progress (False), its last use."""
+
+    manifest: Digest
+    contents: Mapping[Digest, int]
+    present: Mapping[Digest, bool]
+    last_used: float
+
+    def restore(self, index: CacheIndex) -> None:
+        """Count it."""
+        index.restore(self.manifest, self.contents, self.present, last_used=self.last_used)
+
+
+@dataclass(frozen=True)
+class CacheFiles:
+    """The node tier on disk: records of manifests, and files whole or in progress. Blocking; methods raise ``DiskFailedError``."""
+
+    places: Places
+    records: ManifestRecords
+
+    def delete(self, victims: Iterable[Victim]) -> None:
+        """Records of manifests first, then contents: after a crash in between, the start-up scan deletes what nobody names."""
+        for victim in victims:
+            self.records.forget(victim.manifest)
+            for content in victim.contents:
+                for path in (self.places.file(content), self.places.part(content), self.places.bitmap(content)):
+                    with disk_errors(path):
+                        path.unlink(missing_ok=True)
+
+    def left_of(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
+        """After a deletion that failed half-way: what is still recorded. Manifests without a record are gone."""
+        found: list[ScannedManifest] = []
+        for victim in victims:
+            manifest = self.records.load(victim.manifest)
+            if manifest is not None:
+                last_used = self.records.last_used(victim.manifest)
+                contents = manifest.contents
+                found.append(ScannedManifest(victim.manifest, contents, self.present(contents), last_used))
+        return found
+
+    def present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:
+        """Which contents are on disk: whole (True), or in progress (False)."""
+        found: dict[Digest, bool] = {}
+        for content, size in contents.items():
+            path = self.places.file(content)
+            with disk_errors(path):
+                if path.exists() and path.stat().st_size == size:
+                    found[content] = True
+                elif self.places.part(content).exists():
+                    found[content] = False
+        return found
+
+    def unbegun(self, contents: Iterable[Digest]) -> list[Digest]:
+        """Those of which not a byte is on disk."""
+        with disk_errors(self.places.filling):
+            return [content for content in contents if not self.places.part(content).exists()]
+
+
+@dataclass(frozen=True)
+class Evictor:
+    """Evicts manifests, under the cache's lock. What a failing disk keeps is counted again, and recorded as kept."""
+
+    index: CacheIndex
+    files: CacheFiles
+    chunks: HeldChunks
+    events: CacheEvents
+
+    async def evict(
+        self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
+    ) -> EvictionPlan:
+        """Carry out what ``plan`` decides about the index as it is now; ``account`` says why each manifest goes."""
+        decided = plan(self.index)
+        last_used = self.index.recency.last_used
+        decisions = [account(victim, last_used(victim.manifest)) for victim in decided.victims]
+        self.index.evict(decided)
+        try:
+            await in_thread(self.delete, decided.victims, decisions)
+        except BdnError as error:
+            left = await in_thread(self.files.left_of, decided.victims)
+            for found in left:
+                found.restore(self.index)
+            await in_thread(self.events.decided, kept((found.manifest for found in left), error))
+            raise
+        finally:
+            held = frozenset(self.index.manifests())
+            self.announce([victim for victim in decided.victims if victim.manifest not in held], reason)
+        return decided
+
+    async def forget(self, manifests: Iterable[Digest], why: Sequence[Event]) -> None:
+        """Drop manifests of which nothing is left to keep."""
+        plan = self.index.plan(manifests)
+        self.index.evict(plan)
+        for victim in plan.victims:
+            self.chunks.remove(victim.manifest)
+        with suppress(BdnError):  # a record without content is rubbish, which the next start finds
+            await in_thread(self.delete, plan.victims, why)
+
+    def delete(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
+        """Record the decisions, then delete: after a kill in between, people can still be told why. Blocking."""
+        self.events.decided(decisions)
+        self.files.delete(victims)
+
+    def announce(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
+        """They are gone: nobody is served from them any more."""
+        for victim in victims:
+            self.chunks.remove(victim.manifest)
+        if victims:
+            self.events.evicted(reason, len(victims))
+        self.events.changed()
+
+
+class StageAdmission:
+    """Lets the manifests of one stage in: all of them, or none more than it had. Made, and run once, under the cache's lock.
+
+    lease what is here → count everything in, which chooses victims → write down and delete the victims → record the newcomers
+    ↘ one of these fails: count again what the disk still has, give back the leases that there were, forget the newcomers
+    """
+
+    def __init__(self, eviction: Evictor, space: Space, held: Sequence[Held], holder: Holder) -> None:
+        self.eviction, self.space = eviction, space
+        self.index: CacheIndex = eviction.index
+        self.held, self.holder = held, holder
+        self._last_used = {one: self.index.recency.last_used(one) for one in self.index.manifests()}
+        self._leased = self.index.leases.of(holder.stage_id)
+        self._new = [one.manifest.digest for one in held if one.manifest.digest not in self._last_used]
+        self._contents = {digest: size for one in held for digest, size in one.manifest.contents.items()}
+        self._absent = [content for content in self._contents if self.index.ledger.size_of(content) is None]
+        self._victims: list[Victim] = []
+
+    async def run(self, clock: Callable[[], float]) -> frozenset[Digest]:
+        """The contents that are still to be filled.
+
+        Raises:
+            CacheTooSmallError, CacheFullError: with numbers; nothing was evicted.
+            DiskFailedError: what was evicted by then is gone, and nothing more is leased.
+        """
+        budget = await in_thread(self._budget)
+        free_files = await in_thread(self.space.free_files)
+        now = clock()
+        self._lease_what_is_here()
+        try:
+            missing = self._count_in(budget, free_files, now)
+            await in_thread(self.eviction.delete, self._victims, self._decisions(budget))
+            for one in self.held:
+                await in_thread(self.eviction.files.records.save, one, now)
+                await in_thread(self.eviction.chunks.add, one)
+        except BdnError as error:
+            await self._undo(error)
+            raise
+        self.eviction.announce(self._victims, "lru")
+        return missing
+
+    def _budget(self) -> int:
+        """What may be held, with what is about to be added: its last blocks are as large as all others."""
+        padding = self.space.padding([self._contents[content] for content in self._absent])
+        return self.space.room(padding).budgets.node
+
+    def _lease_what_is_here(self) -> None:
+        """All leases first: making room for one manifest must not evict another of the same stage."""
+        for one in self.held:
+            if one.manifest.digest in self._last_used:
+                self.index.leases.take(one.manifest.digest, self.holder)
+
+    def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
+        """Each manifest alone is checked by the index; together they must fit, too. ``free_files`` None: nothing counts them."""
+        total = sum(self._contents.values())
+        if self._absent and total > budget:
+            raise CacheTooSmallError(total, budget)
+        ledger = self.index.ledger
+        most_files = None if free_files is None else free_files + ledger.count
+        missing: set[Digest] = set()
+        for one in self.held:
+            admission = self.index.admit(
+                one.manifest.digest,
+                one.manifest.contents,
+                self.holder,
+                now=now,
+                budget=budget,
+                free_files=None if most_files is None else most_files - ledger.count,
+            )
+            self._victims.extend(admission.victims)
+            missing.update(admission.missing)
+        return frozenset(missing)
+
+    def _decisions(self, budget: int) -> list[Event]:
+        account = cache_events.for_room(self.holder, self.held)
+        made_room = [account(victim, self._last_used[victim.manifest]) for victim in self._victims]
+        return made_room + cache_events.admitted(self.index, self.held, self.holder, budget)
+
+    async def _undo(self, error: BdnError) -> None:
+        """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
+        refusal = cache_events.refused(self.index, self.held, self.holder, error)
+        left = await in_thread(self.eviction.files.left_of, self._victims)
+        self.index.leases.end(self.holder.stage_id)
+        # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.
+        given_up = [content for victim in self._victims for content in victim.contents]
+        for content in (*self._absent, *given_up):
+            self.index.lose(content)
+        for found in left:
+            found.restore(self.index)
+        for manifest in self._leased:
+            self.index.leases.take(manifest, self.holder)
+        # Before a refusal nothing was written down; before any other error, what has not happened now.
+        why = refusal or [
+            *cache_events.kept((found.manifest for found in left), error),
+            *cache_events.dropped(self._new, str(error)),
+        ]
+        await self.eviction.forget(self._new, why)
+
 
 _STEP_SECONDS: Final = 1e-6  # what a float of seconds since the epoch and a file's time can tell apart
 

@@ -11,8 +11,8 @@ from bdn.core.digest import Digest
 from bdn.core.events import Event
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
-from node_agent.cache.eviction import ScannedManifest
 from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.node_cache import ScannedManifest
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Self
+from pathlib import Path
+from typing import Final, Self
 
-from bdn.core.cache.ledger import SpaceLedger
-from bdn.core.cache.tier_budgets import KEEP_PERCENT, TierBudgets, kept, share, tier_limits
+from bdn.core.cache.index import SpaceLedger
 from bdn.core.errors import DiskFailedError
 from bdn.core.units import format_size
 from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.places import Places
-from node_agent.settings import AgentSettings
+from node_agent.settings import KEEP_PERCENT, AgentSettings
+
+# Of an agent with both roles: a tenth, because most chunks of a cluster lie in nodes' whole files.
+_CLUSTER_PART: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TierBudgets:
+    """Bytes that each tier may hold, committed and reserved together."""
+
+    node: int
+    cluster: int
+
+
+NOTHING: Final = TierBudgets(node=0, cluster=0)
+
+
+def tier_limits(roles: Collection[str], limit: int, cluster_limit: int | None, there: int) -> TierBudgets:
+    """The most that each tier may ever hold.
+
+    Args:
+        roles: what the agent is: ``node``, ``cluster`` or both. A tier whose role it lacks holds nothing.
+        limit: what the operator allows the cache.
+        cluster_limit: what the operator allows the cluster tier; None for all of ``limit`` when there is no other tier, and
+            otherwise for a tenth of what the cache can have.
+        there: what the disk really has for us.
+    """
+    if "cluster" not in roles:
+        return TierBudgets(node=limit, cluster=0)
+    if "node" not in roles:
+        return TierBudgets(node=0, cluster=limit if cluster_limit is None else cluster_limit)
+    tenth = max(0, min(limit, there)) // _CLUSTER_PART
+    return TierBudgets(node=limit, cluster=tenth if cluster_limit is None else cluster_limit)
+
+
+def kept(used: TierBudgets, limits: TierBudgets, disk: int, percent: int) -> TierBudgets:
+    """What each tier keeps of the bytes that it uses, however full others make the disk: ``percent`` of what it may hold.
+
+    A limit beyond the ``disk``, in bytes, counts as all of the disk; otherwise such a cache would never give way.
+    """
+    return TierBudgets(
+        node=min(used.node, min(limits.node, disk) * percent // 100),
+        cluster=min(used.cluster, min(limits.cluster, disk) * percent // 100),
+    )
+
+
+def share(there: int, limits: TierBudgets, keep: TierBudgets = NOTHING) -> TierBudgets:
+    """What each tier may hold now that the disk has ``there`` bytes for both (less than nothing, when others took them).
+
+    The cluster tier's room is set apart, so that the two can reserve without asking each other, and it is the last to
+    shrink: a chunk that it holds spares the whole cluster a read of the mirror, a node's file spares that to one node.
+
+    Neither goes below what it is to ``keep``: it then holds more than the disk has for us, evicts no more for others' sake,
+    and takes in only as much as it evicts.
+    """
+    cluster = min(limits.cluster, max(keep.cluster, there - keep.node))
+    return TierBudgets(node=min(limits.node, max(keep.node, there - cluster)), cluster=cluster)
+
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +212,21 @@ class Space:
                 except FileNotFoundError:
                     continue  # it was committed, or evicted, since
         return occupied
+
+
+def check_fitness(folder: Path) -> None:
+    """Whether the disk of ``folder`` takes a new file. Blocking.
+
+    Raises:
+        DiskFailedError: it does not answer, is read-only, or has no block or no inode left for this process.
+    """
+    with disk_errors(folder):
+        disk = os.statvfs(folder)
+        if disk.f_flag & os.ST_RDONLY:
+            raise DiskFailedError(str(folder), "it is mounted read-only")
+        blocks, inodes = (disk.f_bfree, disk.f_ffree) if os.geteuid() == 0 else (disk.f_bavail, disk.f_favail)
+        if blocks == 0 or (disk.f_files and inodes == 0):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @asynccontextmanager

@@ -13,9 +13,8 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.eviction import CacheFiles
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.node_cache import Clock, NodeCache, UseClock
+from node_agent.cache.node_cache import CacheFiles, Clock, NodeCache, UseClock
 from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
@@ -49,14 +48,8 @@ async def open_tiers(
 ) -> CacheTiers:
     """Read what the last run has left on the disk.
 
-    Args:
-        settings: limits of both tiers.
-        disk: the cache directory, which this process has locked.
-        journal: is told what the scan found, and every eviction.
-        on_evicted, on_cluster_evicted: count evictions of whole files, and of chunks.
-        verify: checks the grant that a peer sends; without authentication it is not asked.
-        on_change: called on the event loop when chunks or files come or go.
-        clock: the time of day, for the order of use.
+    ``on_evicted`` and ``on_cluster_evicted`` count evictions; ``verify`` checks the grant that a peer sends, unless there is no
+    authentication; ``on_change`` is called on the event loop when chunks or files come or go.
 
     Raises:
         DiskFailedError: the directory cannot be read.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.errors import DiskFailedError, InUseError, InvalidRequestError
+from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.disk.direct import DirectWrites
 from bdn.disk.durable import disk_errors, write_durably
 from node_agent.background_tasks import in_thread
@@ -109,21 +109,6 @@ def keep_format(places: Places) -> None:
     with disk_errors(places.format):
         if not places.format.exists():
             write_durably(places.format, FORMAT, mode=0o644)
-
-
-def check_fitness(folder: Path) -> None:
-    """Whether the disk of ``folder`` takes a new file. Blocking.
-
-    Raises:
-        DiskFailedError: it does not answer, is read-only, or has no block or no inode left for this process.
-    """
-    with disk_errors(folder):
-        disk = os.statvfs(folder)
-        if disk.f_flag & os.ST_RDONLY:
-            raise DiskFailedError(str(folder), "it is mounted read-only")
-        blocks, inodes = (disk.f_bfree, disk.f_ffree) if os.geteuid() == 0 else (disk.f_bavail, disk.f_favail)
-        if blocks == 0 or (disk.f_files and inodes == 0):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class UnnamedBytes:

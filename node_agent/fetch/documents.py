@@ -13,7 +13,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.errors import ServiceUnreachableError
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import in_thread

@@ -131,14 +131,9 @@ class Fills:
     ) -> None:
         """Wait until these files are whole, with one fill of those that nobody fills.
 
-        Canceled, it leaves their fills; the last one who leaves a fill ends it, and waits until it has ended.
-
-        Args:
-            files: the files, which can be filled together.
-            start: makes the coroutine of a fill, whose files are those that nobody fills, or that whoever did has failed to fill.
-            report: is told of progress, as a callable of its own.
-            restart: is told that the progress reported so far of a file is void, because another fill begins.
-            traffic: whom it is for.
+        ``start`` makes the coroutine of a fill. ``report``, a callable of this caller alone, is told of progress, and ``restart``
+        that the progress of a file is void, because another fill begins. Canceled, it leaves their fills; the last one who leaves
+        a fill ends it, and waits until it has ended.
 
         Raises:
             BdnError: our own fill failed, or the disk did, whosesoever fill it was.

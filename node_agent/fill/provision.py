@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.pace.rate_limit import TrafficClass

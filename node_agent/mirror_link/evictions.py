@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from bdn.core.cache.index import EvictionPlan, EvictionReason, Victim
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.wire.agent_schema import Report

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import BdnError, DiskFailedError
-from bdn.net.client.mirror_client import MirrorClient
-from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
+from bdn.core.cache.index import SpaceLedger
+from bdn.core.digest import Digest
+from bdn.core.errors import BdnError, DiskFailedError, InternalError, InvalidRequestError
+from bdn.disk.direct import DirectWrites
+from bdn.net.client import MirrorClient
+from bdn.wire.agent_schema import Command, Heartbeat, HeartbeatReply, Report
+from bdn.wire.errors import ErrorBody, body_of
+from bdn.wire.mirror_schema import Holding
+from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.node_cache import NodeCache
+from node_agent.cache.space import Room, check_fitness
+from node_agent.disk.places import Places
 from node_agent.fetch.peers import Members
 from node_agent.journal import Journal
-from node_agent.mirror_link.commands import CommandInbox
-from node_agent.mirror_link.holdings import AgentHoldings
+from node_agent.mirror_link.evictions import EvictionCommands
+from node_agent.mirror_link.prefetches import PrefetchCommands
+from node_agent.mirror_link.verifications import VerificationCommands
+from node_agent.stage.stage import StageRegistry
 from node_agent.trust import Trust
+
+logger = logging.getLogger(__name__)
+_REMEMBERED: Final = 1000  # commands: an answer of the mirror's that was long on its way may repeat one
 
 
 class ChangeSignal:
@@ -41,7 +58,173 @@ class ChangeSignal:
         self._event.clear()
 
 
-logger = logging.getLogger(__name__)
+class CommandInbox:
+    """What the mirror asks: accepted once by its id, run in the background, reported until that is delivered.
+
+    Nothing is kept on disk: the mirror repeats to an agent that restarts what it has not reported.
+
+    ``wake`` is called when there is something to report. One event loop.
+    """
+
+    def __init__(
+        self,
+        background: BackgroundTasks,
+        evictions: EvictionCommands,
+        prefetches: PrefetchCommands,
+        verifications: VerificationCommands,
+        wake: Callable[[], None],
+    ) -> None:
+        self._background = background
+        self._evictions = evictions
+        self._prefetches = prefetches
+        self._verifications = verifications
+        self._wake = wake
+        self._seen: dict[str, None] = {}
+        self._reports: dict[str, Report] = {}
+
+    def accept(self, command: Command) -> None:
+        """Begin, unless it was begun."""
+        if command.id in self._seen:
+            return
+        self._seen[command.id] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.pop(next(iter(self._seen)))
+        self._reports[command.id] = Report(id=command.id, running=True)
+        self._background.start(self._run(command), f"command {command.id}")
+
+    def reports(self) -> list[Report]:
+        """How far each is; one that is over is told until ``delivered``."""
+        return list(self._reports.values())
+
+    def delivered(self, reports: Sequence[Report]) -> None:
+        """The mirror has these."""
+        for report in reports:
+            if not report.running:
+                self._reports.pop(report.id, None)
+
+    async def _run(self, command: Command) -> None:
+        """Errors are reported, because somebody waits for them elsewhere."""
+        try:
+            await self._carry_out(command)
+        except BdnError as error:
+            self._end(command, body_of(error))
+        except Exception as error:
+            logger.exception("command %s failed", command.id)
+            self._end(command, body_of(InternalError(f"{type(error).__name__}: {error}")))
+        else:
+            self._end(command, None)
+
+    async def _carry_out(self, command: Command) -> None:
+        if command.evict is not None:
+            await self._evictions.run(command.evict, self._tell)
+        elif command.prefetch is not None:
+            await self._prefetches.run(command.prefetch, self._tell)
+        elif command.verify is not None:
+            await self._verifications.run(command.verify, self._tell)
+        else:
+            raise InvalidRequestError("this version of the agent does not know the command; use the mirror's version")
+
+    def _tell(self, report: Report) -> None:
+        """How far a command is."""
+        self._reports[report.id] = report.model_copy(update={"running": True})
+
+    def _end(self, command: Command, error: ErrorBody | None) -> None:
+        report = self._reports[command.id]
+        self._reports[command.id] = report.model_copy(update={"running": False, "error": error or report.error})
+        self._wake()
+
+
+@dataclass(frozen=True)
+class AgentHoldings:
+    """Documents about the cache."""
+
+    places: Places
+    cache: NodeCache
+    tier: ClusterTier
+    roles: Collection[str]
+    registry: StageRegistry
+    writes: DirectWrites
+
+    async def tiers(self) -> dict[str, TierUse]:
+        """The space of the tiers for which this agent has the role. A disk that fails is said there, and no error."""
+        room, problem = await in_thread(self._room)
+        space, uses = self.cache.space, {}
+        if "node" in self.roles:
+            budgets = None if room is None else (room.budgets.node, room.pressed.node)
+            uses["node"] = _use(space.node, self.cache.index.leased_bytes(), budgets, problem)
+        if "cluster" in self.roles:  # what peers want just now counts as leased by nobody
+            budgets = None if room is None else (room.budgets.cluster, room.pressed.cluster)
+            uses["cluster"] = _use(space.cluster, 0, budgets, problem)
+        return uses
+
+    def _room(self) -> tuple[Room | None, str | None]:
+        """What the tiers may hold, if the disk says so, and why they take nothing new, if they do not."""
+        room = None
+        try:
+            room = self.cache.space.room()
+            check_fitness(self.places.root)
+        except DiskFailedError as error:
+            return room, str(error)
+        return room, None
+
+    async def all(self) -> list[Holding]:
+        """The manifests that either tier holds, least recently used first. Sources are those of the stages that are known."""
+        return self._all(await in_thread(self.tier.held))
+
+    def _all(self, chunks: dict[Digest, tuple[int, float]]) -> list[Holding]:
+        index = self.cache.index
+        sources: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for stage in self.registry.all():
+            for mount in stage.record.mounts:
+                sources[mount.manifest][mount.source] = None
+        held = [
+            Holding(
+                manifest=str(manifest),
+                bytes=index.size_of(manifest),
+                complete=index.is_complete(manifest),
+                last_used=index.recency.last_used(manifest),
+                sources=list(sources.get(str(manifest), ())),
+                held_by=[holder.job_id for holder in index.leases.holders(manifest)],
+                cluster_bytes=chunks.get(manifest, (0, 0.0))[0],
+            )
+            for manifest in index.manifests()
+        ]
+        staged = frozenset(index.manifests())
+        held += [
+            Holding(
+                manifest=str(manifest),
+                bytes=0,
+                complete=False,
+                last_used=last_used,
+                sources=list(sources.get(str(manifest), ())),
+                cluster_bytes=size,
+            )
+            for manifest, (size, last_used) in chunks.items()
+            if manifest not in staged
+        ]
+        return sorted(held, key=lambda holding: holding.last_used or 0)
+
+    async def document(self) -> Cache:
+        """``GET /cache``."""
+        return Cache(tiers=await self.tiers(), manifests=await self.all(), writes=self._writes())
+
+    def _writes(self) -> Writes:
+        return Writes(direct=self.writes.are_direct, reason=self.writes.reason)
+
+
+def _use(ledger: SpaceLedger, leased: int, budgets: tuple[int, int] | None, problem: str | None) -> TierUse:
+    """The figures of one tier. ``budgets`` are its budget and what of it is pressed; None: it takes no more than it has."""
+    budget, pressed = budgets or (ledger.used_bytes, 0)
+    return TierUse(
+        budget=budget,
+        committed=ledger.committed_bytes,
+        reserved=ledger.reserved_bytes,
+        leased=leased,
+        pressed=pressed,
+        problem=problem,
+    )
+
+
 _WAIT_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 10.0  # a mirror that comes back shall hear of its members before it misses any
 _LEAVE_SECONDS: Final = 2.0

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError
 from bdn.core.pace.rate_limit import TrafficClass

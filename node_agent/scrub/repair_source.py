@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, GrantInvalidError, InternalError, NotFoundError

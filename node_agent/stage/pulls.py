@@ -9,7 +9,7 @@ from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.stage.record import StageRecord
 from node_agent.stage.stage import NodeStage, StageRegistry
-from node_agent.stage.view.destination import Destination, Earlier, resolved
+from node_agent.stage.view.destination import Destination, Earlier
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,6 @@ class Pulls:
             msg = f"stage {record.id} is not a pull"
             raise ValueError(msg)
         return Destination(record.destination, record.id, self.places)
-
-    def check(self, destination: Path) -> None:
-        """Refuse a directory where no view could be published. Raises ``InvalidRequestError``."""
-        path = resolved(destination)
-        Destination(path, "", self.places).check(self.earlier(path))
 
     def earlier(self, path: Path) -> Earlier | None:
         """What we published at ``path`` last, whether its stage still stands or not."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest
 from bdn.core.errors import Fact
 from bdn.core.events import Ending, Event

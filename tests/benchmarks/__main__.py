@@ -1,7 +1,5 @@
 """``python -m tests.benchmarks [NAME…]``: measure, print, and write docs/benchmarks.md. Exit status 1: something failed."""
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

@@ -3,8 +3,6 @@
 It stands among the benchmarks because nobody is to run it; the agent itself has no such option.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

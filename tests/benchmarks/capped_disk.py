@@ -1,7 +1,5 @@
 """A disk that writes no faster than it is told to, for some processes: the block controller of cgroup v1."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

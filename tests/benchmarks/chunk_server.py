@@ -1,7 +1,5 @@
 """How fast the data plane serves chunks: beside nginx from memory, beside the disk itself from the disk."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An agent that is asked for the same content again and again, and what each time took."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path

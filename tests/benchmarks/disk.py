@@ -1,7 +1,5 @@
 """The disk below a folder, and when it has nothing to do."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

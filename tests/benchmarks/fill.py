@@ -1,7 +1,5 @@
 """How fast an agent fills its disk from the mirror, beside the disk itself, and what verification costs of that."""
 
-from __future__ import annotations
-
 from tests.benchmarks import fio
 from tests.benchmarks.cold_stages import ColdStages
 from tests.benchmarks.mirrored import mirrored

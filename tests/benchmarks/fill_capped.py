@@ -1,7 +1,5 @@
 """How much of a disk's rate an agent's fill is, for disks of several rates: which disk is the limit, and not the code."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tests.benchmarks import capped_disk, fio

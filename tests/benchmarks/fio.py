@@ -1,7 +1,5 @@
 """The disk itself: fio with direct I/O in blocks of a chunk."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a killed agent fetches again."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

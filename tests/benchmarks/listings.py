@@ -1,7 +1,5 @@
 """How much memory, time and asking a source of very many files takes."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

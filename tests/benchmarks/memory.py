@@ -1,7 +1,5 @@
 """How much memory a large file takes on its way."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Content that a mirror holds: what most benchmarks begin with."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

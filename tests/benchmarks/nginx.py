@@ -1,7 +1,5 @@
 """nginx in front of a folder: the server that is not the limit, and that ours is compared with."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

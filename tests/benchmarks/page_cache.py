@@ -1,7 +1,5 @@
 """What the kernel keeps of files in memory: made so, or made not so, before a clock starts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

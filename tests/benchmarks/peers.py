@@ -1,7 +1,5 @@
 """The others: programs that bring files to a disk, each with its own way of being asked for several large ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """How fast others bring the same files to the same disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The plainest fast client that the standard library allows: what docs/adr/0010 was measured with."""
 
-from __future__ import annotations
-
 import http.client
 import mmap
 import time

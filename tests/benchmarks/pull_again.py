@@ -1,7 +1,5 @@
 """How soon a source that is held already is ready again."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

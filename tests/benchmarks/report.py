@@ -1,7 +1,5 @@
 """Figures as they stand in docs/benchmarks.md."""
 
-from __future__ import annotations
-
 import operator
 import os
 import platform

@@ -1,7 +1,5 @@
 """What a cluster costs the mirror, and how long its last member waits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -4,8 +4,6 @@ It checks no signatures. Its ETags are those of nginx (time and size), so they a
 are none; and it tells each object's CRC64NVME, as S3 does for what its clients upload today.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import tempfile

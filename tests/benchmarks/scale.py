@@ -1,7 +1,5 @@
 """How large a benchmark is: all sizes and counts are written for 1."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

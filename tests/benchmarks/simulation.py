@@ -1,7 +1,5 @@
 """A thousand nodes, simulated with the real placement, lanes, routes, patience and standing; and smaller rings with faults."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass

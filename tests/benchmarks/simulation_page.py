@@ -1,7 +1,5 @@
 """docs/simulation.md and its plot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log10
 from pathlib import Path

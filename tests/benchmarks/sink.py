@@ -1,7 +1,5 @@
 """How fast an agent takes content in when there is no disk in its way."""
 
-from __future__ import annotations
-
 from tests.benchmarks import nginx, page_cache, prototype
 from tests.benchmarks.cold_stages import ColdStages
 from tests.benchmarks.mirrored import mirrored

@@ -1,7 +1,5 @@
 """How fast very many small files appear, cold and warm."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 import tempfile

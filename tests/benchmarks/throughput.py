@@ -1,7 +1,5 @@
 """How fast the mirror takes objects in, beside s5cmd."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

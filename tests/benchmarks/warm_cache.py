@@ -1,7 +1,5 @@
 """What a warm page cache costs an agent, and what it gains a job."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How soon a job has what its node already holds."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable
@@ -11,8 +9,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.manifest import Manifest
 from tests.benchmarks.report import Figure, Row
 from tests.benchmarks.scale import scaled
+from tests.support.agent.cache import hold_sparse
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.sparse_cache import hold_sparse
 from tests.support.services import services
 from tests.support.services.commands import wait_until
 
@@ -29,10 +27,7 @@ def measure() -> list[Row]:
     count = scaled(FILES)
     many = _stages(lambda mirror, _: mirror.publish({f"d{n % 20}/{n}.json": b"%1024d" % n for n in range(count)}))
     large = _stages(_hold)
-    return [
-        *_figures(f"{count} files", many),
-        *_figures(f"{LARGE_SIZE // 10**9} GB in {LARGE_FILES} files", large),
-    ]
+    return [*_figures(f"{count} files", many), *_figures(f"{LARGE_SIZE // 10**9} GB in {LARGE_FILES} files", large)]
 
 
 def _figures(title: str, seconds: list[float]) -> list[Row]:

@@ -195,7 +195,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "if not self.verify(request.bearer).allows(request.manifest):", "if False:",
          "test_an_agent_gives_manifests_and_layouts_to_grants_that_name_them_alone"),
     ],
-    "node_agent/serve/owner.py": [
+    "node_agent/fetch/owner.py": [
         ("what one organisation's layout names is every organisation's", "key = manifest, organisation",
          'key = manifest, ""', "test_a_slab_with_another_organisations_files_is_read_by_nobody_else"),
     ],

@@ -20,7 +20,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "self._make_fanout(target.parent)\n                self._write_synced(target, content)",
          "test_a_mirror_killed_at_any_step_goes_on_and_keeps_what_it_said"),
     ],
-    "node_agent/cache/eviction.py": [
+    "node_agent/cache/node_cache.py": [
         ("an eviction removes the record last",
          ("self.records.forget(victim.manifest)\n            for content in victim.contents:\n"
           "                for path in (self.places.file(content), self.places.part(content), "

@@ -59,15 +59,13 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("an examination that takes long is a bug of ours", "except TimeoutError:", "except KeyError:",
          "test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now"),
     ],
-    "bdn/net/api_server/event_stream.py": [
+    "bdn/net/api_server.py": [
         ("what is under way for a client that leaves is canceled again and again", "with single_error():",
          "return await super().__call__(scope, receive, send)\n        with single_error():",
          "test_what_is_under_way_for_a_listener_that_leaves_ends_in_order"),
         ("who has left is told on and on", "await super().stream_response(send)",
          'await __import__("asyncio").shield(super().stream_response(send))',
          "test_a_listener_that_leaves_while_it_is_held_up_ends_the_stream_and_is_no_error"),
-    ],
-    "bdn/net/api_server/http_server.py": [
         ("a client that does not read puts a traceback into the log of a service that stops",
          "contextlib.suppress(asyncio.CancelledError)", "contextlib.suppress(ZeroDivisionError)",
          "test_a_service_that_stops_lets_go_of_who_is_held_up_without_a_traceback"),
@@ -75,8 +73,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "if now := time.monotonic():", "test_more_clients_than_descriptors_wait_and_the_log_stays_small[mirror]"),
         ("who says half a request holds a connection for ever", "        http=TimedProtocol,\n", "",
          "tests/unit/net/test_http_server.py"),
-    ],
-    "bdn/net/api_server/service.py": [
         ("half a surrogate pair is text", "_DEPENDENCIES: Final = [Depends(_check_text)]",
          "_DEPENDENCIES: Final[list[Any]] = []", "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
         ("whole text that is written in halves is refused", "if place is not None:", "if place != 0:",
@@ -98,7 +94,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "connection.setblocking(True)",
          "test_a_hundred_clients_that_never_end_their_heads_delay_nobody_and_are_hung_up_on[agent]"),
     ],
-    "bdn/net/client/service_client.py": [
+    "bdn/net/client.py": [
         ("an answer is read to its end, whoever gives it", "if self._most_bytes is None:", "if self:",
          "test_a_document_without_end_is_not_read_to_its_end[plain]"),
     ],

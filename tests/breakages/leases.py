@@ -13,21 +13,12 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)", "pass",
          "test_what_an_agent_repeats_is_kept_once"),
     ],
-    "node_agent/cache/admission.py": [
+    "node_agent/cache/node_cache.py": [
         ("a refusal is not written down", "refusal = cache_events.refused(self.index, self.held, self.holder, error)",
          "refusal: list[Event] = []", "test_who_is_refused_hears_who_is_in_the_way"),
         ("an admission that is refused ends the leases that there were",
          "        for manifest in self._leased:\n            self.index.leases.take(manifest, self.holder)\n", "",
          "test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so"),
-    ],
-    "node_agent/cache/cache_events.py": [
-        ("what made room does not say for which job", 'return about_holder("made_room", victim.manifest, holder, ',
-         'return about_holder("made_room", victim.manifest, Holder("", ""), ',
-         "test_what_made_room_names_the_job_that_needed_it", "test_an_operator_hears_why"),
-        ("force does not name the holders that it broke", "self.broken.get(victim.manifest, ())", "()",
-         "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
-    ],
-    "node_agent/cache/eviction.py": [
         ("what goes is written down after it went",
          "self.events.decided(decisions)\n        self.files.delete(victims)",
          "self.files.delete(victims)\n        self.events.decided(decisions)",
@@ -35,10 +26,15 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what a broken disk kept stays written down as evicted",
          "await in_thread(self.events.decided, kept((found.manifest for found in left), error))", "pass",
          "test_what_the_disk_did_not_let_go_is_said_to_be_there"),
-    ],
-    "node_agent/cache/node_cache.py": [
         ("a use after the clock went back is an old one", "max(self._wall(), self._last + _STEP_SECONDS)",
          "self._wall()", "test_age_is_the_order_of_use_whatever_the_clock_says"),
+    ],
+    "node_agent/cache/cache_events.py": [
+        ("what made room does not say for which job", 'return about_holder("made_room", victim.manifest, holder, ',
+         'return about_holder("made_room", victim.manifest, Holder("", ""), ',
+         "test_what_made_room_names_the_job_that_needed_it", "test_an_operator_hears_why"),
+        ("force does not name the holders that it broke", "self.broken.get(victim.manifest, ())", "()",
+         "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
     ],
     "node_agent/cache/tiers.py": [
         ("what a start finds is not written down", "await in_thread(journal.record, scanner.decisions)", "pass",

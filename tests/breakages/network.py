@@ -63,7 +63,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("rows go although the store is away", "await asyncio.to_thread(lambda: list(self.store.stored(())))",
          "await asyncio.sleep(0)", "test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole"),
     ],
-    "bdn/net/client/mirror_client.py": [
+    "bdn/net/client.py": [
         ("the answer to another request is taken for the layout", "if layout.manifest != digest:", "if False:",
          "test_the_layout_of_another_manifest_is_refused"),
         ("a manifest is not compared with its name as it comes", "if (actual := digest_of(content)) != digest:",
@@ -72,8 +72,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "raise WrongDocumentError(name, self.address, str(error)) from error\n        if layout.manifest",
          "raise LookupError(name) from error\n        if layout.manifest",
          "test_a_layout_with_a_wrong_bit_is_an_error_or_fails_one_stage_with_one"),
-    ],
-    "bdn/net/client/service_client.py": [
         ("a name that is lost is no failure of the network to clients", "except httpx2.RequestError as error:",
          "except httpx2.ReadError as error:", "test_a_command_that_cannot_resolve_its_mirror_says_so",
          "test_commands_end_with_an_error_document_or_the_answer",

@@ -19,27 +19,21 @@ class Access(Protocol):
 
     def public(self) -> AbstractAsyncContextManager[Source]:
         """What everybody may read, without credentials."""
-        ...
 
     def private(self) -> AbstractAsyncContextManager[Source]:
         """What is private, with credentials that may read it."""
-        ...
 
     def anonymous(self) -> AbstractAsyncContextManager[Source]:
         """What is private, without credentials."""
-        ...
 
     def wrong_key(self) -> AbstractAsyncContextManager[Source]:
         """What is private, with credentials that nobody gave out; they contain ``SESAME``."""
-        ...
 
     def denied(self) -> AbstractAsyncContextManager[Source]:
         """What is private, with the valid credentials of somebody who may not read it."""
-        ...
 
     def missing(self) -> AbstractAsyncContextManager[Source]:
         """What does not exist, with valid credentials."""
-        ...
 
 
 class AccessContract(ABC):

@@ -18,11 +18,9 @@ class Bucket(Protocol):
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Add or replace these, by key, exactly as named."""
-        ...
 
     def open(self, prefix: str = "") -> AbstractAsyncContextManager[Source]:
         """The source of this prefix, exactly as a URI would write it, with credentials that may read it."""
-        ...
 
 
 class BucketContract(ABC):

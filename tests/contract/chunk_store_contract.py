@@ -38,10 +38,6 @@ class ChunkStoreContract(ABC):
     @abstractmethod
     def store(self) -> CollectableStore: ...
 
-    def test_what_was_put_can_be_opened(self, store: ChunkStore) -> None:
-        store.put(CHUNK, memoryview(CONTENT))
-        assert content_of(store, CHUNK) == CONTENT
-
     def test_an_open_chunk_can_be_read_from_anywhere_in_it(self, store: ChunkStore) -> None:
         store.put(CHUNK, memoryview(CONTENT))
         with store.open(CHUNK) as file:
@@ -58,17 +54,6 @@ class ChunkStoreContract(ABC):
     def test_an_absent_chunk_is_not_found_and_named(self, store: ChunkStore) -> None:
         with pytest.raises(NotFoundError, match=str(named("absent"))):
             store.open(named("absent"))
-
-    def test_chunks_do_not_disturb_each_other(self, store: ChunkStore) -> None:
-        contents = [b"chunk %d" % number for number in range(40)]
-        for content in contents:
-            store.put(digest_of(content), memoryview(content))
-        assert [content_of(store, digest_of(content)) for content in contents] == contents
-
-    def test_putting_a_chunk_again_changes_nothing(self, store: ChunkStore) -> None:
-        store.put(CHUNK, memoryview(CONTENT))
-        store.put(CHUNK, memoryview(CONTENT))
-        assert content_of(store, CHUNK) == CONTENT
 
     def test_an_existing_chunk_is_left_as_it_is(self, store: ChunkStore) -> None:
         store.put(CHUNK, memoryview(CONTENT))

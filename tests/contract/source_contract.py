@@ -25,11 +25,9 @@ class Upstream(Protocol):
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Add or replace these, by path relative to the source, exactly as named."""
-        ...
 
     def open(self, organisation: str = "acme") -> AbstractAsyncContextManager[Source]:
         """The source with credentials that may read it."""
-        ...
 
 
 async def listed(source: Source) -> dict[str, UpstreamFile]:

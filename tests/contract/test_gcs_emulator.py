@@ -8,7 +8,6 @@ from itertools import count
 
 import pytest
 
-from bdn.core.errors import SourceNotFoundError
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
@@ -63,12 +62,6 @@ class TestBucket(BucketContract):
 
     async def test_every_page_of_a_long_listing_is_read(self) -> None:  # type: ignore[override]
         pytest.skip("the emulator has no pages: it ignores maxResults")
-
-
-async def test_a_missing_bucket_is_not_found(emulator: GcsEmulator) -> None:
-    async with Way(emulator.url).open("gs://no-such-bucket/x") as source:
-        with pytest.raises(SourceNotFoundError, match="bucket does not exist"):
-            await listed(source)
 
 
 async def test_the_emulator_s_own_crc32c_is_the_checksum(emulator: GcsEmulator, filled: EmulatedBucket) -> None:

@@ -1,7 +1,6 @@
 """GcsSource keeps the contracts of a Source, a bucket and access, against a double that is as strict as GCS."""
 
 import gc
-import gzip
 import json
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -166,14 +165,11 @@ async def test_the_checksum_is_the_crc32c_also_of_composite_objects(
         assert (await listed(source))["a.bin"].checksum == Checksum(ChecksumKind.CRC32C, "8a9136aa")
 
 
-@pytest.mark.parametrize(
-    ("hashes", "checksum"),
-    [
-        ({"crc32c": "ipE2qg==", "md5Hash": "cLw8Wd7k+dF3ZNCKAOr3GA=="}, Checksum(ChecksumKind.CRC32C, "8a9136aa")),
-        ({"md5Hash": "1B2M2Y8AsgTpgAmY7PhCfg=="}, Checksum(ChecksumKind.MD5, "d41d8cd98f00b204e9800998ecf8427e")),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("hashes", "checksum"), [
+    ({"crc32c": "ipE2qg==", "md5Hash": "cLw8Wd7k+dF3ZNCKAOr3GA=="}, Checksum(ChecksumKind.CRC32C, "8a9136aa")),
+    ({"md5Hash": "1B2M2Y8AsgTpgAmY7PhCfg=="}, Checksum(ChecksumKind.MD5, "d41d8cd98f00b204e9800998ecf8427e")),
+    ({}, None),
+])  # fmt: skip
 async def test_a_server_without_crc32c_may_state_an_md5_or_nothing(
     server: GcsServer, hashes: dict[str, str], checksum: Checksum | None
 ) -> None:
@@ -219,20 +215,6 @@ async def test_the_same_bytes_written_again_are_another_identity(server: GcsServ
         async with way_of(server).open(f"gs://{bucket.name}") as source:
             identities.add((await listed(source))["a.bin"].identity.key)
     assert len(identities) == 2
-
-
-async def test_an_object_that_was_stored_compressed_is_read_as_it_is_stored(
-    server: GcsServer, bucket: GcsBucket
-) -> None:
-    stored = gzip.compress(CONTENT)
-    bucket.put({"tokenizer.json": stored}, encoding="gzip")
-    async with way_of(server).open(f"gs://{bucket.name}") as source:
-        file = (await listed(source))["tokenizer.json"]
-        location = await source.locate(file)
-    answer = read_range(location, 2, 9)
-    assert (file.size, answer.status, answer.content) == (len(stored), 206, stored[2:9])
-    assert answer.headers["content-encoding"] == "gzip"
-    assert location.may_be_encoded
 
 
 async def test_the_token_travels_in_a_header_and_is_in_no_repr(server: GcsServer, bucket: GcsBucket) -> None:

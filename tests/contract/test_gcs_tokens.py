@@ -114,14 +114,11 @@ async def test_a_listing_goes_on_with_a_new_token_where_the_old_one_ended(server
     assert server.log.count(origin="oauth") > 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"private_key": GoogleAccount("other").pem}, "invalid_grant"),
-        ({"private_key_id": "revoked"}, "invalid_grant"),
-        ({"client_email": "nobody@double.iam.gserviceaccount.com"}, "invalid_grant"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"private_key": GoogleAccount("other").pem}, "invalid_grant"),
+    ({"private_key_id": "revoked"}, "invalid_grant"),
+    ({"client_email": "nobody@double.iam.gserviceaccount.com"}, "invalid_grant"),
+])  # fmt: skip
 async def test_a_key_that_google_does_not_take_is_refused(
     server: GcsServer, clock: Clock, changes: dict[str, object], said: str
 ) -> None:
@@ -139,22 +136,19 @@ async def test_a_clock_that_is_wrong_is_named_as_a_cause(server: GcsServer, cloc
         await tokens_of(server, clock).token()
 
 
-@pytest.mark.parametrize(
-    ("fault", "expected", "said"),
-    [
-        (answer(429, {"Retry-After": "7"}), UpstreamRateLimitedError, "7 s"),
-        (answer(500), UpstreamUnavailableError, "answered 500"),
-        (answer(503, {"Retry-After": "7"}), UpstreamUnavailableError, "answered 503"),
-        (answer(401, body=b'{"error": "invalid_client"}'), AuthRequiredError, "invalid_client"),
-        (answer(400, body=b'{"error": "<b>anything</b>"}'), AuthRequiredError, r"\(400: "),
-        (answer(307, {"Location": "http://127.0.0.1:9/elsewhere"}), UpstreamUnavailableError, "answered 307"),
-        (answer(200, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "does not look like"),
-        (answer(200, body=b"{}"), UpstreamUnavailableError, "does not look like"),
-        (answer(200, body=b'{"access_token": "t"}'), UpstreamUnavailableError, "does not look like"),
-        (answer(200, body=b'{"access_token": "t", "expires_in": "soon"}'), UpstreamUnavailableError, "does not look"),
-        (drop(), UpstreamUnavailableError, "could not be asked for a token"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "expected", "said"), [
+    (answer(429, {"Retry-After": "7"}), UpstreamRateLimitedError, "7 s"),
+    (answer(500), UpstreamUnavailableError, "answered 500"),
+    (answer(503, {"Retry-After": "7"}), UpstreamUnavailableError, "answered 503"),
+    (answer(401, body=b'{"error": "invalid_client"}'), AuthRequiredError, "invalid_client"),
+    (answer(400, body=b'{"error": "<b>anything</b>"}'), AuthRequiredError, r"\(400: "),
+    (answer(307, {"Location": "http://127.0.0.1:9/elsewhere"}), UpstreamUnavailableError, "answered 307"),
+    (answer(200, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "does not look like"),
+    (answer(200, body=b"{}"), UpstreamUnavailableError, "does not look like"),
+    (answer(200, body=b'{"access_token": "t"}'), UpstreamUnavailableError, "does not look like"),
+    (answer(200, body=b'{"access_token": "t", "expires_in": "soon"}'), UpstreamUnavailableError, "does not look"),
+    (drop(), UpstreamUnavailableError, "could not be asked for a token"),
+])  # fmt: skip
 async def test_a_token_endpoint_that_fails_is_asked_once_and_mapped(
     server: GcsServer, clock: Clock, fault: Fault, expected: type[BdnError], said: str
 ) -> None:
@@ -183,21 +177,18 @@ async def test_a_key_s_token_endpoint_stands_behind_the_egress_guard(server: Gcs
     assert server.log.count() == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("sesame", "is not a JSON object"),
-        ('["sesame"]', "is not a JSON object"),
-        ({"client_email": None}, 'lacks the key "client_email"'),
-        ({"private_key": ""}, 'lacks the key "private_key"'),
-        ({"private_key_id": None}, 'lacks the key "private_key_id"'),
-        ({"private_key": 7}, 'has a "private_key" that is not a string'),
-        ({"private_key": "sesame"}, 'has a "private_key" that is not a private key in PEM form'),
-        ({"type": "authorized_user"}, 'has a "type" other than "service_account"'),
-        ({"token_uri": "http://sesame.example/token"}, 'has a "token_uri" that is not an https address'),
-        ({"token_uri": "file:///etc/sesame"}, 'has a "token_uri" that is not an https address'),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ("sesame", "is not a JSON object"),
+    ('["sesame"]', "is not a JSON object"),
+    ({"client_email": None}, 'lacks the key "client_email"'),
+    ({"private_key": ""}, 'lacks the key "private_key"'),
+    ({"private_key_id": None}, 'lacks the key "private_key_id"'),
+    ({"private_key": 7}, 'has a "private_key" that is not a string'),
+    ({"private_key": "sesame"}, 'has a "private_key" that is not a private key in PEM form'),
+    ({"type": "authorized_user"}, 'has a "type" other than "service_account"'),
+    ({"token_uri": "http://sesame.example/token"}, 'has a "token_uri" that is not an https address'),
+    ({"token_uri": "file:///etc/sesame"}, 'has a "token_uri" that is not an https address'),
+])  # fmt: skip
 async def test_a_malformed_key_is_named_by_its_missing_member_and_no_value(
     server: GcsServer, change: str | dict[str, object], said: str
 ) -> None:

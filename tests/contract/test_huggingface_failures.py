@@ -30,7 +30,7 @@ from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Secret
 from tests.contract.source_contract import listed
-from tests.doubles.faults import Fault, answer, drop, rate_limited, stall, truncate
+from tests.doubles.faults import Fault, answer, drop, stall, truncate
 from tests.doubles.hub import Hub
 from tests.support.network.egress import LOOPBACK
 
@@ -157,16 +157,13 @@ async def test_a_failing_location_is_mapped(hub: Hub, fault: Fault, expected: ty
     assert hub.log.count("/resolve/") == 1
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({"Retry-After": "7"}, 7),
-        ({"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}, 55),
-        ({"ratelimit": '"api";r=12;t=55'}, None),
-        ({"ratelimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("headers", "seconds"), [
+    ({"Retry-After": "7"}, 7),
+    ({"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}, 55),
+    ({"ratelimit": '"api";r=12;t=55'}, None),
+    ({"ratelimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
+    ({}, None),
+])  # fmt: skip
 async def test_a_rate_limit_tells_how_long_to_wait(hub: Hub, headers: dict[str, str], seconds: float | None) -> None:
     hub.fail(answer(429, headers))
     async with opened(hub) as source:
@@ -174,15 +171,6 @@ async def test_a_rate_limit_tells_how_long_to_wait(hub: Hub, headers: dict[str, 
             await source.resolve()
     assert raised.value.retry_after_seconds == seconds
     assert raised.value.transient
-
-
-async def test_a_rate_limited_page_is_not_asked_for_again_before_its_time(hub: Hub) -> None:
-    hub.fail(rate_limited(3600), "cursor=", times=None)
-    async with opened(hub) as source:
-        with pytest.raises(UpstreamRateLimitedError) as raised:
-            await listed(source)
-    assert raised.value.retry_after_seconds == 3600
-    assert hub.log.count("cursor=") == 1
 
 
 async def test_a_hub_that_goes_silent_in_a_listing_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,30 +50,27 @@ def beginning(*prefixes: str) -> list[str]:
     return sorted(path for path in LARGE if path.startswith(prefixes))
 
 
-@pytest.mark.parametrize(
-    ("within", "requests"),
-    [
-        (("",), 10),  # 88 files and 6 folders
-        (("train/",), 4),
-        (("train/01",), 4),  # what is directly in a folder is listed whole: the hub has no other way
-        (("model-card/",), 1),
-        (("model-card/images/",), 1),
-        (("config.json",), 1 + 1),  # what is directly in the root, and the folder "config.json.d"
-        (("model-",), 1 + 1),
-        (("config.json", "model-"), 1 + 2),
-        (("é/",), 1),
-        (("é/ü",), 1),
-        (("nowhere/",), 1),
-        (("train/000.bin/",), 1),
-        (("nowhere",), 1),
-        (("model-card/", "train/"), 1 + 1 + 4),  # the first page of everything might have been all
-        (("train/000", "train/001"), 4),
-        (("model-card/R", "model-card/images/"), 1),  # one page of "model-card" is all there is
-        (("nowhere/a/", "nowhere/b/c"), 1),
-        (("/c",), 0),
-        (("..", "a//b", "./c", "/d", "train/../test/"), 1),  # only the first can begin a path
-    ],
-)
+@pytest.mark.parametrize(("within", "requests"), [
+    (("",), 10),  # 88 files and 6 folders
+    (("train/",), 4),
+    (("train/01",), 4),  # what is directly in a folder is listed whole: the hub has no other way
+    (("model-card/",), 1),
+    (("model-card/images/",), 1),
+    (("config.json",), 1 + 1),  # what is directly in the root, and the folder "config.json.d"
+    (("model-",), 1 + 1),
+    (("config.json", "model-"), 1 + 2),
+    (("é/",), 1),
+    (("é/ü",), 1),
+    (("nowhere/",), 1),
+    (("train/000.bin/",), 1),
+    (("nowhere",), 1),
+    (("model-card/", "train/"), 1 + 1 + 4),  # the first page of everything might have been all
+    (("train/000", "train/001"), 4),
+    (("model-card/R", "model-card/images/"), 1),  # one page of "model-card" is all there is
+    (("nowhere/a/", "nowhere/b/c"), 1),
+    (("/c",), 0),
+    (("..", "a//b", "./c", "/d", "train/../test/"), 1),  # only the first can begin a path
+])  # fmt: skip
 async def test_what_begins_as_asked_is_listed_once_and_for_few_requests(
     hub: Hub, within: tuple[str, ...], requests: int
 ) -> None:

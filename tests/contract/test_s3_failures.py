@@ -81,15 +81,12 @@ async def test_temporary_credentials_sign_listings_and_locations_with_their_toke
     assert read_range(location, 0, 1).content == b"x"
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (None, "AccessDenied: anonymous reading is not allowed"),
-        ({"aws_access_key_id": "AKIANOBODY", "aws_secret_access_key": "sesame"}, "InvalidAccessKeyId"),
-        ({"aws_access_key_id": "AKIADOUBLE", "aws_secret_access_key": "sesame"}, "SignatureDoesNotMatch"),
-        ({"aws_access_key_id": "ASIATEMPORARY", "aws_secret_access_key": "sesame"}, "InvalidToken"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "said"), [
+    (None, "AccessDenied: anonymous reading is not allowed"),
+    ({"aws_access_key_id": "AKIANOBODY", "aws_secret_access_key": "sesame"}, "InvalidAccessKeyId"),
+    ({"aws_access_key_id": "AKIADOUBLE", "aws_secret_access_key": "sesame"}, "SignatureDoesNotMatch"),
+    ({"aws_access_key_id": "ASIATEMPORARY", "aws_secret_access_key": "sesame"}, "InvalidToken"),
+])  # fmt: skip
 async def test_wrong_credentials_are_told_apart_and_never_shown(
     server: S3Server, keys: dict[str, str] | None, said: str
 ) -> None:
@@ -186,19 +183,16 @@ async def test_a_name_that_no_bucket_has_is_an_invalid_source(server: S3Server) 
             await listed(source)
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("AKIASESAME", "not a JSON object"),
-        ('["AKIASESAME"]', "not a JSON object"),
-        ("[" * 100_000, "not a JSON object"),
-        ('{"aws_secret_access_key": "sesame"}', 'lacks the key "aws_access_key_id"'),
-        ('{"aws_access_key_id": "AKIASESAME"}', 'lacks the key "aws_secret_access_key"'),
-        ('{"accessKeyId": "AKIASESAME", "secretAccessKey": "sesame"}', 'lacks the key "aws_access_key_id"'),
-        ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": ""}', 'lacks the key "aws_secret_access_key"'),
-        ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": 7}', '"aws_secret_access_key" that is not a'),
-    ],
-)
+@pytest.mark.parametrize(("value", "said"), [
+    ("AKIASESAME", "not a JSON object"),
+    ('["AKIASESAME"]', "not a JSON object"),
+    ("[" * 100_000, "not a JSON object"),
+    ('{"aws_secret_access_key": "sesame"}', 'lacks the key "aws_access_key_id"'),
+    ('{"aws_access_key_id": "AKIASESAME"}', 'lacks the key "aws_secret_access_key"'),
+    ('{"accessKeyId": "AKIASESAME", "secretAccessKey": "sesame"}', 'lacks the key "aws_access_key_id"'),
+    ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": ""}', 'lacks the key "aws_secret_access_key"'),
+    ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": 7}', '"aws_secret_access_key" that is not a'),
+])  # fmt: skip
 async def test_a_malformed_secret_names_the_missing_key_and_no_value(server: S3Server, value: str, said: str) -> None:
     with pytest.raises(SecretMalformedError, match=said) as raised:
         async with opened(server, value):

@@ -17,7 +17,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.upstream import Checksum, ChecksumKind, UpstreamFile
+from bdn.core.source.upstream import UpstreamFile
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop
@@ -90,50 +90,6 @@ async def test_a_failing_head_is_asked_for_once_and_mapped(
     assert f"s3://{bucket.name}/m" in str(raised.value)
     # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
     assert server.log.count(method="HEAD") <= (2 if fault == drop() else 1)
-
-
-async def test_an_object_that_was_replaced_between_listing_and_head_has_changed(
-    server: S3Server, bucket: S3Bucket
-) -> None:
-    async with opened(server, bucket) as (source, file):
-        bucket.put({"m/a.bin": LARGE[::-1]})
-        with pytest.raises(SourceChangedError, match=r"'a\.bin' .*its ETag is another one"):
-            await source.locate(file)
-
-
-async def test_an_object_that_was_deleted_between_listing_and_head_has_changed(
-    server: S3Server, bucket: S3Bucket
-) -> None:
-    async with opened(server, bucket) as (source, file):
-        bucket.delete("m/a.bin")
-        with pytest.raises(SourceChangedError, match=r"'a\.bin' .*it is gone"):
-            await source.locate(file)
-
-
-@pytest.mark.parametrize(
-    ("stated", "expected"),
-    [
-        ({}, True),
-        ({"x-amz-server-side-encryption": "AES256"}, True),
-        ({"x-amz-server-side-encryption": "aws:kms"}, False),
-        ({"x-amz-server-side-encryption": "aws:kms:dsse"}, False),
-        ({"x-amz-server-side-encryption-customer-algorithm": "AES256"}, False),
-    ],
-)
-async def test_an_etag_is_taken_for_an_md5_only_where_the_encryption_allows_it(
-    server: S3Server, bucket: S3Bucket, stated: dict[str, str], expected: bool
-) -> None:
-    bucket.state("m/a.bin", stated)
-    async with opened(server, bucket) as (source, file):
-        location = await source.locate(file)
-    assert location.checksum == (Checksum(ChecksumKind.MD5, md5(LARGE).hexdigest()) if expected else None)
-
-
-async def test_a_composite_checksum_is_not_taken_for_one_of_the_whole(server: S3Server, bucket: S3Bucket) -> None:
-    composite = {"x-amz-checksum-crc32": "AAECAw==-2", "x-amz-checksum-type": "COMPOSITE"}
-    bucket.state("m/a.bin", {**composite, "x-amz-server-side-encryption": "aws:kms"})
-    async with opened(server, bucket) as (source, file):
-        assert (await source.locate(file)).checksum is None
 
 
 async def test_where_versions_may_not_be_read_the_etag_alone_pins_and_that_is_asked_once(

@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.errors import AuthRequiredError, InvalidSourceError, UpstreamUnavailableError
+from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
 from bdn.core.ports import Source
 from bdn.core.source.weights import BucketUri
 from bdn.sources.s3.bucket import S3Bucket, connect
@@ -208,12 +208,4 @@ async def test_a_failure_to_renew_keys_comes_out_as_it_is(server: S3Server) -> N
         with pytest.raises(UpstreamUnavailableError, match="the token service is away"):
             await source.locate(file)
         with pytest.raises(UpstreamUnavailableError, match="the token service is away"):
-            await listed(source)
-
-
-async def test_keys_that_have_ended_are_refused_for_a_listing(server: S3Server) -> None:
-    bucket = server.bucket(f"regions-{next(NUMBERS)}")
-    gone = S3Credentials("ASIAGONE", "secret", "token", None, 1)
-    async with read_with(server, bucket.name, StaticS3Credentials(gone)) as source:
-        with pytest.raises(AuthRequiredError, match="InvalidAccessKeyId"):
             await listed(source)

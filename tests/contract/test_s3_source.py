@@ -21,6 +21,7 @@ from tests.doubles.sigv4 import Account
 from tests.support.mirror.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
 from tests.support.network.egress import LOOPBACK
 
+Opened = AbstractAsyncContextManager[Source]
 STRANGER = Account("AKIASTRANGER", "stranger")
 LARGE = bytes(CHUNK_SIZE) + b"last"
 
@@ -54,7 +55,7 @@ def bucket(s3: S3Like) -> S3Bucket:
 
 
 @pytest.fixture
-def opened(s3: S3Like, bucket: S3Bucket) -> AbstractAsyncContextManager[Source]:
+def opened(s3: S3Like, bucket: S3Bucket) -> Opened:
     """The whole bucket, read by its owner."""
     return s3.open(bucket.name, "", s3.account)
 
@@ -96,7 +97,7 @@ async def test_a_prefix_that_is_one_object_costs_two_requests(s3: S3Like, server
 
 
 async def test_two_thousand_and_one_keys_cost_three_requests_and_none_is_lost(
-    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+    server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({f"m/a b+%{number:04}.txt": b"x" for number in range(2001)})
     async with opened as source:
@@ -105,7 +106,7 @@ async def test_two_thousand_and_one_keys_cost_three_requests_and_none_is_lost(
 
 
 async def test_a_narrowed_listing_asks_once_for_each_beginning_and_for_nothing_else(
-    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+    server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({f"{folder}/{number:04}.txt": b"x" for folder in ("a b", "c") for number in range(1001)})
     bucket.put({"d/1.txt": b"x", "d/2.txt": b"x"})
@@ -118,7 +119,7 @@ async def test_a_narrowed_listing_asks_once_for_each_beginning_and_for_nothing_e
 
 
 async def test_a_listing_asks_for_no_more_pages_than_are_consumed(
-    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+    server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({f"{number:04}.txt": b"x" for number in range(1001)})
     async with opened as source:
@@ -139,7 +140,7 @@ async def test_content_belongs_to_the_organisation_also_where_everybody_may_read
 
 
 async def test_resolving_and_locating_a_file_of_one_chunk_cost_no_request(
-    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+    server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({"a.bin": bytes(CHUNK_SIZE)})
     async with opened as source:
@@ -148,9 +149,7 @@ async def test_resolving_and_locating_a_file_of_one_chunk_cost_no_request(
     assert server.log.count() == 1
 
 
-async def test_the_listed_etag_is_the_version_and_never_a_checksum(
-    bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
-) -> None:
+async def test_the_listed_etag_is_the_version_and_never_a_checksum(bucket: S3Bucket, opened: Opened) -> None:
     bucket.put({"a.bin": CONTENT})
     async with opened as source:
         file = await only_file(source)
@@ -160,9 +159,7 @@ async def test_the_listed_etag_is_the_version_and_never_a_checksum(
     assert file.version == location.etag == answer.headers["etag"]
 
 
-async def test_the_answer_for_a_file_of_one_chunk_states_its_best_checksum(
-    bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
-) -> None:
+async def test_the_answer_for_a_file_of_one_chunk_states_its_best_checksum(bucket: S3Bucket, opened: Opened) -> None:
     bucket.put({"a.bin": CONTENT})
     bucket.state("a.bin", {"x-amz-checksum-crc64nvme": "AAECAwQFBgc=", "x-amz-checksum-type": "FULL_OBJECT"})
     async with opened as source:
@@ -176,7 +173,7 @@ async def test_the_answer_for_a_file_of_one_chunk_states_its_best_checksum(
 
 
 async def test_the_checksum_of_a_larger_file_is_learned_with_one_request(
-    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+    server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({"a.bin": LARGE})
     bucket.state("a.bin", {"x-amz-checksum-crc32c": "AAECAw=="})
@@ -190,7 +187,7 @@ async def test_the_checksum_of_a_larger_file_is_learned_with_one_request(
 
 
 async def test_a_large_file_of_a_bucket_that_keeps_versions_is_pinned_to_its_version(
-    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+    server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.keep_versions()
     bucket.put({"a.bin": LARGE, "b.bin": LARGE})
@@ -203,9 +200,7 @@ async def test_a_large_file_of_a_bucket_that_keeps_versions_is_pinned_to_its_ver
     assert server.log.count(method="HEAD") == 3  # one for each, and one to learn that versions may be read
 
 
-async def test_without_versions_nothing_but_the_etag_pins_a_large_file(
-    bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
-) -> None:
+async def test_without_versions_nothing_but_the_etag_pins_a_large_file(bucket: S3Bucket, opened: Opened) -> None:
     bucket.put({"a.bin": LARGE})
     async with opened as source:
         location = await source.locate(await only_file(source))
@@ -215,7 +210,7 @@ async def test_without_versions_nothing_but_the_etag_pins_a_large_file(
 
 
 async def test_a_location_is_signed_for_an_hour_and_does_not_hold_the_secret_key(
-    server: S3Server, bucket: S3Bucket, opened: AbstractAsyncContextManager[Source]
+    server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({"a.bin": b"x"})
     async with opened as source:
@@ -238,7 +233,7 @@ async def test_an_anonymous_location_is_a_plain_address_that_does_not_expire(s3:
 
 
 async def test_a_location_of_one_of_a_million_small_files_costs_little(
-    opened: AbstractAsyncContextManager[Source],
+    opened: Opened,
 ) -> None:
     identity = Identity.of("organisation:acme", "s3")
     files = [

@@ -165,14 +165,11 @@ async def test_a_large_file_of_a_bucket_that_keeps_versions_is_read_to_its_end_i
             await source.locate(file)
 
 
-@pytest.mark.parametrize(
-    ("account", "said"),
-    [
-        (Account("test:reader", SESAME), "SignatureDoesNotMatch"),
-        (Account("test:nobody", SESAME), "SignatureDoesNotMatch"),
-        (Account("test:stranger", "stranger"), "AccessDenied"),
-    ],
-)
+@pytest.mark.parametrize(("account", "said"), [
+    (Account("test:reader", SESAME), "SignatureDoesNotMatch"),
+    (Account("test:nobody", SESAME), "SignatureDoesNotMatch"),
+    (Account("test:stranger", "stranger"), "AccessDenied"),
+])  # fmt: skip
 async def test_swift_s_own_refusals_are_told_apart(
     server: S3Like, filled: SwiftBucket, account: Account, said: str
 ) -> None:

@@ -1,23 +1,30 @@
-"""An agent that is killed in the middle of its work loses little and goes on by itself."""
+"""Agents that are killed in the middle of their work, alone and in a ring whose network fails."""
 
 import asyncio
 import os
 import shutil
+import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.digest import Digest, digest_of
 from bdn.wire.stage_schema import StageRequest
 from node_agent.disk.group_sync import GroupSync
 from node_agent.fill.part import SYNC_CHUNKS
+from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.process import Program
-from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.agent.ring_of_agents import Content, Member, planted, ring
 from tests.support.content.trees import tree
+from tests.support.network import network
+from tests.support.services import services
+from tests.support.services.commands import wait_until
 
 CHUNKS, THREADS = 22, 2
 
@@ -157,3 +164,140 @@ async def test_whatever_moment_an_agent_is_killed_at_every_file_under_its_name_i
                 assert tree(Path(stage.mounts[0].path)) == files
                 ledger = agent.cache.index.ledger
                 assert (ledger.used_bytes, ledger.reserved_bytes) == (disk_bytes(moment / "cache"), 0)
+
+
+# --- A member of the cluster is killed while all stage: the others finish, and what they have is right ---
+FILES = {"large": noise(97 * MIB, 1), "other": noise(23 * MIB, 2)}
+NODES = ("node-0", "node-1", "node-2")
+_HALF = 8  # of 16 chunks
+
+
+async def test_the_others_finish_when_a_member_is_killed_at_half_time(tmp_path: Path) -> None:
+    mirror = AgentMirror()
+    mirror.ring = {}
+    manifest = mirror.publish(FILES)
+    half, go = threading.Event(), threading.Event()
+
+    def pause(_: Digest) -> None:
+        if mirror.requests >= _HALF:
+            half.set()
+            assert go.wait(60)
+
+    mirror.on_request = pause
+    with mirror.running():
+        async with AsyncExitStack() as stack:
+            daemons = [await stack.enter_async_context(_program(tmp_path, mirror, node).daemon()) for node in NODES]
+            await _know_each_other(mirror)
+            request = StageRequest(job_id="job", grant=mirror.grant(manifest))
+            stages = [await one.client.stage(request) for one in daemons]
+            await asyncio.to_thread(half.wait, 60)
+            await daemons[1].kill()
+            go.set()
+            for daemon, stage in ((daemons[0], stages[0]), (daemons[2], stages[2])):
+                ended = await daemon.client.stage_by_id(stage.id, 60)
+                assert (ended.state, ended.error) == ("READY", None)
+                assert tree(Path(ended.mounts[0].path)) == FILES
+                assert ended.transfer is not None
+                assert ended.transfer.bytes_hedged <= sum(map(len, FILES.values())) // 20
+    assert sum(mirror.chunk_requests.values()) < 2 * len(mirror.chunk_requests)  # the dead one's share, and no more
+
+
+def _program(root: Path, mirror: AgentMirror, node: str) -> Program:
+    return Program(root / node, mirror.url, {"BDN_AGENT_NODE": node})
+
+
+async def _know_each_other(mirror: AgentMirror) -> None:
+    """Each has told the mirror that it knows the newest members."""
+    async with asyncio.timeout(60):
+        while {beat.node for beat in mirror.heartbeats if beat.epoch == mirror.epoch} != set(NODES):  # noqa: ASYNC110 - other processes: there is nothing to be notified by
+            await asyncio.sleep(0.05)
+
+
+# --- Members of a cluster die, hang, lie, leave and join on a real network: the others finish, right, and spare the mirror ---
+PARTS = {f"part-{number}": noise(6 * CHUNK_SIZE, number) for number in range(2)}
+SIZE = sum(map(len, PARTS.values()))
+RATE = 200_000_000  # bits per second
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Content]:
+    root = tmp_path_factory.mktemp("content")
+    source = root / "source"
+    source.mkdir()
+    for name, file in PARTS.items():
+        (source / name).write_bytes(file)
+    with Hub() as hub:
+        hub.repo("org/model").commit(PARTS)
+        yield planted(source, root / "mirror", "hf://org/model", HF_ENDPOINT=hub.url)
+
+
+@pytest.fixture
+def net() -> Iterator[network.Network]:
+    with network.network() as built:
+        yield built
+
+
+@pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable() or "there is a network")
+def test_members_that_die_vanish_or_hang_cost_nobody_else_the_stage(
+    net: network.Network, tmp_path: Path, content: Content
+) -> None:
+    with ring(net, tmp_path, content, 4, RATE) as built:
+        killed, vanished, hung, *others = built.members
+        before = built.host.sent_bytes
+        stages = built.begin()
+        _wait_for_half(others[0], 0)
+        killed.agent.process.kill()
+        vanished.host.cut()
+        hung.agent.process.send_signal(signal.SIGSTOP)
+        try:
+            _check(content, others, stages[3:])
+            assert built.host.sent_bytes - before < 2 * SIZE  # what died with the three; each by itself would read all
+        finally:
+            hung.agent.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable() or "there is a network")
+def test_members_that_lie_leave_or_join_cost_nobody_else_the_stage(
+    net: network.Network, tmp_path: Path, content: Content
+) -> None:
+    # At half the rate: on a machine that is busy with other tests, the network is to be what members wait for, not the CPU.
+    with ring(net, tmp_path, content, 3, RATE // 2) as built:
+        liar, leaving, other = built.members
+        content.check(liar.agent.stage(built.grant, "first"))
+        _corrupt(liar)
+        before, had = built.host.sent_bytes, other.host.received_bytes
+        stages = [member.agent.begin(built.grant, "job") for member in (leaving, other)]
+        with services.starting_agent(tmp_path / "node-5", built.mirror.url, net.host()) as late:
+            _wait_for_half(other, had)
+            leaving.agent.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: services.answers(late.http), seconds=120, what="the agent that joins")
+            stage = late.stage(built.grant, "job")
+            _check(content, [other], stages[1:])
+            content.check(stage)
+            # Only the liar had it: once more for all others, and of the half that one read who left, what it had not passed on.
+            assert built.host.sent_bytes - before < 1.5 * SIZE
+            spent = other.agent.finished(stages[1])["transfer"]
+            assert spent["bytes_hedged"] <= SIZE // 20
+            assert services.metric(other.agent.http, "bdn_agent_verification_failures_total") >= 1
+
+
+def _wait_for_half(member: Member, before: int) -> None:
+    wait_until(lambda: member.host.received_bytes - before > SIZE // 2, seconds=120, what="half of the content")
+
+
+def _check(content: Content, members: Sequence[Member], stages: Sequence[str]) -> None:
+    for member, stage in zip(members, stages, strict=True):
+        content.check(member.agent.finished(stage))
+
+
+def _corrupt(liar: Member) -> None:
+    """One byte of every chunk that it holds is another, as a disk would do it that fails."""
+    files = [path for path in (liar.agent.shell.data / "cache" / "files").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) == SIZE
+    for path in files:
+        with path.open("r+b") as file:
+            for start in range(0, path.stat().st_size, CHUNK_SIZE):
+                file.seek(start)
+                byte = file.read(1)[0]
+                file.seek(start)
+                file.write(bytes([byte ^ 1]))

@@ -1,20 +1,29 @@
-"""The real ``bdn serve``, killed in the middle of a copy: it goes on, and reads again only what nobody could know it had."""
+"""The real ``bdn serve``: killed in the middle of copies and collections, refused at its start, and what its log never says."""
 
+import asyncio
 import re
 import signal
+import sqlite3
+import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import Digest, digest_of
+from bdn.mirror.db.database import HEAD
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.mirror.process import ServingProcess
-from tests.support.mirror.service import source, until
+from tests.doubles.s3 import S3Bucket, S3Server
+from tests.support.mirror.process import SERVE, ServingProcess, serve
+from tests.support.mirror.service import source, until, with_secret
+from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-
 CHUNKS = 24
 LARGE = GeneratedContent((CHUNKS - 1) * CHUNK_SIZE + 12345)
 MODEL = source("hf://org/model")
@@ -100,3 +109,126 @@ async def test_a_mirror_that_is_asked_to_stop_gives_its_claim_back_and_the_next_
         assert (await mirror.ended(mirror_id))["bytes_transferred"] == 3 * CHUNK_SIZE
         assert await mirror.end(signal.SIGINT) == 0
     assert len(chunks_asked_for(hub)) == 1
+
+
+# --- The real ``bdn serve``, killed while it collects, again and again, beside clients that mirror: nothing READY is lost ---
+
+
+# All begin with the same chunks, and share a small file.
+_AT_ONCE = {"BDN_TOMBSTONE_SECONDS": "0", "BDN_COLLECT_GRACE_SECONDS": "0"}
+MODELS = {f"org/m{number}": GeneratedContent(CHUNK_SIZE + 10 + number) for number in range(3)}
+
+
+@pytest.mark.promise("collection")
+async def test_a_mirror_that_is_killed_while_it_collects_loses_nothing_that_it_said_was_ready(
+    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally, scale: Scale
+) -> None:
+    for name, content in MODELS.items():
+        hub.repo(name).commit({"model.bin": content, "shared.txt": b"shared", f"{name[-2:]}.txt": name.encode()})
+    seed = 20261122
+    random = Random(seed)
+    for life in range(scale.of(2, 15)):
+        async with await ServingProcess.start(tmp_path, **_AT_ONCE) as mirror:
+            # What the life before left is whole.
+            for document in (await mirror.http.get("/mirror", params={"status": "READY"})).json()["items"]:
+                if document["grant"] is not None:
+                    tally.add(lost=await lost(mirror, document["sources"][0]["manifest"]))
+            clients = [asyncio.create_task(mirrors_and_evicts(mirror, name)) for name in MODELS]
+            collecting = asyncio.create_task(collects(mirror))
+            await asyncio.sleep(random.uniform(0.1, 1.0))
+            assert await mirror.end(signal.SIGKILL) == -signal.SIGKILL
+            results = await asyncio.gather(*clients, collecting, return_exceptions=True)
+            assert not [error for error in results if isinstance(error, AssertionError)], (seed, life, results)
+        tally.add(scenarios=1, kills=1)
+    async with await ServingProcess.start(tmp_path, **_AT_ONCE) as mirror:
+        for name in MODELS:
+            done = await mirror.ended(await mirror.begin(source(f"hf://{name}")))
+            assert done["status"] == "READY", done
+            tally.add(lost=await lost(mirror, done["sources"][0]["manifest"]))
+        await mirror.http.post("/evictions", json={"all": True, "tier": "mirror"})
+        # Chunks of the last minute wait until no mirror that began meanwhile runs; none does.
+        await collected(mirror)
+        left = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+        assert left == []
+
+
+async def mirrors_and_evicts(mirror: ServingProcess, name: str) -> None:
+    """Until the mirror dies: what it says is READY can be read, or was evicted by us."""
+    while True:
+        done = await mirror.ended(await mirror.begin(source(f"hf://{name}")))
+        assert done["status"] == "READY", done
+        assert await lost(mirror, done["sources"][0]["manifest"]) == 0
+        await mirror.http.post("/evictions", json={"source": f"hf://{name}", "tier": "mirror"})
+
+
+async def collects(mirror: ServingProcess) -> None:
+    while True:
+        await collected(mirror)
+
+
+async def collected(mirror: ServingProcess) -> None:
+    asked = (await mirror.http.post("/collections", json={})).json()
+    done = (await mirror.http.get(f"/collections/{asked['id']}", params={"wait": 30})).json()
+    assert done["status"] == "DONE", done
+
+
+async def lost(mirror: ServingProcess, manifest: str) -> int:
+    """How many objects of the manifest cannot be read, or are not what their names say."""
+    layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
+    missing = 0
+    for file in layout["files"]:
+        for name in [file["slab"]["digest"]] if "slab" in file else file["chunks"]:
+            answer = await mirror.http.get(f"/chunks/{name}")
+            missing += answer.status_code != 200 or digest_of(answer.content) != Digest.parse(name)
+    return missing
+
+
+# --- What ``bdn serve`` says when it cannot start, and what its log never says ---
+
+
+async def test_a_second_mirror_and_a_taken_port_are_in_use_and_the_log_holds_no_secret(
+    upstreams: None, hub: Hub, s3: S3Server, bucket: S3Bucket, tmp_path: Path
+) -> None:
+    hub.repo("org/private", private=True).commit({"model.safetensors": b"weights"})
+    bucket.put({"data/a.bin": b"1"})
+    async with await ServingProcess.start(tmp_path / "first") as mirror:
+        # Another mirror on the same data directory.
+        status, document, log = await serve(tmp_path / "first", "--port", "0", "--data-port", "0")
+        assert (status, document["error"]["code"]) == (3, "IN_USE")
+        assert str(mirror.process.pid) in document["error"]["message"]
+        assert "Traceback" not in log
+        # Another mirror on the same port, with a data directory of its own.
+        port = mirror.url.rpartition(":")[2]
+        status, document, log = await serve(tmp_path / "second", "--port", port, "--data-port", "0")
+        assert (status, document["error"]["code"]) == (3, "IN_USE")
+        assert f"port {port}" in document["error"]["message"]
+        assert "Traceback" not in log
+        with closing(sqlite3.connect(tmp_path / "second/mirror.sqlite")) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == (HEAD,)
+        # The first one has noticed nothing of either.
+        private = source("hf://org/private", "/p", **with_secret("hub-token"))
+        objects = source(f"s3://{bucket.name}/data", "/d", **with_secret("s3-keys"))
+        assert (await mirror.ended(await mirror.begin(private, objects)))["status"] == "READY"
+        assert (await mirror.ended(await mirror.begin(source("hf://org/private"))))["error"]["code"] == "AUTH_REQUIRED"
+        assert await mirror.end(signal.SIGTERM) == 0
+    assert mirror.log.count("manifest published") == 2
+    for secret in (hub.token, s3.account.secret_access_key, s3.account.access_key_id, "X-Amz-Signature", "Traceback"):
+        assert secret not in mirror.log
+
+
+async def test_a_mirror_loads_the_sdk_of_a_scheme_when_somebody_asks_for_it_and_no_other(
+    upstreams: None, hub: Hub, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit({"a.txt": b"1"})
+    loaded: list[set[str]] = []
+    for number, asked in enumerate([[], [source("hf://org/model")]]):
+        command = (sys.executable, "-X", "importtime", *SERVE[1:])
+        async with await ServingProcess.start(tmp_path / str(number), command=command) as mirror:
+            if asked:
+                assert (await mirror.ended(await mirror.begin(*asked)))["status"] == "READY"
+            assert await mirror.end(signal.SIGTERM) == 0
+        imported = {line.rpartition("|")[2].strip() for line in mirror.log.splitlines()}
+        assert "bdn.mirror.app" in imported
+        loaded.append({"huggingface_hub", "aiobotocore", "gcsfs"} & imported)
+    assert loaded == [set(), {"huggingface_hub"}]

@@ -20,7 +20,7 @@ from node_agent.disk.cache_directory import boot_id
 from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat
 from node_agent.mirror_link.evictions import EvictionCommands
-from node_agent.mirror_link.holdings import AgentHoldings
+from node_agent.mirror_link.heartbeats import AgentHoldings
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 

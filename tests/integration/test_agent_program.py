@@ -1,4 +1,4 @@
-"""The daemon as an operator meets it: help, exit codes, sockets, signals."""
+"""The daemon as an operator meets it: help, exit codes, sockets, signals, TLS; its chunks and what they are charged to."""
 
 import asyncio
 import json
@@ -6,18 +6,32 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 
-from bdn.core.errors import InUseError
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
+from bdn.core.errors import BdnError, InUseError, NotFoundError
+from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.pacing import Pacer
 from bdn.wire.stage_schema import StageRequest
 from node_agent.fill.part import Bitmap
-from tests.support.agent.mirror import AgentMirror, held_by
+from tests.doubles.hub import Hub
+from tests.support.agent.mirror import FORMS, AgentMirror, held_by
 from tests.support.agent.mounts import needs_mounts, read_only
+from tests.support.agent.peer import ask
 from tests.support.agent.process import Program
-from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.content.trees import tree
+from tests.support.mirror.service import mirror_under_test, source
+from tests.support.network.authority import Authority, new_authority
+from tests.support.network.tls_face import tls_face
+
+pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 
 
 @pytest.fixture
@@ -113,3 +127,158 @@ async def test_sigterm_drains_and_the_next_agent_goes_on_where_this_one_stopped(
             assert (Path(ready.mounts[0].path) / "large").read_bytes() == content
             assert await daemon.stop() == 0
         assert (Path(ready.mounts[0].path) / "large").exists()  # stages survive their agent
+
+
+# --- An agent whose mirror is behind TLS, with an authority of the operator's own ---
+FILES = {"large": noise(9 * MIB + 1, 1), "small": b"small", "other": b"other"}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("authority"), "localhost")
+
+
+@pytest.fixture
+def mirror(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentMirror]:
+    """One that says ``https`` of itself, on both of its ports."""
+    for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    with AgentMirror(is_packed=True).running() as mirror, ExitStack() as stack:
+        plain = (urlsplit(mirror.url).port or 0, mirror.data_port or 0)
+        api, mirror.data_port = (stack.enter_context(tls_face(port, authority.server)) for port in plain)
+        mirror.url = f"https://localhost:{api}"
+        yield mirror
+
+
+async def test_a_stage_is_filled_over_tls(
+    mirror: AgentMirror, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
+    manifest = mirror.publish(FILES)
+    async with Rig(mirror, tmp_path).agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+        assert tree(Path(stage.mounts[0].path)) == FILES
+        assert stage.mounts[0].bytes_from.mirror == manifest.bytes_total
+
+
+async def test_a_mirror_that_nobody_vouches_for_fails_the_stage_and_says_why(
+    mirror: AgentMirror, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
+    manifest = mirror.publish(FILES)
+    async with Rig(mirror, tmp_path).agent() as agent:
+        await agent.heartbeats.beat()  # this agent knows the mirror's keys, and so what a grant of it says
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setenv("SSL_CERT_FILE", str(new_authority(other, "localhost").certificates))
+    mirror.forget()
+    async with Rig(mirror, tmp_path).agent() as agent:
+        with pytest.raises(BdnError, match="CERTIFICATE_VERIFY_FAILED"):
+            await staged(agent, mirror, manifest)
+    assert not mirror.documents
+    assert not mirror.requests
+
+
+# --- The data plane: an agent serves what it holds to its peers, with the reader that they use ---
+LARGE = noise(9 * MIB, 1)
+SERVED = {"large": LARGE, "small": b"small"}
+
+
+@pytest.fixture(params=FORMS)
+def either_form(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=request.param == "packed")
+
+
+PIECES = [LARGE[: 8 * MIB], LARGE[8 * MIB :], b"small"]
+
+
+async def test_every_chunk_of_a_staged_manifest_is_served_also_after_a_restart(
+    either_form: AgentMirror, tmp_path: Path, peer: ConnectionPool
+) -> None:
+    rig, manifest = Rig(either_form, tmp_path), either_form.publish(SERVED)
+    async with rig.agent() as agent:
+        await staged(agent, either_form, manifest)
+        for piece in PIECES:
+            assert await ask(peer, agent.data_port, piece, None) == piece
+        figures = metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
+        assert figures["bdn_agent_served_bytes_total"] >= 9 * MIB  # the last piece is counted after it has arrived
+    async with rig.agent() as agent:
+        for piece in PIECES:
+            assert await ask(peer, agent.data_port, piece, None) == piece
+
+
+async def test_evicted_chunks_are_not_served(either_form: AgentMirror, tmp_path: Path, peer: ConnectionPool) -> None:
+    rig, manifest = Rig(either_form, tmp_path, {"cache_bytes": 10 * MIB}), either_form.publish(SERVED)
+    async with rig.agent() as agent:
+        stage = await staged(agent, either_form, manifest)
+        await agent.stages.release(stage.id)
+        await staged(agent, either_form, either_form.publish({"other": noise(5 * MIB, 2)}))
+
+        with pytest.raises(NotFoundError):
+            await ask(peer, agent.data_port, PIECES[0], None)
+
+
+async def test_with_authentication_a_chunk_takes_a_grant_for_a_manifest_that_has_it(
+    either_form: AgentMirror, tmp_path: Path, peer: ConnectionPool
+) -> None:
+    manifest, other = either_form.publish(SERVED), either_form.publish({"other": b"other"})
+    async with Rig(either_form, tmp_path, {"auth": "token"}).agent() as agent:
+        await staged(agent, either_form, manifest, other)
+        for piece in PIECES:
+            assert await ask(peer, agent.data_port, piece, either_form.grant(manifest)) == piece
+            for bearer, code in (
+                (None, "UNAUTHENTICATED"),
+                ("rubbish", "GRANT_INVALID"),
+                (either_form.grant(manifest, expires_in=-1), "GRANT_EXPIRED"),
+                (either_form.grant(other), "NOT_FOUND"),
+            ):
+                with pytest.raises(BdnError) as caught:
+                    await ask(peer, agent.data_port, piece, bearer)
+                assert caught.value.code == code
+
+
+# --- What data planes send is charged to their limits, byte for byte ---
+CHUNK = noise(CHUNK_SIZE, 1)
+
+
+@pytest.fixture
+def charged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes that a pacer was asked for; none of them waits."""
+    sizes: list[int] = []
+
+    def charge(_: Pacer, size: int) -> float:
+        sizes.append(size)
+        return 0.0
+
+    monkeypatch.setattr(Pacer, "__call__", charge)
+    return sizes
+
+
+async def fetch(port: int) -> bytes:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        return (await client.get(f"/chunks/{digest_of(CHUNK)}")).content
+
+
+@pytest.mark.parametrize(("rate", "share"), [("1GB", 1), (None, 0)])
+async def test_a_mirror_charges_what_it_sends(
+    hub: Hub, upstreams: None, tmp_path: Path, charged: list[int], rate: str | None, share: int
+) -> None:
+    hub.repo("org/model").commit({"a.bin": CHUNK})
+    async with mirror_under_test(tmp_path / "mirror", serve=True, upload_rate=rate) as mirror:
+        await mirror.ready(source("hf://org/model"))
+        assert mirror.service.data_port is not None
+        assert await fetch(mirror.service.data_port) == CHUNK
+    assert sum(charged) == share * CHUNK_SIZE
+
+
+@pytest.mark.parametrize(("rate", "share"), [("1GB", 1), (None, 0)])
+async def test_an_agent_charges_what_it_sends_to_peers(
+    tmp_path: Path, charged: list[int], rate: str | None, share: int
+) -> None:
+    with AgentMirror().running() as mirror:
+        manifest = mirror.publish({"a.bin": CHUNK})
+        async with Rig(mirror, tmp_path).agent(upload_rate=rate) as agent:
+            await staged(agent, mirror, manifest)
+            assert await fetch(agent.data_port) == CHUNK
+    assert sum(charged) == share * CHUNK_SIZE

@@ -8,7 +8,7 @@ import pytest
 
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.manifest import Manifest
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.agent_schema import MemberDocument
 from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by
 from tests.support.agent.rig import MIB, noise, staged

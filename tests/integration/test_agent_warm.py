@@ -1,6 +1,7 @@
-"""A stage that is to be warm: its files come into the page cache behind the job's back, and never at others' cost."""
+"""Warm stages: files come into the page cache behind the job's back, and what is held already costs little."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from node_agent.app import Agent
 from node_agent.background_tasks import BackgroundTasks
+from node_agent.disk.places import Places
+from node_agent.stage.record import StageRecord
 from node_agent.stage.stage import NodeStage
 from node_agent.stage.warm import STEP, Warmer
 from tests.support.agent.mirror import AgentMirror
@@ -114,8 +117,6 @@ async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) 
 
 
 # --- with a memory, a clock and other stages of the test's own ---
-
-
 @asynccontextmanager
 async def warmer(agent: Agent, **given: Any) -> Any:
     async with BackgroundTasks() as background:
@@ -228,3 +229,54 @@ async def test_a_file_that_cannot_be_read_ends_it_and_nothing_else(rig: Rig) -> 
         state, _, reason = await warmed(stage)
         assert (state, stage.record.state) == ("STOPPED", "READY")
         assert "config.json" in (reason or "")
+
+
+# --- What a stage costs when its node holds everything already ---
+MANY = {f"{number}.txt": str(number).encode() for number in range(50)}
+
+
+async def test_a_warm_stage_waits_for_the_disk_twice_whatever_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its record once it is READY, and for the folder of the records: only that must survive a power cut."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        real(descriptor)
+
+    with AgentMirror().running() as mirror:
+        manifest = mirror.publish(MANY)
+        rig = Rig(mirror, tmp_path)
+        async with rig.agent() as agent:
+            await staged(agent, mirror, manifest, job="first")
+            monkeypatch.setattr(os, "fsync", note)
+            stage = await staged(agent, mirror, manifest, job="second")
+
+    places = Places(rig.cache)
+    written = places.stage(stage.id)
+    assert synced == [str(written.with_name(f"{written.name}.tmp")), str(places.stages)]
+
+
+async def test_the_record_of_a_stage_that_is_ready_is_durable_before_anybody_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if "/stages/stg_" in path:
+            record = StageRecord.model_validate_json(Path(path).read_bytes())
+            stage = agent.stages.registry.find(record.id)
+            states.append(f"{record.state} while it is {stage.record.state}")
+        real(descriptor)
+
+    with AgentMirror().running() as mirror:
+        manifest = mirror.publish(MANY)
+        async with Rig(mirror, tmp_path).agent() as agent:
+            monkeypatch.setattr(os, "fsync", note)
+            stage = await staged(agent, mirror, manifest)
+            await agent.stages.release(stage.id)
+    assert states == ["READY while it is STAGING", "RELEASED while it is READY"]

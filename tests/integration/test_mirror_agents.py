@@ -60,7 +60,7 @@ async def test_the_epoch_grows_when_members_change_and_only_then(idle: MirrorUnd
 async def test_an_agent_that_is_silent_is_no_member_and_not_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bdn.mirror.agents.members.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("bdn.mirror.operations.heartbeats.LOOK_SECONDS", 0.0)
     clock = SetClock()
     async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
         one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
@@ -81,7 +81,7 @@ async def test_an_agent_that_is_silent_is_no_member_and_not_alive(
 async def test_a_mirror_that_heard_of_nobody_for_a_while_forgets_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bdn.mirror.agents.members.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("bdn.mirror.operations.heartbeats.LOOK_SECONDS", 0.0)
     clock = SetClock()
     async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
         one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
@@ -254,7 +254,7 @@ async def test_an_agent_that_was_silent_before_is_named_as_unreachable(
     mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await FakeAgent(mirror, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.agents.members.ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("bdn.mirror.db.agents.ALIVE_SECONDS", -1.0)
     done = await mirror.evict(all=True, tier="node")
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 

@@ -1,20 +1,28 @@
-"""A source goes in at ``POST /mirror`` and comes out as a manifest, a layout and chunks."""
+"""A source goes in at ``POST /mirror`` and comes out as a manifest, a layout and chunks; or fails for good, and harms no other."""
 
-from itertools import pairwise
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import count, pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
+from huggingface_hub import close_session
 
 from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
 from tests.doubles.content import GeneratedContent
-from tests.doubles.faults import stall
+from tests.doubles.faults import flip_byte, stall
 from tests.doubles.hub import Hub
+from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.mirror.service import Json, MirrorUnderTest, source, until, with_secret
+from tests.doubles.s3_numbers import NAME, NumberedBucket
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until, with_secret
+from tests.support.network.egress_streets import Doorbell, Names, note_attempts
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-
 LARGE = GeneratedContent(CHUNK_SIZE + 5)
 AWKWARD = {
     "a b/c d.txt": b"spaces",
@@ -218,3 +226,368 @@ async def test_a_file_that_another_mirror_brings_meanwhile_is_not_read_again(mir
     assert sum(document["bytes_transferred"] for document in documents) == 7000
     assert hub.log.bytes_served(origin="cdn") == 7000
     assert all(older <= newer for older, newer in pairwise(sorted(document["created_at"] for document in documents)))
+
+
+# --- Listings of a mirror: narrowed where patterns allow it, few requests, and nothing read where nothing changed ---
+FILES = 3500
+
+
+@pytest.fixture
+def repository(hub: Hub) -> HubRepository:
+    """Four pages of a hub; all files have one of a few contents, so that they are copied in no time."""
+    repository = hub.repo("org/large")
+    repository.commit(
+        {
+            **{f"data/{number // 500}/{number:05}.txt": b"%d" % (number % 5) for number in range(FILES - 2)},
+            "weights/a.txt": b"a",
+            "config.json": b"{}",
+        }
+    )
+    return repository
+
+
+@pytest.fixture
+def numbers(upstreams: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[NumberedBucket]:
+    """Three pages of a bucket."""
+    with NumberedBucket(2500) as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.url)
+        yield bucket
+
+
+@pytest.fixture
+async def mirror(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        yield mirror
+
+
+async def test_an_unchanged_source_is_decided_by_its_listing_alone(
+    mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
+) -> None:
+    first = await mirror.ready(source("hf://org/large"))
+    assert first["files_total"] == FILES
+    repository.commit({})  # another commit with the same files, so that nothing is recalled
+    hub.log.clear()
+
+    plan = await mirror.plan(source("hf://org/large"))
+    assert (plan["files"], plan["bytes_to_transfer"]) == (FILES, 0)
+    assert hub.log.count() == 1 + 4
+
+    hub.log.clear()
+    again = await mirror.ready(source("hf://org/large"))
+    assert (again["bytes_transferred"], again["bytes_reused"]) == (0, first["bytes_total"])
+    assert again["sources"][0]["manifest"] == first["sources"][0]["manifest"]
+    assert hub.log.count() == 1 + 4
+    assert hub.log.count("/resolve/") == 0
+
+
+async def test_an_unchanged_bucket_is_decided_by_its_listing_alone(
+    numbers: NumberedBucket, mirror: MirrorUnderTest
+) -> None:
+    wanted = source(f"s3://{NAME}/")
+    first = await mirror.ready(wanted)
+    assert (first["files_total"], first["bytes_transferred"]) == (len(numbers.keys), numbers.bytes_total)
+    assert numbers.log.count() == 3 + len(numbers.keys)  # pages, and each object once
+
+    numbers.log.clear()
+    assert (await mirror.plan(wanted))["bytes_to_transfer"] == 0
+    again = await mirror.ready(wanted)
+    assert (again["bytes_transferred"], again["bytes_reused"]) == (0, numbers.bytes_total)
+    assert again["sources"][0]["manifest"] == first["sources"][0]["manifest"]
+    assert numbers.log.count() == numbers.log.count("list-type=2") == 3 + 3
+
+    numbers.log.clear()
+    numbers.generation += 1
+    assert (await mirror.plan(wanted))["bytes_to_transfer"] == numbers.bytes_total  # the double does tell changes
+
+
+async def test_a_pattern_lists_its_part_of_a_bucket_alone(numbers: NumberedBucket, mirror: MirrorUnderTest) -> None:
+    plan = await mirror.plan(source(f"s3://{NAME}/data", allow_patterns=["0001/000100?.txt", "0002/**"]))
+    assert plan["files"] == 10 + 500
+    prefixes = [parse_qs(request.target.partition("?")[2])["prefix"][0] for request in numbers.log.find()]
+    assert prefixes == ["data", "data/0001/000100", "data/0002/"]  # first: is "data" an object or a folder?
+
+
+async def test_a_pattern_with_a_literal_beginning_lists_its_folder_alone(
+    mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
+) -> None:
+    narrow = source("hf://org/large", allow_patterns=["weights/*"])
+    document = await mirror.ready(narrow)
+    assert (document["files_total"], document["sources"][0]["warnings"]) == (1, [])
+    assert [request.target.partition("?")[0].rpartition("/")[2] for request in hub.log.find("/tree/")] == ["weights"]
+
+    hub.log.clear()
+    assert (await mirror.ready(narrow))["bytes_transferred"] == 0
+    assert hub.log.count() == 1  # recalled: nothing is listed
+
+
+async def test_a_pattern_that_matches_nothing_in_its_folder_is_told_as_after_a_whole_listing(
+    mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
+) -> None:
+    document = await mirror.ready(source("hf://org/large", allow_patterns=["config.json", "a.txt"]))
+    (warning,) = document["sources"][0]["warnings"]
+    assert "'a.txt' matched no file; '**/a.txt' would have matched" in warning
+    assert hub.log.count("/tree/") == 1 + 4  # the root, where the file should be, and then everything
+
+    error = await mirror.failed(source("hf://org/large", allow_patterns=["weights/b*"]))
+    assert error["code"] == "NO_FILES_MATCHED"
+    assert f"none of the {FILES} files" in error["message"]
+
+
+# --- A commit that was published before is published again without looking at its files ---
+MODEL = {"config.json": b"{}", "weights.bin": b"w" * 1000}
+SIZE = 1002
+
+
+@pytest.fixture
+def small_repository(hub: Hub) -> HubRepository:
+    small_repository = hub.repo("org/model")
+    small_repository.commit(MODEL)
+    return small_repository
+
+
+async def test_an_unchanged_repository_costs_one_request(
+    mirror: MirrorUnderTest, hub: Hub, small_repository: HubRepository
+) -> None:
+    first = await mirror.ready(source("hf://org/model@main", allow_patterns=["*.json", "*.nope"]))
+    hub.log.clear()
+
+    again = await mirror.ready(source("hf://org/model", "/elsewhere", allow_patterns=["*.json", "*.nope"]))
+
+    assert hub.log.count() == 1
+    assert (again["bytes_transferred"], again["bytes_reused"], again["files_total"]) == (0, 2, 1)
+    assert again["sources"][0]["manifest"] == first["sources"][0]["manifest"]
+    assert again["sources"][0]["warnings"] == first["sources"][0]["warnings"] != []
+    assert again["sources"][0]["resolved_revision"] == first["sources"][0]["resolved_revision"]
+
+
+@pytest.mark.parametrize("other", ["patterns", "commit", "evicted", "repository"])
+async def test_whatever_differs_is_listed(
+    mirror: MirrorUnderTest, hub: Hub, small_repository: HubRepository, other: str
+) -> None:
+    await mirror.ready(source("hf://org/model"))
+    wanted = source("hf://org/model")
+    match other:
+        case "patterns":
+            wanted = source("hf://org/model", ignore_patterns=["*.bin"])
+        case "commit":
+            small_repository.commit({"config.json": b"{ }"})
+        case "evicted":
+            assert (await mirror.evict(all=True))["bytes_freed"] == SIZE
+        case _:
+            hub.repo("org/other").commit(MODEL)
+            wanted = source("hf://org/other")
+    hub.log.clear()
+
+    await mirror.ready(wanted)
+
+    assert hub.log.count("/tree/") == 1
+
+
+async def test_access_is_asked_for_again(mirror: MirrorUnderTest, hub: Hub) -> None:
+    """What one request could read with its secret is not recalled for one that has none."""
+    hub.repo("org/private", private=True).commit(MODEL)
+    secret = {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "hub-token"}
+    await mirror.ready(source("hf://org/private", auth=secret))
+
+    error = await mirror.failed(source("hf://org/private"))
+
+    assert error["code"] == "AUTH_REQUIRED"
+
+
+# --- Wrong content is kept as evidence, named in the failure, never published, and harms no other source ---
+SMALL = b"the right configuration"
+WRONG = b"w" * (CHUNK_SIZE + 100)
+
+
+def flipped(content: bytes) -> bytes:
+    return bytes([content[0] ^ 0xFF]) + content[1:]
+
+
+def quarantined(mirror: MirrorUnderTest) -> list[dict[str, Any]]:
+    names = ("id", "created_at", "mirror_id", "source", "path", "size", "expected", "actual", "chunks")
+    return [dict(zip(names, row, strict=True)) for row in mirror.rows("quarantined_files")["quarantined_files"]]
+
+
+@pytest.mark.promise("corruption")
+@pytest.mark.parametrize(
+    ("path", "where", "content", "chunks"),
+    [
+        ("config.json", "resolve-cache.*config", SMALL, [flipped(SMALL)]),
+        ("model.safetensors", "/repos/", WRONG, [flipped(WRONG[:CHUNK_SIZE]), flipped(WRONG[CHUNK_SIZE:])]),
+    ],
+    ids=["packed", "in chunks"],
+)
+async def test_what_came_wrong_is_kept_and_what_is_right_is_published(
+    mirror: MirrorUnderTest, hub: Hub, path: str, where: str, content: bytes, chunks: list[bytes]
+) -> None:
+    hub.repo("org/wrong").commit({path: content, "other.txt": b"right"})
+    hub.repo("org/right").commit({"fine.txt": b"fine"})
+    hub.fail(flip_byte(), where, times=2 * len(chunks))
+    document = await mirror.mirror(source("hf://org/wrong", "/wrong"), source("hf://org/right", "/right"))
+    assert [part["status"] for part in document["sources"]] == ["FAILED", "READY"]
+    error = document["sources"][0]["error"]
+    assert error["code"] == "CHECKSUM_MISMATCH"
+    kept, again = quarantined(mirror)
+    assert kept["chunks"] == again["chunks"], "it came wrong twice"
+    assert (kept["source"], kept["path"], kept["size"]) == ("hf://org/wrong", path, len(content))
+    assert kept["mirror_id"] == document["id"]
+    for word in (path, kept["expected"], kept["actual"]):
+        assert word in error["message"]
+    names = [digest_of(chunk) for chunk in chunks]
+    assert kept["chunks"] == b"".join(name.to_bytes() for name in names)
+    assert {name.fanout for name in names} <= mirror.chunks().keys()
+    assert mirror.count("copied_chunks") == 0
+    assert b"bdn_mirror_quarantined_files 2.0" in (await mirror.http.get("/metrics")).content
+
+    right = await mirror.ready(source("hf://org/wrong", "/wrong"))
+    assert (await mirror.tree(right["sources"][0]["manifest"]))[path] == content
+
+
+async def test_evicting_everything_leaves_the_evidence_for_thirty_days(
+    upstreams: None, hub: Hub, tmp_path: Path
+) -> None:
+    days = [0]
+    hub.repo("org/model").commit({"config.json": SMALL})
+    hub.fail(flip_byte(), "resolve-cache.*config.json", times=2)
+    clock = lambda: time.time() + days[0] * 86400  # noqa: E731
+    async with mirror_under_test(tmp_path, tombstone_seconds=0, collect_seconds=0, clock=clock) as mirror:
+        await mirror.failed(source("hf://org/model"))
+        hub.repo("org/same").commit({"config.json": flipped(SMALL)})
+        await mirror.ready(source("hf://org/same"))
+        await mirror.evict(all=True, tier="mirror")
+        assert mirror.count("manifests") == 0
+        for days[0] in (0, 29):
+            await mirror.collect(grace_seconds=0)
+            assert list(mirror.chunks()) == [digest_of(flipped(SMALL)).fanout]
+        days[0] = 31
+        collection = await mirror.collect()
+        assert {kind["kind"]: kind["count"] for kind in collection["kinds"] if kind["count"]} == {"evidence": 2}
+        assert (mirror.chunks(), mirror.count("quarantined_files")) == ({}, 0)
+
+
+# --- R2 through the whole mirror, at the address that the operator's setting names ---
+NUMBERS = count()
+
+
+IN_R2 = GeneratedContent(CHUNK_SIZE + 5).read(0, CHUNK_SIZE + 5)
+
+
+@pytest.fixture
+def r2_bucket(s3: S3Server) -> S3Bucket:
+    return s3.bucket(f"r2-mirrored-{next(NUMBERS)}", region="auto")
+
+
+@pytest.fixture
+async def r2_mirror(
+    upstreams: None, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MirrorUnderTest]:
+    monkeypatch.setenv("BDN_R2_ENDPOINT_URL", s3.url)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.account.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.account.secret_access_key)
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        yield mirror
+
+
+async def test_a_folder_of_r2_is_mirrored_once(r2_mirror: MirrorUnderTest, s3: S3Server, r2_bucket: S3Bucket) -> None:
+    files = {"large.bin": IN_R2, "sub/a b+c%.json": b"{}", "empty": b""}
+    r2_bucket.put({f"m/{path}": content for path, content in files.items()})
+    wanted = source(f"r2://4cc0.eu.{r2_bucket.name}/m", **with_secret("s3-keys"))
+    done = await r2_mirror.ready(wanted)
+    assert await r2_mirror.tree(done["sources"][0]["manifest"]) == files
+    s3.log.clear()
+    again = await r2_mirror.ready(wanted)
+    assert again["sources"][0]["manifest"] == done["sources"][0]["manifest"]
+    assert s3.log.count() == s3.log.count("list-type=2") == 2
+
+
+# --- The egress guard through the whole mirror: a refused upstream fails its source, for good, before anything is sent ---
+CONTENT = {"model.safetensors": b"weights" * 1000}
+
+
+async def pause_never(_: float) -> None:
+    pytest.fail("a refusal is not asked again")
+
+
+@pytest.fixture
+async def guarded(upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror without a word in BDN_EGRESS_ALLOW."""
+    monkeypatch.delenv("BDN_EGRESS_ALLOW")
+    async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def attempts(guarded: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return note_attempts(monkeypatch)
+
+
+async def test_an_endpoint_that_the_operator_configured_is_refused_as_well(
+    guarded: MirrorUnderTest, attempts: list[str], hub: Hub, s3: S3Server, bucket: S3Bucket
+) -> None:
+    hub.repo("org/model").commit(CONTENT)
+    bucket.put(CONTENT)
+    for wanted in (source("hf://org/model"), {**source(f"s3://{bucket.name}"), **with_secret("s3-keys")}):
+        document = await guarded.mirror(wanted)
+        assert document["status"] == "FAILED"
+        error = document["sources"][0]["error"]
+        assert error["code"] == "EGRESS_REFUSED"
+        assert error["details"]["host"] == "127.0.0.1"
+        assert "BDN_EGRESS_ALLOW" in error["message"]
+    assert not attempts
+    assert (hub.log.count(), s3.log.count()) == (0, 0)
+
+
+@pytest.mark.parametrize("endpoint", ["http://2130706433:{}", "http://0177.0.0.1:{}", "http://[::ffff:127.0.0.1]:{}"])
+async def test_no_spelling_of_an_endpoint_helps(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.delenv("BDN_EGRESS_ALLOW")
+    monkeypatch.setenv("HF_ENDPOINT", endpoint.format(hub.url.rpartition(":")[2]))
+    async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
+        assert (await mirror.failed(source("hf://org/model")))["code"] == "EGRESS_REFUSED"
+    assert hub.log.count() == 0
+
+
+async def test_bytes_are_not_read_from_a_refused_address_that_a_listed_host_names(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator allows the hub by its name; the link to its CDN is an address that nobody allowed."""
+    hub.repo("org/model").commit(CONTENT)
+    names = Names(monkeypatch)
+    names.say("hub.example", ["127.0.0.1"])
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("127.0.0.1", "hub.example"))
+    monkeypatch.setenv("BDN_EGRESS_ALLOW", "hub.example")
+    async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
+        error = await mirror.failed(source("hf://org/model"))
+    assert (error["code"], error["details"]["host"]) == ("EGRESS_REFUSED", "127.0.0.1")
+    assert hub.log.count("tree", origin="hub") == 1
+    assert hub.log.count(origin="cdn") == 0
+
+
+async def test_a_hub_that_is_another_address_when_it_is_asked_again_is_not_followed(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS rebinding, over the requests of one mirror: the listing's connection goes on, a new one is refused."""
+    hub.repo("org/model").commit(CONTENT)
+    close_session()
+    names = Names(monkeypatch)
+    port = int(hub.url.rpartition(":")[2])
+    names.say("hub.example", ["127.0.0.1"], ["127.0.0.2"])
+    monkeypatch.setenv("HF_ENDPOINT", f"http://hub.example:{port}")
+    monkeypatch.setenv("BDN_EGRESS_ALLOW", "127.0.0.1")
+    with Doorbell("127.0.0.2", port) as forbidden:
+        async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
+            error = await mirror.failed(source("hf://org/model"))
+        assert not forbidden.rang
+    assert (error["code"], error["details"]["host"]) == ("EGRESS_REFUSED", "hub.example")
+
+
+async def test_what_is_allowed_is_mirrored(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repo("org/model").commit(CONTENT)
+    monkeypatch.setenv("BDN_EGRESS_ALLOW", "10.0.0.0/8\n127.0.0.0/8")
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        ready = await mirror.ready(source("hf://org/model"))
+        assert await mirror.tree(ready["sources"][0]["manifest"]) == CONTENT

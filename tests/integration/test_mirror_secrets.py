@@ -1,13 +1,30 @@
-"""Secrets of the operator: read when they are used, from a folder or the environment."""
+"""Secrets of the mirror: of the operator, encrypted in its database, and never told to anybody."""
 
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import text
 
+from bdn.core.errors import InvalidRequestError, SecretMalformedError
+from bdn.mirror.db import credentials
+from bdn.mirror.db.database import Database
+from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
+from tests.doubles.content import GeneratedContent
+from tests.doubles.faults import answer, drop, rate_limited, truncate
 from tests.doubles.hub import Hub
-from tests.support.mirror.service import mirror_under_test, source, with_secret
+from tests.doubles.s3 import S3Bucket
+from tests.support.content.cloud_identity import Clouds, aws_assume_role, aws_oidc, gcp_oidc, trusted_mirror
+from tests.support.mirror.secret_search import KEY_FILES, Seen, logging_like_a_program, text_of
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
-pytest_plugins = ("tests.support.mirror.fixtures",)
+pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.content.cloud_fixtures")
 
 
 async def test_a_mirror_of_private_sources_needs_the_secret_each_time(
@@ -24,3 +41,412 @@ async def test_a_mirror_of_private_sources_needs_the_secret_each_time(
         assert (await mirror.failed(private))["code"] == "SECRET_NOT_FOUND"
         monkeypatch.setenv("BDN_SECRET_TEAM_TOKEN", hub.token)
         assert (await mirror.ready(private))["bytes_transferred"] == 0
+
+
+# --- The encrypted secrets of the mirror: set, used, rotated and removed, on SQLite and on PostgreSQL ---
+
+
+KEY, NEWER = new_key(), new_key()
+VALUE = "hf_sesame_0123456789"
+ONE_KIND = pytest.mark.parametrize("database_options", ["sqlite"], indirect=True)  # no statement of their own
+
+
+OpenMirror = Callable[..., AbstractAsyncContextManager[MirrorUnderTest]]
+
+
+@pytest.fixture
+def mirror_with(database_options: dict[str, Any], upstreams: None, tmp_path: Path) -> OpenMirror:
+    """A mirror with the keys that are given, on each kind of database."""
+
+    def opened(key: str | None = KEY) -> AbstractAsyncContextManager[MirrorUnderTest]:
+        return mirror_under_test(tmp_path / "mirror", secrets_key=key, **database_options)
+
+    return opened
+
+
+async def put(mirror: MirrorUnderTest, name: str, value: str = VALUE) -> Json:
+    answer = await mirror.http.put(f"/secrets/{name}", json={"value": value})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+async def listed(mirror: MirrorUnderTest) -> dict[str, Json]:
+    answer = await mirror.http.get("/secrets")
+    assert answer.status_code == 200, answer.text
+    return {item["name"]: item for item in answer.json()["items"]}
+
+
+async def failed(mirror: MirrorUnderTest, wanted: Json) -> Json:
+    document = await mirror.mirror(wanted)
+    assert document["status"] == "FAILED", document
+    return dict(document["error"])
+
+
+async def execute(database_url: str, statement: str) -> None:
+    database = Database(database_url)
+    async with database.write() as session:
+        await session.execute(text(statement))
+    await database.close()
+
+
+async def test_a_secret_that_was_set_opens_a_private_source_and_is_never_shown(
+    mirror_with: OpenMirror, hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    hub.repo("org/private", private=True).commit({"a.txt": b"1"})
+    private = source("hf://org/private", **with_secret("team-token"))
+    shown: list[str] = []
+    async with mirror_with() as mirror:
+        assert (await failed(mirror, private))["code"] == "SECRET_NOT_FOUND"
+        shown.append(str(await put(mirror, "team-token", hub.token)))
+        assert (await mirror.ready(private))["bytes_total"] == 1
+        shown += [str(await listed(mirror)), (await mirror.http.get("/mirror")).text, repr(mirror.service)]
+        assert (await mirror.http.delete("/secrets/team-token")).status_code == 204
+        assert (await failed(mirror, private))["code"] == "SECRET_NOT_FOUND"
+    shown += [caplog.text, *(repr(vars(record)) for record in caplog.records if record.name.startswith("bdn"))]
+    files = [path for path in (tmp_path / "mirror").rglob("*") if path.is_file()]
+    kept = b"".join([await asyncio.to_thread(path.read_bytes) for path in files])
+    for secret in (hub.token, KEY):
+        assert secret not in "".join(shown)
+        assert secret.encode() not in kept
+    assert "secret set" in caplog.text
+
+
+async def test_the_database_never_holds_a_value_and_its_dates_say_when_it_was_set(
+    mirror_with: OpenMirror, database_url: str, tmp_path: Path
+) -> None:
+    async with mirror_with() as mirror:
+        first = await put(mirror, "b")
+        await put(mirror, "a", '{"aws_access_key_id": "AKIASESAME"}')
+        second = await put(mirror, "b", "another")
+        entries = await listed(mirror)
+    assert list(entries) == ["a", "b"]
+    assert second["created_at"] == first["created_at"] <= first["updated_at"] < second["updated_at"]
+    assert set(first) == {"name", "created_at", "updated_at", "sealed_with", "outranked"}
+    database = Database(database_url)
+    async with database.read() as session:
+        rows = (await session.execute(text("SELECT * FROM secrets ORDER BY name"))).all()
+    assert await SecretTable(database, Keyring.parse(KEY)).value("default", "b") == "another"
+    await database.close()
+    assert len(rows) == 2
+    raw = repr(rows).encode() + b"".join(
+        [await asyncio.to_thread(path.read_bytes) for path in (tmp_path / "mirror").rglob("mirror.sqlite*")]
+    )
+    for part in (VALUE, "another", "AKIASESAME", "aws_access_key_id", KEY):
+        assert part.encode() not in raw
+
+
+async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: OpenMirror, database_url: str) -> None:
+    async with mirror_with() as mirror:
+        await put(mirror, "old")
+    async with mirror_with(f"{NEWER},{KEY}") as mirror:
+        await put(mirror, "new")
+        assert {name: entry["sealed_with"] for name, entry in (await listed(mirror)).items()} == {
+            "old": "older key",
+            "new": "first key",
+        }
+        before = await listed(mirror)
+        answer = await mirror.http.post("/secrets/rotate")
+        assert {item["sealed_with"] for item in answer.json()["items"]} == {"first key"}
+        assert (await listed(mirror))["old"]["updated_at"] == before["old"]["updated_at"]  # the value is the same
+    async with mirror_with(NEWER) as mirror:
+        assert {entry["sealed_with"] for entry in (await listed(mirror)).values()} == {"first key"}
+    database = Database(database_url)
+    assert await SecretTable(database, Keyring.parse(NEWER)).value("default", "old") == VALUE
+    await database.close()
+
+
+async def test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left(
+    mirror_with: OpenMirror, database_url: str
+) -> None:
+    database = Database(database_url)
+    older = SecretTable(database, Keyring.parse(KEY))
+    for organisation in ("default", "acme", "rival"):
+        await older.set(organisation, "team", f"{VALUE} of {organisation}")
+    await SecretTable(database, Keyring.parse(new_key())).set("rival", "lost", VALUE)
+    async with mirror_with(f"{NEWER},{KEY}") as mirror:
+        one = await mirror.http.post("/secrets/rotate", headers={"BDN-Organisation": "acme"})
+        assert (one.status_code, [item["name"] for item in one.json()["items"]]) == (200, ["team"])
+        assert one.json()["others_left"] is None
+        assert {entry["sealed_with"] for entry in (await listed(mirror)).values()} == {"older key"}
+        everybody = await mirror.http.post("/secrets/rotate")
+        assert (everybody.status_code, everybody.json()["others_left"]) == (200, 1)
+        assert [item["sealed_with"] for item in everybody.json()["items"]] == ["first key"]
+    newer = SecretTable(database, Keyring.parse(NEWER))
+    for organisation in ("default", "acme", "rival"):
+        assert await newer.value(organisation, "team") == f"{VALUE} of {organisation}"
+    with pytest.raises(SecretMalformedError, match="not among those"):
+        await newer.value("rival", "lost")
+    await database.close()
+
+
+@ONE_KIND
+async def test_without_the_right_key_everything_says_so_and_changes_nothing(
+    mirror_with: OpenMirror, hub: Hub, database_url: str
+) -> None:
+    hub.repo("org/private", private=True).commit({"a.txt": b"1"})
+    private = source("hf://org/private", **with_secret("team-token"))
+    async with mirror_with() as mirror:
+        await put(mirror, "team-token", hub.token)
+    async with mirror_with(NEWER) as mirror:
+        error = await failed(mirror, private)
+        assert (error["code"], error["retryable"]) == ("SECRET_MALFORMED", False)
+        assert "not among those of the mirror's BDN_SECRETS_KEY" in error["message"]
+        refused = await mirror.http.post("/secrets/rotate")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "SECRET_MALFORMED")
+        assert (await listed(mirror))["team-token"]["sealed_with"] == "unknown key"
+    async with mirror_with(None) as mirror:
+        assert "would have to be in the mirror's BDN_SECRETS_KEY" in (await failed(mirror, private))["message"]
+        refused = await mirror.http.put("/secrets/other", json={"value": VALUE})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "INVALID_REQUEST")
+        assert "bdn-admin secrets new-key" in refused.text
+        assert set(await listed(mirror)) == {"team-token"}
+    async with mirror_with() as mirror:
+        assert (await mirror.ready(private))["bytes_total"] == 1
+
+
+@ONE_KIND
+async def test_a_mirror_does_not_start_with_something_that_is_no_key(mirror_with: OpenMirror) -> None:
+    with pytest.raises(InvalidRequestError, match="BDN_SECRETS_KEY: key 1 is not 32 bytes"):
+        async with mirror_with("sesame"):
+            pytest.fail("it started")
+
+
+async def test_a_row_that_was_moved_to_another_name_or_organisation_is_refused(
+    mirror_with: OpenMirror, database_url: str
+) -> None:
+    async with mirror_with() as mirror:
+        await put(mirror, "one")
+        await put(mirror, "two", "other")
+    columns = "ciphertext, created_at, updated_at FROM secrets WHERE name = 'one'"
+    await execute(database_url, f"INSERT INTO secrets SELECT 'default', 'copy', {columns}")
+    await execute(database_url, f"INSERT INTO secrets SELECT 'rival', 'one', {columns}")
+    database = Database(database_url)
+    table = SecretTable(database, Keyring.parse(KEY))
+    for organisation, name in (("default", "copy"), ("rival", "one")):
+        with pytest.raises(SecretMalformedError, match="made for another name or organisation"):
+            await table.value(organisation, name)
+    assert await table.value("default", "one") == VALUE
+    await database.close()
+
+
+@ONE_KIND
+async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the_value(mirror_with: OpenMirror) -> None:
+    async with mirror_with() as mirror:
+        refusals = [
+            await mirror.http.put(f"/secrets/{name}", json=body)
+            for name, body in (
+                ("a%20b", {"value": VALUE}),
+                ("x" * 129, {"value": VALUE}),
+                ("ok", {"value": VALUE, "more": 1}),
+                ("ok", {"value": [VALUE]}),
+                ("ok", {"value": f"{{{VALUE}"}),
+                ("ok", {"value": ""}),
+            )
+        ]
+        too_long = await mirror.http.put("/secrets/ok", json={"value": VALUE * 4000})
+        assert await listed(mirror) == {}
+        assert (await mirror.http.delete("/secrets/ok")).status_code == 404
+        assert (await mirror.http.get("/secrets/ok")).status_code == 405  # there is no way to read one
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refusals} == {(422, "INVALID_REQUEST")}
+    assert (too_long.status_code, too_long.json()["error"]["code"]) == (413, "LIMIT_EXCEEDED")
+    assert VALUE not in "".join(answer.text for answer in (*refusals, too_long))
+
+
+@ONE_KIND
+async def test_a_secret_behind_one_of_the_operator_s_is_said_to_be_outranked(
+    mirror_with: OpenMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BDN_SECRET_TEAM_TOKEN", "from the environment")
+    async with mirror_with() as mirror:
+        assert (await put(mirror, "team-token"))["outranked"] is True
+        assert (await put(mirror, "other"))["outranked"] is False
+        assert [entry["outranked"] for entry in (await listed(mirror)).values()] == [False, True]
+
+
+async def test_removing_a_secret_leaves_all_others(mirror_with: OpenMirror, database_url: str) -> None:
+    database = Database(database_url)
+    table = SecretTable(database, Keyring.parse(KEY))
+    for organisation, name in (("default", "one"), ("default", "two"), ("rival", "one")):
+        await table.set(organisation, name, VALUE)
+    async with mirror_with() as mirror:
+        assert (await mirror.http.delete("/secrets/one")).status_code == 204
+        assert list(await listed(mirror)) == ["two"]
+    assert await table.value("rival", "one") == VALUE
+    assert await table.value("default", "one") is None
+    await database.close()
+
+
+async def test_of_many_values_set_at_once_one_stays(mirror_with: OpenMirror, database_url: str) -> None:
+    values = [f"value-{number}" for number in range(8)]
+    async with mirror_with() as mirror:
+        async with asyncio.TaskGroup() as group:
+            for value in values:
+                group.create_task(put(mirror, "same", value))
+        assert list(await listed(mirror)) == ["same"]
+    database = Database(database_url)
+    assert await SecretTable(database, Keyring.parse(KEY)).value("default", "same") in values
+    await database.close()
+
+
+async def test_a_value_that_is_set_while_keys_are_rotated_stays(database_url: str) -> None:
+    database = Database(database_url)
+    table = SecretTable(database, Keyring.parse(KEY))
+    await table.set("default", "same", "old value")
+    async with database.read() as session:
+        (seen,) = await credentials.secrets_of(session, "default")
+    await table.set("default", "same", "new value")
+    async with database.write() as session:
+        await credentials.reseal(session, seen, table.keyring.seal("default", "same", "old value"))
+    assert await table.value("default", "same") == "new value"
+    await database.close()
+
+
+# --- No secret, token or signed address is in any log line, error, event, database row, manifest or file, however one signs in ---
+OPERATOR = "operator-bearer-7"
+TABLE_KEY = base64.b64encode(b"the table's own key of 32 bytes.").decode()
+WRONG = {
+    "bad-token": "hf_wrongwrong6",
+    "bad-text": "hf_unprintable5 with spaces",
+    "bad-json": '{"aws_secret_access_key": "unclosed-8"',
+    "bad-keys": '{"aws_access_key_id": "AKIAWRONG", "aws_secret_access_key": "wrong-key-9"}',
+    "bad-account": '{"client_email": "who@double.iam.gserviceaccount.com", "private_key": "nokey-11", "private_key_id": "x"}',
+}
+NEEDLES = ["hf_wrongwrong6", "hf_unprintable5", "unclosed-8", "AKIAWRONG", "wrong-key-9", "nokey-11"]
+ECHO = b"<html>you sent me sesame-echo-4"
+
+
+async def watched(mirror: MirrorUnderTest, *wanted: Json) -> Json:
+    """The mirror in its terminal state, with its events and its manifests read as well."""
+    begun = await mirror.begin(*wanted)
+    await mirror.http.get(f"/mirror/{begun['id']}/events")
+    document = await mirror.ended(begun["id"])
+    for part in document["sources"]:
+        if part["manifest"]:
+            await mirror.tree(part["manifest"], OPERATOR)
+    return document
+
+
+@pytest.fixture
+def places(clouds: Clouds, hub: Hub, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
+    """What every method reads, by the method's name; all secrets but two are in the encrypted table."""
+    monkeypatch.setenv("BDN_R2_ENDPOINT_URL", clouds.s3.url)
+    for name, value in WRONG.items():
+        monkeypatch.setenv(f"BDN_SECRET_{name.upper().replace('-', '_')}", value)
+    monkeypatch.setenv("BDN_GOOGLE_TOKEN_URL", clouds.gcs.token_url)
+    content = GeneratedContent(3 * 2**19)  # too big for a slab
+    hub.repo("org/private", private=True).commit({"model.safetensors": content, "small.json": b"{}"})
+    bucket.put({"w/a.bin": b"weights", "w/big.bin": content.read(0, content.size)})
+    clouds.gcs.bucket("weights").put({"w/a.bin": b"weights", "w/big.bin": content.read(0, content.size)})
+    uri = f"s3://{bucket.name}/w"
+    return {
+        "hf": source("hf://org/private", "/hf", **with_secret("hub-token")),
+        "s3": source(uri, "/s3", **with_secret("table-keys")),
+        "r2": source(f"r2://account.{bucket.name}/w", "/r2", **with_secret("table-keys")),
+        "gs": source("gs://weights/w", "/gs", **with_secret("table-account")),
+        "AWS_OIDC": aws_oidc(uri),
+        "AWS_ASSUME_ROLE": aws_assume_role(uri),
+        "GCP_OIDC": gcp_oidc("gs://weights/w", clouds.gcs.account.email),
+    }
+
+
+async def test_no_secret_token_or_signed_address_is_shown_or_kept(
+    clouds: Clouds, hub: Hub, places: dict[str, Json], tmp_path: Path
+) -> None:
+    seen = Seen()
+    account = clouds.gcs.account.key(clouds.gcs.token_url)
+    keys = {
+        "aws_access_key_id": clouds.s3.account.access_key_id,
+        "aws_secret_access_key": clouds.s3.account.secret_access_key,
+    }
+    table = {"table-keys": json.dumps(keys), "table-account": json.dumps(account)}
+    with logging_like_a_program(seen):
+        options = {"auth": "token", "token": OPERATOR, "bearer": OPERATOR, "secrets_key": TABLE_KEY}
+        async with trusted_mirror(clouds, tmp_path, identity_key_file=None, **options) as mirror:
+            mirror.http.event_hooks["response"] = [seen.note]
+            for name, value in table.items():
+                assert (await mirror.http.put(f"/secrets/{name}", json={"value": value})).status_code == 200
+            for name, value in WRONG.items():  # refused or kept, and the operator's own of this name is read
+                await mirror.http.put(f"/secrets/{name}", json={"value": value})
+            await _failures(mirror, clouds, hub, places)
+            for name, wanted in places.items():
+                assert (await watched(mirror, wanted))["status"] == "READY", name
+                await mirror.plan(wanted)
+            await _everything_else(mirror)
+            seen.rows = repr(mirror.rows())
+            seen.files = await asyncio.to_thread(text_of, tmp_path)
+    exchanged = [
+        *(body.get("WebIdentityToken", "") for body in clouds.sts.bodies),
+        *clouds.google.subject_tokens,
+        *clouds.google.federated,
+        *clouds.google.issued,
+    ]
+    sessions = [session.account for session in clouds.sts.sessions]
+    session_keys = [
+        part for keys in sessions for part in (keys.access_key_id, keys.secret_access_key, keys.session_token)
+    ]
+    own = clouds.sts.principals["AKIAOPERATOR"]
+    secrets = [hub.token, *keys.values(), *account["private_key"].splitlines()[1:3], OPERATOR, TABLE_KEY, "sesame-echo"]
+    secrets += [own.secret_access_key, own.access_key_id, *NEEDLES, *(str(key) for key in session_keys), *exchanged]
+
+    assert seen.leaks(secrets) == []
+
+    # What was looked for was there to be found: libraries say it at DEBUG, and every place holds what it should.
+    assert {"token": len(exchanged) > 20, "session": len(sessions) > 3} == {"token": True, "session": True}
+    assert any(str(keys.session_token) in seen.libraries.getvalue() for keys in sessions)
+    assert "mirror failed" in seen.log.getvalue()
+    assert "AUTH_REQUIRED" in seen.rows
+    assert "event: done" in "".join(seen.answers)
+    assert {path.name for path in await asyncio.to_thread(lambda: list(tmp_path.iterdir()))} >= KEY_FILES
+
+
+async def _failures(mirror: MirrorUnderTest, clouds: Clouds, hub: Hub, places: dict[str, Json]) -> None:
+    """Each source with each wrong secret, each token service failing in each way, each upstream echoing what it was sent."""
+    for scheme, names in {
+        "hf": ("bad-token", "bad-text", "bad-json"),
+        "s3": ("bad-json", "bad-keys", "bad-text"),
+        "r2": ("bad-keys", "bad-account"),
+        "gs": ("bad-account", "bad-json", "bad-keys"),
+    }.items():
+        for name in names:
+            wanted = {**places[scheme], **with_secret(name)}
+            await _fail(mirror, wanted)
+            await mirror.post(wanted, dry_run=True)
+    scripts = (clouds.sts.script, clouds.google.script)
+    for method in ("AWS_OIDC", "AWS_ASSUME_ROLE", "GCP_OIDC"):
+        for fault in (answer(503, body=ECHO), answer(403, body=ECHO), answer(200, body=ECHO), rate_limited(1), drop()):
+            for script in scripts:
+                script.add(fault, times=None)
+            await _fail(mirror, places[method])
+            for script in scripts:
+                script.clear()
+    trusted = dict(clouds.sts.roles), dict(clouds.google.providers), dict(clouds.google.accounts)
+    for kept in (clouds.google.accounts, clouds.google.providers, clouds.sts.roles):
+        kept.clear()
+        for method in ("AWS_OIDC", "AWS_ASSUME_ROLE", "GCP_OIDC"):
+            document = await watched(mirror, places[method])
+            assert document["status"] == ("READY" if method != "GCP_OIDC" and clouds.sts.roles else "FAILED"), document
+    clouds.sts.roles, clouds.google.providers, clouds.google.accounts = trusted
+    for place, (script, path) in {
+        "hf": (hub.script, "safetensors"),
+        "s3": (clouds.s3.script, "big.bin"),
+        "gs": (clouds.gcs.script, "big.bin"),
+    }.items():
+        denied, failed, wrong = (answer(status, body=ECHO) for status in (403, 500, 200))
+        for fault in (denied, failed, wrong, *((answer(412), truncate(0), drop()) if place == "s3" else ())):
+            script.add(fault, path, times=None)
+            for method in {"s3": ("s3", "r2"), "gs": ("gs", "GCP_OIDC")}.get(place, (place,)):
+                await watched(mirror, places[method])
+            script.clear()
+
+
+async def _fail(mirror: MirrorUnderTest, wanted: Json) -> None:
+    document = await watched(mirror, wanted)
+    assert document["status"] == "FAILED", document
+
+
+async def _everything_else(mirror: MirrorUnderTest) -> None:
+    for path in ("/mirror?limit=1000", "/secrets", "/metrics", "/openapi.json", "/agents", "/clusters", "/nowhere"):
+        await mirror.http.get(path)
+    for path in ("/.well-known/openid-configuration", "/.well-known/jwks.json", "/healthz", "/readyz"):
+        await mirror.http.get(path)

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import rate_limited, stall
 from tests.doubles.hub import Hub

@@ -1,8 +1,4 @@
-"""Organisation x manifest x chunk x verb x what is shown, against tables that were written by hand: who may read what.
-
-Not yours and not there are one answer: status, headers and body to the byte, but for the digest that was asked for, and the same
-number of database statements.
-"""
+"""Who may read what: organisation x manifest x chunk x verb, against tables written by hand, and every other route of the mirror."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,18 +8,23 @@ import httpx2
 import pytest
 
 from bdn.core.digest import Digest, digest_of
+from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
 from tests.doubles.hub import Hub
+from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, tampered
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import LONGEST_SECONDS, Json, source
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("access")
-
 STATUS: Final = {"NOT_FOUND": 404, "UNAUTHENTICATED": 401, "GRANT_INVALID": 403, "GRANT_EXPIRED": 403}
+
+
 A, B = {"shared", "a-public", "a-private"}, {"shared", "b-private"}
 
-# --- the oracle -------------------------------------------------------------------------------------------------------
 
+# --- the oracle -------------------------------------------------------------------------------------------------------
 # What each bearer may read: a set of manifests, or how it is refused whatever it asks for.
 READS: Final[dict[str, set[str] | str]] = {
     "none": "UNAUTHENTICATED",
@@ -58,6 +59,8 @@ READS: Final[dict[str, set[str] | str]] = {
     "grant of another issuer": "GRANT_INVALID",
     "identity token": "GRANT_INVALID",
 }
+
+
 # Of tokens the operator's alone reads chunks; it reads whatever the store holds.
 NO_CHUNKS: Final = {"controller a", "controller b", "controller b for a"}
 ALL_CHUNKS: Final = {"operator", "operator token", "operator for a"}
@@ -71,6 +74,8 @@ IN_THE_STORE: Final = {"big 0", "big 1", "x"} | {
     }.items()
     for part in parts
 }
+
+
 # Which manifests open a chunk. The slab of a's private files holds x, which b has as well: it is not b's for that.
 OPENED_BY: Final[dict[str, set[str]]] = {
     "big 0": {"shared", "a-public"},
@@ -114,9 +119,8 @@ NO_DIGESTS: Final = (
     "b3:", "b3:zz", "b3:" + "0" * 63, "b3:" + "0" * 65, "B3:" + "0" * 64, "sha256:" + "0" * 64, "..%2f..%2fmirror.sqlite",
 )  # fmt: skip
 
+
 # --- the matrix -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 async def world(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[World]:
     async with access_world(tmp_path / "mirror", hub) as world:
@@ -193,7 +197,7 @@ async def test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane(
 
 async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, scale: Scale, tally: Tally) -> None:
     bearers = list(READS)[:: scale.of(6, 1)]
-    before = world.mirror.rows("mirrors", "manifests", "contents", "evictions"), world.mirror.chunks()
+    before = world.mirror.rows("mirrors", "manifests", "contents", "operations"), world.mirror.chunks()
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{world.data_port}", trust_env=False) as plane:
         for bearer in bearers:
             for verb in ("POST", "PUT", "DELETE", "PATCH"):
@@ -214,7 +218,7 @@ async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, sc
                 }
                 assert [status for status, _ in refused] == [501]
                 tally.add(scenarios=2 * len(world.chunks) + 2 * len(world.manifests))
-    assert (world.mirror.rows("mirrors", "manifests", "contents", "evictions"), world.mirror.chunks()) == before
+    assert (world.mirror.rows("mirrors", "manifests", "contents", "operations"), world.mirror.chunks()) == before
 
 
 async def test_a_grant_with_one_sign_changed_is_worth_nothing(world: World, scale: Scale, tally: Tally) -> None:
@@ -250,3 +254,214 @@ async def test_what_is_not_yours_costs_what_costs_nothing(
                 assert costs[name] == costs.get("unknown", []), (bearer, kind, name)
                 tally.add(scenarios=1)
             assert "unknown" in costs
+
+
+# --- Every other route of the mirror: who may call it, and that another organisation's things are answered like nothing at all ---
+KEY: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+OLDER_KEY: Final = new_key()
+PUBLIC: Final = {"/healthz", "/readyz", "/metrics", "/.well-known/openid-configuration", "/.well-known/jwks.json"}
+READ_WITH_GRANTS: Final = {"/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}"}  # see the matrix
+OPERATORS: Final = {"/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
+AGENTS: Final = {"/agents/heartbeat"}
+
+
+# All others are for controllers, also those that are not written yet: who adds a route for others writes it down here.
+STRANGERS: Final = [
+    "none", "malformed", "unknown token", "revoked token", "expired token", "grant a shared", "grant of a for all", "grant alg none",
+    "identity token", "grant expired", "controller b for a",
+]  # fmt: skip
+BODIES: Final[dict[str, Json]] = {
+    "/mirror": {"weights": [{"source": "hf://org/shared", "mount_location": "/m"}]},
+    "/evictions": {"source": "hf://org/none", "tier": "mirror"},
+    "/prefetches": {"source": "hf://org/none", "cluster": "c"},
+    "/verifications": {"source": "hf://org/none", "tier": "mirror"},
+    "/secrets/{name}": {"value": "x"},
+    "/tokens": {"name": "n", "organisation": "a", "role": "agent"},
+    "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
+    | {"tiers": {}, "holdings": None},
+}
+
+
+@pytest.fixture
+async def mirror_with_keys(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[World]:
+    async with access_world(tmp_path / "mirror", hub, secrets_key=f"{KEY},{OLDER_KEY}") as mirror_with_keys:
+        yield mirror_with_keys
+
+
+def place(path: str) -> str:
+    """A path of the OpenAPI document with names of nothing in it."""
+    for name, value in (
+        ("mirror_id", "mir_"), ("eviction_id", "evi_"), ("prefetch_id", "pre_"), ("verification_id", "ver_"), ("token_id", "tok_"),
+        ("collection_id", "col_"),
+    ):  # fmt: skip
+        path = path.replace(f"{{{name}}}", value + "0" * 24)
+    return path.replace("{name}", "none").replace("{digest}", str(UNKNOWN))
+
+
+async def test_every_route_is_closed_to_whoever_has_not_its_role(mirror_with_keys: World, tally: Tally) -> None:
+    paths = (await mirror_with_keys.mirror.http.get("/openapi.json")).json()["paths"]
+    routes = [(method, path) for path, methods in paths.items() for method in methods]
+    assert len(routes) >= 24
+    for method, path in routes:
+        if path in PUBLIC | READ_WITH_GRANTS:
+            continue
+        others = ["agent"] if path not in AGENTS else ["controller a"]
+        others += ["controller a"] if path in OPERATORS else []
+        for bearer in (*STRANGERS, *others):
+            if path in AGENTS and bearer == "controller b for a":
+                continue  # refused as a controller
+            answer = await mirror_with_keys.ask(bearer, method, place(path), json=BODIES.get(path))
+            assert answer.status_code == 401, (method, path, bearer, answer.text)
+            assert answer.json()["error"]["code"] == "UNAUTHENTICATED"
+            tally.add(scenarios=1, refused=1)
+        role = "operator" if path in OPERATORS else "agent" if path in AGENTS else "controller a"
+        allowed = await mirror_with_keys.ask(role, method, place(path), json=BODIES.get(path))
+        assert allowed.status_code not in (401, 403), (method, path, allowed.text)
+        tally.add(scenarios=1)
+
+
+async def test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others(
+    mirror_with_keys: World, tally: Tally
+) -> None:
+    older = SecretTable(mirror_with_keys.mirror.service.requests.database, Keyring.parse(OLDER_KEY))
+    for organisation in ("a", "b"):
+        await older.set(organisation, "team", "x")
+    await SecretTable(older.database, Keyring.parse(new_key())).set("b", "lost", "x")
+    before = await older.rows("b")
+    for bearer in ("controller a", "operator for a"):
+        answer = await mirror_with_keys.ask(bearer, "POST", "/secrets/rotate")
+        assert (answer.status_code, answer.json()["others_left"]) == (200, None)
+        assert [(item["name"], item["sealed_with"]) for item in answer.json()["items"]] == [("team", "first key")]
+        tally.add(scenarios=1)
+    assert [row.ciphertext for row in await older.rows("b")] == [row.ciphertext for row in before]
+    assert (await mirror_with_keys.ask("operator", "POST", "/secrets/rotate")).json()["others_left"] == 1
+    theirs = (await mirror_with_keys.ask("controller b", "GET", "/secrets")).json()["items"]
+    assert [(item["name"], item["sealed_with"]) for item in theirs] == [("lost", "unknown key"), ("team", "first key")]
+
+
+async def test_what_another_organisation_has_is_answered_like_nothing(mirror_with_keys: World, tally: Tally) -> None:
+    await FakeAgent(mirror_with_keys.mirror, "n1").beat_as(mirror_with_keys.bearers["agent"])
+    await mirror_with_keys.ask("controller a", "PUT", "/secrets/of-a", json={"value": "x"})
+    made = {
+        "eviction": (
+            "/evictions",
+            {"manifest": str(mirror_with_keys.manifests["a-public"]), "tier": "mirror", "dry_run": True},
+        )
+    }
+    made["prefetch"] = ("/prefetches", {"manifest": str(mirror_with_keys.manifests["a-public"]), "cluster": "c"})
+    made["verification"] = (
+        "/verifications",
+        {"manifest": str(mirror_with_keys.manifests["a-public"]), "tier": "mirror"},
+    )
+    ids: dict[str, str] = {"mirror": mirror_with_keys.mirrors["a", "a-private"]["id"]}
+    for name, (path, body) in made.items():
+        answer = await mirror_with_keys.ask("controller a", "POST", path, json=body)
+        assert answer.status_code == 202, answer.text
+        ids[name] = answer.json()["id"]
+    manifest, hidden = str(mirror_with_keys.manifests["a-private"]), "hf://org/a-private"
+    nothing = {"mirror": "mir_" + "0" * 24, "eviction": "evi_" + "0" * 24, "prefetch": "pre_" + "0" * 24}
+    nothing |= {"verification": "ver_" + "0" * 24}
+    cases: list[tuple[str, str, Json | None, str, str]] = [
+        ("GET", "/mirror/{}", None, ids["mirror"], nothing["mirror"]),
+        ("GET", "/mirror/{}?wait=5", None, ids["mirror"], nothing["mirror"]),
+        ("GET", "/mirror/{}/events", None, ids["mirror"], nothing["mirror"]),
+        ("POST", "/mirror/{}/cancel", None, ids["mirror"], nothing["mirror"]),
+        ("GET", "/evictions/{}", None, ids["eviction"], nothing["eviction"]),
+        ("GET", "/prefetches/{}", None, ids["prefetch"], nothing["prefetch"]),
+        ("GET", "/verifications/{}", None, ids["verification"], nothing["verification"]),
+        ("GET", "/mirror?source={}", None, hidden, "hf://org/nothing"),
+        ("POST", "/evictions", {"source": "{}", "tier": "mirror"}, hidden, "hf://org/nothing"),
+        ("POST", "/prefetches", {"mirror_id": "{}", "cluster": "c"}, ids["mirror"], nothing["mirror"]),
+        ("POST", "/prefetches", {"manifest": "{}", "cluster": "c"}, manifest, str(UNKNOWN)),
+        ("POST", "/prefetches", {"source": "{}", "cluster": "c"}, hidden, "hf://org/nothing"),
+        ("POST", "/verifications", {"manifest": "{}", "tier": "mirror"}, manifest, str(UNKNOWN)),
+        ("POST", "/verifications", {"source": "{}", "tier": "mirror"}, hidden, "hf://org/nothing"),
+        ("DELETE", "/secrets/{}", None, "of-a", "of-b"),
+        ("POST", "/restorations", {"manifest": "{}"}, str(mirror_with_keys.manifests["gone"]), str(UNKNOWN)),
+        ("POST", "/restorations", {"source": "{}"}, "hf://org/gone", "hf://org/nothing"),
+        ("GET", "/events?manifest={}", None, manifest, str(UNKNOWN)),
+        ("GET", "/names?of={}", None, manifest, str(UNKNOWN)),
+        ("GET", "/names?of={}", None, str(mirror_with_keys.chunks["a-private y"]), str(UNKNOWN)),
+        ("GET", "/names?of={}", None, hidden, "hf://org/nothing"),
+    ]
+    before = (await mirror_with_keys.ask("controller a", "GET", "/mirror")).json()["items"]
+    for method, path, template, theirs, absent in cases:
+        answers, costs = [], []
+        for name in (theirs, absent):
+            filled = template and {key: name if value == "{}" else value for key, value in template.items()}
+            await mirror_with_keys.ask("controller b", method, path.format(name), json=filled)
+            with mirror_with_keys.statements() as statements:
+                answer = await mirror_with_keys.ask("controller b", method, path.format(name), json=filled)
+            headers = {key: value for key, value in answer.headers.items() if key != "content-length"}
+            answers.append((answer.status_code, headers, answer.text.replace(name, "X")))
+            costs.append(statements)
+        assert answers[0] == answers[1], (method, path, template)
+        assert costs[0] == costs[1], (method, path, template)
+        assert answers[0][0] == (200 if "?source" in path or "?manifest" in path else 404), (method, path, answers[0])
+        tally.add(scenarios=2, refused=1)
+    after = (await mirror_with_keys.ask("controller a", "GET", "/mirror")).json()["items"]
+    assert [item["status"] for item in after] == [item["status"] for item in before]
+    assert [
+        item["name"] for item in (await mirror_with_keys.ask("controller a", "GET", "/secrets")).json()["items"]
+    ] == ["of-a"]
+
+
+async def test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing(
+    mirror_with_keys: World, tally: Tally
+) -> None:
+    shapes = []
+    for digest in (str(mirror_with_keys.manifests["a-private"]), str(UNKNOWN)):
+        body = {"manifest": digest, "tier": "mirror"}
+        answer = await mirror_with_keys.ask("controller b", "POST", "/evictions", json=body, params={"wait": 20})
+        document = answer.json()
+        shapes.append((answer.status_code, document.get("status"), document.get("items"), document.get("bytes_freed")))
+        tally.add(scenarios=1, refused=1)
+    assert shapes[0] == shapes[1]
+    path = f"/manifests/{mirror_with_keys.manifests['a-private']}"
+    assert (await mirror_with_keys.ask("controller a", "GET", path)).status_code == 200
+
+
+async def test_a_verification_neither_reads_nor_tells_of_another_s_private_slab(
+    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
+) -> None:
+    """Both organisations have the file x, each in a slab of its own."""
+    async with access_world(tmp_path / "mirror", hub, scrub_seconds=0) as mirror_with_keys:
+
+        async def verified(bearer: str, **what: object) -> tuple[set[str], int]:
+            body = {"tier": "mirror", "repair": False, **what}
+            waiting = {"wait": LONGEST_SECONDS}
+            document = (await mirror_with_keys.ask(bearer, "POST", "/verifications", json=body, params=waiting)).json()
+            assert document["status"] in ("DONE", "DAMAGED"), document
+            return {item["chunk"] for item in document["items"]}, document["chunks_read"]
+
+        slabs = {name: mirror_with_keys.chunks[f"{name}-private slab"] for name in "ab"}
+        rot(mirror_with_keys.mirror.data_dir / "store/chunks" / slabs["a"].fanout, "flipped")
+        everything, _ = await verified("operator", all=True)
+        assert everything == {str(slabs["a"])}
+        for bearer, name, expected in (
+            ("controller a", "a", {str(slabs["a"])}),
+            ("operator for a", "a", {str(slabs["a"])}),
+            ("controller b", "b", set()),
+        ):
+            for what in (
+                {"manifest": str(mirror_with_keys.manifests[f"{name}-private"])},
+                {"source": f"hf://org/{name}-private"},
+            ):
+                assert await verified(bearer, **what) == (expected, 1), (bearer, what)
+                tally.add(scenarios=1, refused=not expected)
+
+
+async def test_lists_hold_one_s_own_and_the_metrics_name_nobody(mirror_with_keys: World, tally: Tally) -> None:
+    await mirror_with_keys.done("a", {"weights": [source("hf://org/a-public", "/again")]})
+    a, b = [(await mirror_with_keys.ask(f"controller {name}", "GET", "/mirror")).json()["items"] for name in ("a", "b")]
+    assert not {item["id"] for item in a} & {item["id"] for item in b}
+    assert (len(a), len(b)) == (5, 2)
+    for name, own in (("a", {"shared", "a-public", "a-private"}), ("b", {"shared", "b-private"})):
+        held = (await mirror_with_keys.ask(f"controller {name}", "GET", "/manifests")).json()["items"]
+        assert {item["manifest"] for item in held} == {str(mirror_with_keys.manifests[manifest]) for manifest in own}
+        tally.add(scenarios=len(held))
+    page = (await mirror_with_keys.mirror.http.get("/metrics")).text
+    names = [digest.hex for digest in (*mirror_with_keys.manifests.values(), *mirror_with_keys.chunks.values())]
+    names += ["org/", 'organisation="', *mirror_with_keys.tokens.values()]
+    assert [name for name in names if name in page] == []
+    tally.add(scenarios=1)

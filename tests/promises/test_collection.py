@@ -20,7 +20,7 @@ from bdn.core.digest import digest_of
 from bdn.mirror.db import contents, damaged, mirrors
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import Calendar
-from tests.support.crash.rotting import rot
+from tests.support.crash.rot import rot
 from tests.support.mirror.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
 from tests.support.mirror.service import LONGEST_SECONDS, database_under_test, mirror_under_test, source
 from tests.support.promises.tally import Scale, Tally

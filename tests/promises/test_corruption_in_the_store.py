@@ -1,7 +1,9 @@
-"""The mirror's store as a disk leaves it: wrong bytes are found, put away, and only they are fetched again."""
+"""The mirror's store as a disk leaves it, and its records: damage is found, put away, and only that is fetched again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
+from bdn.core.store import FileLayout
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.store.directory import DirectoryStore
@@ -24,7 +27,7 @@ from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
 from tests.support.agent.rig import Clock, noise
 from tests.support.crash.not_permitted import not_permitted
-from tests.support.crash.rotting import HOW, rot
+from tests.support.crash.rot import HOW, rot
 from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,
@@ -37,7 +40,7 @@ from tests.support.mirror.service import (
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-
+pytestmark = pytest.mark.promise("corruption")
 PERIOD: Final = 7 * 24 * 3600.0
 LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
 ONE: Final = noise(3_000_000, 6)
@@ -107,7 +110,6 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
         yield found
 
 
-@pytest.mark.promise("corruption")
 async def test_the_scrub_finds_every_damage_within_its_period_and_only_the_damaged_bytes_are_read_again(
     store: Store, tally: Tally, scale: Scale
 ) -> None:
@@ -136,7 +138,6 @@ async def _until_scrubbed(store: Store) -> None:
             pass
 
 
-@pytest.mark.promise("corruption")
 async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
     store: Store, tally: Tally, scale: Scale
 ) -> None:
@@ -156,7 +157,6 @@ async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
     assert (await store.verify(manifest=store.manifest))["items"] == []
 
 
-@pytest.mark.promise("corruption")
 async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all(
     store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -170,7 +170,6 @@ async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification
     assert (again["status"], again["error"], again["items"]) == ("DONE", None, [])
 
 
-@pytest.mark.promise("corruption")
 async def test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next_mirror_of_the_source(
     store: Store, tally: Tally
 ) -> None:
@@ -190,7 +189,6 @@ async def test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Store, tally: Tally) -> None:
     for place in PLACES:
         store.rot("zeroed", place)
@@ -203,7 +201,6 @@ async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Sto
         tally.add(scenarios=1, faults=2, refused=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_what_nobody_has_stays_damaged_is_not_served_and_is_repaired_once_somebody_has_it(
     store: Store, tally: Tally
 ) -> None:
@@ -220,7 +217,6 @@ async def test_what_nobody_has_stays_damaged_is_not_served_and_is_repaired_once_
     tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_new(
     upstreams: None, bucket: S3Bucket, tmp_path: Path, tally: Tally
 ) -> None:
@@ -254,7 +250,6 @@ async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_n
     tally.add(scenarios=1, faults=1, repaired=1, refused=1, wrong=wrong)
 
 
-@pytest.mark.promise("corruption")
 async def test_a_chunk_that_may_not_be_read_is_told_and_repaired_and_the_scrub_goes_on(
     store: Store, tally: Tally
 ) -> None:
@@ -269,7 +264,6 @@ async def test_a_chunk_that_may_not_be_read_is_told_and_repaired_and_the_scrub_g
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verification_from_what_stands_behind_it(
     store: Store, tally: Tally
 ) -> None:
@@ -288,7 +282,6 @@ async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verif
     tally.add(repaired=1, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 @pytest.mark.parametrize("above", [0, 1], ids=["folder", "folder above"])
 async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_and_keeps_nobody_from_anything_else(
     store: Store, tmp_path: Path, above: int, tally: Tally
@@ -316,7 +309,6 @@ async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_an
     tally.add(repaired=2, wrong=not await store.is_right())
 
 
-@pytest.mark.promise("corruption")
 async def test_a_damaged_chunk_that_cannot_be_looked_at_again_keeps_no_other_mirror_from_being_ready(
     store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -344,7 +336,6 @@ def manifest_of(document: Json) -> str:
     return str(document["sources"][0]["manifest"])
 
 
-@pytest.mark.promise("corruption")
 async def test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_read_and_found_right(
     store: Store, tally: Tally
 ) -> None:
@@ -360,7 +351,6 @@ async def test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_rea
     tally.add(repaired=1, wrong=answer.content != ONE)
 
 
-@pytest.mark.promise("corruption")
 async def test_a_repair_does_not_wait_for_the_end_of_a_verification(
     store: Store, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,3 +371,144 @@ async def test_a_repair_does_not_wait_for_the_end_of_a_verification(
     await until(lambda: parts >= some_later)
     assert not store.mirror.count("damaged_chunks")
     tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
+
+
+# --- Manifests and chunk lists are in the mirror's database alone: damaged there, they are found, refused, and named ---
+RECORDED_LARGE: Final = noise(CHUNK_SIZE + 12345, 7)
+RECORDED_ONE: Final = noise(3_000_000, 8)
+RECORDED: Final = {"model.safetensors": RECORDED_LARGE, "one.bin": RECORDED_ONE, "small.txt": b"small"}
+LARGE_NAME: Final = FileLayout.of(
+    len(RECORDED_LARGE), (digest_of(RECORDED_LARGE[:CHUNK_SIZE]), digest_of(RECORDED_LARGE[CHUNK_SIZE:]))
+).digest
+RECORDS: Final = ("manifest", "large", "one")
+RECORD_DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "flipped": lambda raw: raw[:9] + bytes([raw[9] ^ 0x10]) + raw[10:],
+    "truncated": lambda raw: raw[: len(raw) // 3],
+    "zeroed": lambda raw: bytes(len(raw)),
+}
+
+
+@dataclass
+class Records:
+    """A mirror that holds ``RECORDED``, and the file under its database."""
+
+    mirror: MirrorUnderTest
+    clock: Clock
+    manifest: str
+
+    @asynccontextmanager
+    async def damaged(self, place: str, how: str) -> AsyncIterator[Digest]:
+        """The disk changes a record; at the end somebody restores it. Yields the record's name."""
+        table, column, name = {
+            "manifest": ("manifests", "canonical", Digest.parse(self.manifest)),
+            "large": ("contents", "chunks", LARGE_NAME),
+            "one": ("contents", "chunks", digest_of(RECORDED_ONE)),
+        }[place]
+
+        def write(change: Callable[[bytes], bytes]) -> bytes:
+            with closing(sqlite3.connect(self.mirror.data_dir / "mirror.sqlite")) as database:
+                found = database.execute(f"SELECT {column} FROM {table} WHERE digest = ?", (name.hex,)).fetchone()
+                right = bytes(found[0]) if found else b""
+                database.execute(f"UPDATE {table} SET {column} = ? WHERE digest = ?", (change(right), name.hex))
+                database.commit()
+                return right
+
+        right = await asyncio.to_thread(write, RECORD_DAMAGES[how])  # the mirror may be writing
+        yield name
+        await asyncio.to_thread(write, lambda _: right)
+
+    async def verify(self, **request: object) -> Json:
+        answer = await self.mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=request)
+        assert answer.json()["status"] != "RUNNING", answer.text
+        return dict(answer.json())
+
+    async def collect(self, **request: object) -> Json:
+        asked = {"grace_seconds": 0, **request}
+        answer = await self.mirror.http.post("/collections", params={"wait": LONGEST_SECONDS}, json=asked)
+        return dict(answer.json())
+
+    async def counted(self) -> float:
+        text = (await self.mirror.http.get("/metrics")).text
+        return next(
+            float(line.split()[1]) for line in text.splitlines() if line.startswith("bdn_mirror_damaged_records ")
+        )
+
+    async def check_all_is_right(self) -> None:
+        assert (await self.verify(all=True))["items"] == []
+        assert await self.counted() == 0
+        assert await self.mirror.tree(self.manifest) == RECORDED
+
+
+@pytest.fixture
+async def records(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Records]:
+    hub.repo("org/model").commit(RECORDED)
+    clock = Clock()
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD, collect_seconds=0) as mirror:
+        document = await mirror.ready(MODEL)
+        yield Records(mirror, clock, document["sources"][0]["manifest"])
+
+
+async def test_the_scrub_finds_a_damaged_record_within_its_period(records: Records, tally: Tally) -> None:
+    await until(lambda: records.mirror.rows("scrubs")["scrubs"])
+    for place, how in zip(RECORDS, RECORD_DAMAGES, strict=True):
+        async with records.damaged(place, how) as name:
+            records.clock.now += PERIOD
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while not await records.counted():  # noqa: ASYNC110 - a page of metrics tells nobody of its changes
+                    await asyncio.sleep(0.05)
+            asked = {"manifest": records.manifest}
+            events = (await records.mirror.http.get("/events", params=asked)).json()["items"]
+            assert str(name) in [event["digest"] for event in events if event["kind"] == "damaged"], (place, how)
+        await records.check_all_is_right()
+        assert records.mirror.count("damaged_chunks") == 0, "chunks are not blamed for what a record says of them"
+        tally.add(scenarios=1, faults=1)
+
+
+async def test_who_reads_a_damaged_record_is_refused_and_a_verification_names_it(
+    records: Records, tally: Tally
+) -> None:
+    for place, how in product(RECORDS, RECORD_DAMAGES):
+        async with records.damaged(place, how) as name:
+            path = f"/manifests/{records.manifest}" + ("" if place == "manifest" else "/layout")
+            refusal = await records.mirror.http.get(path)
+            error = refusal.json()["error"]
+            assert (refusal.status_code, error["code"]) == (503, "STORE_UNAVAILABLE"), place
+            assert str(name) in error["message"]
+            assert "backup" in error["message"]
+            assert await records.counted() == 1
+            for selected in ({"all": True}, {"manifest": records.manifest}, {"source": "hf://org/model"}):
+                verified = await records.verify(**selected)
+                [item] = verified["items"]
+                assert (verified["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "damaged", str(name))
+                assert item["manifest"] == (records.manifest if place != "one" or item["manifest"] else None)
+        await records.check_all_is_right()
+        tally.add(scenarios=1, faults=1, refused=1)
+
+
+async def test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it(records: Records, tally: Tally) -> None:
+    chunks = records.mirror.chunks()
+    for place, how in (("one", "zeroed"), ("large", "truncated")):
+        async with records.damaged(place, how):
+            records.clock.now += 3600
+            for request in ({}, {"dry_run": True}):
+                refused = await records.collect(**request)
+                assert refused["status"] == "FAILED"
+                assert "which chunks it needs" in refused["error"]["message"]
+            assert await records.counted() == 1
+        assert (await records.collect())["status"] == "DONE"
+        assert records.mirror.chunks() == chunks
+        await records.check_all_is_right()
+        tally.add(scenarios=1, faults=1, refused=1)
+
+
+async def test_without_a_backup_what_has_a_damaged_record_is_evicted_collected_and_mirrored_again(
+    records: Records, tally: Tally
+) -> None:
+    for place in RECORDS:
+        async with records.damaged(place, "truncated"):
+            assert (await records.mirror.evict(manifest=records.manifest, tier="mirror"))["status"] == "DONE"
+            records.clock.now += 30 * PERIOD
+            await records.mirror.collect(grace_seconds=0)
+            await records.mirror.ready(MODEL)
+            await records.check_all_is_right()
+            tally.add(scenarios=1, faults=1)

@@ -21,6 +21,7 @@ from tests.support.content.trees import tree
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+pytestmark = pytest.mark.promise("leases")
 SHARED = {"tokenizer.json": noise(30_000, 1)}
 FILES = {"weights": noise(2_000_000, 2), "config.json": b"{}", "empty": b"", **SHARED}
 OTHER = {"other": noise(50_000, 3), **SHARED}
@@ -29,7 +30,7 @@ BEFORE = ("absent", "whole", "half")
 SEED = 20261122
 
 
-@pytest.mark.promise("leases", "whole-files", "commit-order")
+@pytest.mark.promise("whole-files", "commit-order")
 def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_stay_whole(
     scale: Scale, tally: Tally
 ) -> None:
@@ -50,7 +51,7 @@ def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_s
     assert counts["steps of force"] > counts["steps of if-unused"] > 10 * seeds
 
 
-@pytest.mark.promise("leases", "whole-files")
+@pytest.mark.promise("whole-files")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,7 +77,7 @@ async def test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole(
             await evicted.run(before, step, tally)
 
 
-@pytest.mark.promise("leases", "whole-files", "space")
+@pytest.mark.promise("whole-files", "space")
 async def test_a_stage_between_any_two_steps_of_an_eviction_has_all_its_files(
     server: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale, tally: Tally
 ) -> None:

@@ -1,22 +1,48 @@
-"""Clients that speak HTTP as no client should, to every port of both services: each gets a refusal or the end of its connection."""
+"""Clients that speak HTTP as no client should, requests made up from the OpenAPI documents, and readers who suspect every chunk."""
 
 import asyncio
+import json
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from logging import ERROR
 from pathlib import Path
+from typing import Any, Final
 
+import httpx2
 import pytest
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.core import NotSet
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
+from bdn.core.digest import Digest, digest_of
+from bdn.mirror import served_chunks as shelf
+from bdn.mirror.damages import Damages
+from bdn.net.api_server import bind_tcp, serving
+from bdn.wire.http_fields import SUSPECT_HEADER
+from node_agent.api import build_app
+from tests.doubles.hub import Hub
+from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Program
+from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.agent.site import serving_agent
+from tests.support.crash.spoiled import Spoiler
 from tests.support.mirror.process import SERVE, ServingProcess
-from tests.support.mirror.service import until
+from tests.support.mirror.service import Json, mirror_under_test, source, until
 from tests.support.network.ports import free_port
 from tests.support.promises.tally import Scale, Tally
 
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("hostile-input")
-
 PATIENCE_SECONDS = 45.0  # nobody is served for longer than this without having said something sensible
 MOST_MIB = 64  # that all of this together may cost a service in memory
 MEGABYTE = 1_000_000
@@ -186,3 +212,221 @@ async def test_more_clients_than_descriptors_wait_and_the_log_stays_small(
     log = running.log.read_text()
     assert "connections have to wait" in log
     assert len(log) < 20_000
+
+
+# --- Both services under requests that their own OpenAPI documents make up, right and wrong: never a 500, a traceback, or a file outside ---
+NOWHERE = "http://127.0.0.1:1"  # which the egress guard refuses, so that no request waits for an upstream
+TOKEN = "operator-token"
+CONFORMANCE = [status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+@dataclass
+class Fuzzed:
+    """Every operation of one service, with requests that are right and requests that are wrong by its own description."""
+
+    app: FastAPI
+    http: httpx2.AsyncClient  # that needs no socket
+    headers: Mapping[str, str]
+    tally: Tally
+
+    async def run(self, examples: int) -> None:
+        listener = bind_tcp("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with serving(self.app, listener):
+            await asyncio.to_thread(self._operations, f"{url}/openapi.json", examples)
+
+    def _operations(self, document: str, examples: int) -> None:
+        for found in schemathesis.openapi.from_url(document).get_all_operations():
+            operation: Any = found.ok()  # type: ignore[union-attr] # or this fails, as it should
+            self._operation(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), examples)
+            with suppress(Unsatisfiable):  # every request of some operations is right
+                self._operation(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), examples)
+
+    async def spoil(self, *also: str) -> None:
+        """What strategies for text never make up, in every place: they write UTF-8, and seldom a NUL."""
+        document = (await self.http.get("/openapi.json")).json()
+        for one in Spoiler(document, also).requests():
+            headers = {**self.headers, "Content-Type": "application/json"}
+            response = await self.http.request(one.method, one.path, content=one.body, headers=headers)
+            shown = f"{one.method} {one.path:.200} {one.what}: {response.status_code} {response.text[:300]}"
+            assert response.status_code < 500, shown  # nothing is away, so that nobody shall come again later
+            self._judge(response, shown, has_body=one.method != "head")
+
+    def _operation(self, cases: Any, examples: int) -> None:
+        @settings(
+            max_examples=examples,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=cases)
+        def attempt(case: Any) -> None:
+            self._attempt(case)
+
+        attempt()
+
+    def _attempt(self, case: Any) -> None:
+        self._hurry(case)
+        response = case.call(headers=dict(self.headers), timeout=20)
+        shown = f"{case.method} {response.request.url} {response.request.body!r:.500}: {response.status_code} {response.text[:300]}"
+        self._judge(response, shown, has_body=case.method != "HEAD")
+        case.validate_response(response, checks=CONFORMANCE)
+
+    def _judge(self, response: Any, shown: str, *, has_body: bool = True) -> None:
+        self.tally.add(scenarios=1)
+        assert response.status_code != 500, shown
+        if response.status_code >= 400 and has_body:
+            error = json.loads(response.text)["error"]
+            assert set(error) == {"code", "message", "retryable", "details"}, shown
+            assert error["code"] != "INTERNAL", shown
+            assert "Traceback" not in response.text, shown
+            self.tally.add(refused=1)
+
+    @staticmethod
+    def _hurry(case: Any) -> None:
+        """Nobody waits: a heartbeat may be kept open for half a minute, and so may a look at what does not end."""
+        if isinstance(case.body, dict) and isinstance(case.body.get("wait_seconds"), int | float):
+            case.body["wait_seconds"] = 0
+        if not isinstance(case.query, NotSet) and isinstance((case.query or {}).get("wait"), int | float):
+            case.query["wait"] = 0
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """A folder of which everything but ``data`` must stay as it is."""
+    (tmp_path / "beside").write_text("untouched")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/loop").symlink_to("loop")
+    yield tmp_path / "data"
+    assert {name for name in tree(tmp_path) if name.partition("/")[0] != "data"} == {"beside"}
+    assert (tmp_path / "beside").read_text() == "untouched"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert [record.getMessage() for record in caplog.records if record.exc_info and record.levelno >= ERROR] == []
+
+
+@pytest.mark.parametrize("auth", ["off", "token"])
+async def test_the_mirror_answers_whatever_its_own_description_makes_up(
+    auth: str, outside: Path, tally: Tally, scale: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BDN_EGRESS_ALLOW", "")
+    for name in ("HF_ENDPOINT", "AWS_ENDPOINT_URL_S3", "BDN_R2_ENDPOINT_URL"):
+        monkeypatch.setenv(name, NOWHERE)
+    given_token: Json = {"auth": auth, "token": TOKEN} if auth == "token" else {}
+    headers = {"Authorization": f"Bearer {TOKEN}"} if auth == "token" else {}
+    async with mirror_under_test(outside, **given_token) as mirror:
+        fuzzed = Fuzzed(mirror.service.api, mirror.http, headers, tally)
+        # What is looked for is compared with it.
+        begun = {"weights": [{"source": "hf://org/model", "mount_location": "/m"}]}
+        assert (await mirror.http.post("/mirror", json=begun, headers=headers)).status_code == 202
+        await fuzzed.spoil()
+        if auth == "off" or scale.is_full:  # who asks changes nothing of what is made up
+            await fuzzed.run(scale.of(3, 10))
+        assert (await mirror.http.get("/healthz")).status_code == 200
+
+
+async def test_the_agent_answers_whatever_its_own_description_makes_up(
+    outside: Path, tally: Tally, scale: Scale
+) -> None:
+    with AgentMirror().running() as mirror:
+        async with serving_agent(Rig(mirror, outside)) as site:
+            fuzzed = Fuzzed(build_app(site.agent), site.http, {}, tally)
+            await fuzzed.spoil(str(outside / "loop"))
+            await fuzzed.run(scale.of(3, 10))
+            assert await site.client.ready()
+
+
+# --- Readers who say of every chunk that it came wrong: each is answered, and nobody else waits for them ---
+LONGEST_SECONDS: Final = 60.0
+WHOLE: Final = noise(2 * MIB, 1)  # a chunk of its own
+FILES: Final = {"w.bin": WHOLE, "config.json": b"{}", "other.json": b"[]"}
+SUSPECT: Final = {SUSPECT_HEADER: "1"}
+
+
+@pytest.fixture
+def model(upstreams: None, hub: Hub) -> None:
+    hub.repo("org/model").commit(FILES)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
+    """What was read in the store because somebody suspected it."""
+    digests: list[Digest] = []
+    examine = Damages._examine
+
+    async def noting(self: Damages, digest: Digest) -> str | None:
+        digests.append(digest)
+        return await examine(self, digest)
+
+    monkeypatch.setattr(Damages, "_examine", noting)
+    return digests
+
+
+@pytest.mark.usefixtures("model")
+async def test_many_who_suspect_at_once_are_answered_as_one_is(
+    tmp_path: Path, tally: Tally, scale: Scale, examined: list[Digest]
+) -> None:
+    """More than the loop has threads: what each of them waits for needs such a thread, too."""
+    count = scale.of(40, 200)
+    names = [digest_of(content) for content in (WHOLE, b"{}", b"nobody has this")]
+    async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
+        document = await mirror.ready(source("hf://org/model"))
+        for name in names:
+            alone = await mirror.http.head(f"/chunks/{name}", headers=SUSPECT)
+            asked = [mirror.http.head(f"/chunks/{name}", headers=SUSPECT) for _ in range(count)]
+            *answers, beside = await asyncio.gather(*asked, mirror.http.get("/readyz"))
+            tally.add(scenarios=count, refused=count if alone.status_code == 404 else 0)
+            expected = (alone.status_code, alone.headers)
+            tally.add(wrong=sum((one.status_code, one.headers) != expected for one in answers))
+            assert alone.status_code == (404 if name is names[-1] else 200)
+            assert beside.status_code == 200
+            assert examined.count(name) < count / 4  # once for the one, and twice for all who come together
+        suspected = await mirror.http.get(f"/chunks/{names[0]}", headers=SUSPECT)
+        assert suspected.content == WHOLE
+        assert await mirror.tree(document["sources"][0]["manifest"]) == FILES
+
+
+@pytest.mark.usefixtures("model")
+async def test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer(tmp_path: Path, tally: Tally) -> None:
+    async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
+        await mirror.ready(source("hf://org/model"))
+        async with mirror.service.requests.database.write():
+            in_a_slab = await mirror.http.get(f"/chunks/{digest_of(b'{}')}", headers=SUSPECT)
+            nowhere = await mirror.http.get(f"/chunks/{digest_of(b'nobody has this')}", headers=SUSPECT)
+    assert in_a_slab.content == b"{}"
+    assert nowhere.status_code == 404
+    tally.add(scenarios=2, refused=1)
+
+
+@pytest.mark.usefixtures("model")
+async def test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    disk_answers = asyncio.Event()
+    examine = Damages.examine
+
+    async def slowly(*given: object) -> str | None:
+        await disk_answers.wait()
+        return await examine(*given)  # type: ignore[arg-type] # as it was called
+
+    monkeypatch.setattr(Damages, "examine", slowly)
+    async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
+        await mirror.ready(source("hf://org/model"))
+        plane = f"http://127.0.0.1:{mirror.service.data_port}"
+        async with httpx2.AsyncClient(base_url=plane, trust_env=False, timeout=LONGEST_SECONDS) as http:
+            with monkeypatch.context() as patched:
+                patched.setattr(shelf, "_ANSWER_SECONDS", 0.1)
+                refusal = await http.get(f"/chunks/{digest_of(WHOLE)}", headers=SUSPECT)
+            disk_answers.set()
+            answer = await http.get(f"/chunks/{digest_of(WHOLE)}", headers=SUSPECT)
+    error = refusal.json()["error"]
+    tally.add(scenarios=1, faults=1, refused=1, wrong=answer.content != WHOLE)
+    assert (refusal.status_code, error["code"], error["retryable"]) == (503, "STORE_UNAVAILABLE", True)

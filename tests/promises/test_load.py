@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bdn.mirror.api import mirrors
 from bdn.mirror.ingest.requests import MirrorRequests
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from node_agent.app import Agent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

@@ -1,9 +1,9 @@
-"""Faults between those who ask and a mirror or an agent: the right answer or a typed error in bounded time, and nothing done twice."""
+"""Faults between an upstream and the mirror, and between those who ask and a service: right bytes or a typed error, and nothing done twice."""
 
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from bdn.cli.admin import main as admin
 from bdn.cli.main import main
-from bdn.net.api_server.http_server import bind_tcp, serving
-from bdn.net.client.mirror_client import AgentClient, MirrorClient
+from bdn.net.api_server import bind_tcp, serving
+from bdn.net.client import AgentClient, MirrorClient
 from bdn.wire.errors import ServiceUnreachableError
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
@@ -23,9 +23,12 @@ from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise
 from tests.support.content.trees import tree
+from tests.support.mirror.scripted_upstreams import FILES as UPSTREAM_FILES
+from tests.support.mirror.scripted_upstreams import STALL, TRANSFERS, Pauses, ScriptedUpstream
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, until
 from tests.support.network.fault_proxy import Fault, FaultProxy, parted, passes
 from tests.support.network.fault_proxy_faults import (
+    LASTING,
     PASSING,
     answers_busy,
     drips,
@@ -35,14 +38,20 @@ from tests.support.network.fault_proxy_faults import (
     name_of,
     repeats_the_answer,
     resets_at_once,
+    shifts_the_range,
 )
 from tests.support.promises.tally import Tally
 
+pytest_plugins = (
+    "tests.support.agent.fixtures",
+    "tests.support.mirror.fixtures",
+    "tests.support.mirror.upstream_fixtures",
+)
 pytestmark = pytest.mark.promise("network")
-pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
-
 LONGEST_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 0.5  # of the client
+
+
 # A bit of a small document is for TCP and TLS to watch: unlike content, an answer has no name to compare it with.
 FAULTS: Final = [*(fault for fault in PASSING if fault is not flips_a_bit), drips, parted]
 STEP: Final = 1 if os.environ.get("BDN_FAULT") == "full" else 3
@@ -203,3 +212,60 @@ async def test_an_operator_s_command_that_waits_goes_on_asking_through_faults(
     assert [proxy.met[name_of(fault)] for fault in faults] == [1, 1, 1]
     assert ended.stderr.count(f"{found['id']} may go on meanwhile; this asks again for 10 minutes") == 1
     assert ended.stderr.count(f"{found['id']}: there is an answer again") == 1
+
+
+# --- Whatever the network does between an upstream and the mirror: right bytes are published in the end, or nothing is ---
+UPSTREAM_SECONDS: Final = 60.0
+
+
+@pytest.fixture
+async def far_from_its_upstream(proxy: FaultProxy, no_turns: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(
+        tmp_path / "mirror", pause=Pauses(), stall=STALL, transfers=TRANSFERS
+    ) as far_from_its_upstream:
+        yield far_from_its_upstream
+
+
+KINDS: Final = ("hf", "s3", "gs")
+
+
+def met(faults: Sequence[Fault]) -> pytest.MarkDecorator:
+    """Every fault on the way from one upstream; all from all of them take a minute."""
+    everywhere = os.environ.get("BDN_FAULT") == "full"
+    rows = [
+        pytest.param(kind, fault, id=f"{kind}-{name_of(fault)}")
+        for number, fault in enumerate(faults)
+        for kind in (KINDS if everywhere else (KINDS[number % len(KINDS)],))
+    ]
+    return pytest.mark.parametrize(("upstream", "fault"), rows, indirect=["upstream"])
+
+
+@met([*PASSING, shifts_the_range])
+async def test_a_fault_on_the_way_from_an_upstream_costs_requests_alone(
+    far_from_its_upstream: MirrorUnderTest, upstream: ScriptedUpstream, proxy: FaultProxy, fault: Fault, tally: Tally
+) -> None:
+    proxy.play(fault)
+    async with asyncio.timeout(UPSTREAM_SECONDS):
+        document = await far_from_its_upstream.ready(upstream.wanted)
+
+    found = await far_from_its_upstream.tree(document["sources"][0]["manifest"])
+    tally.add(scenarios=1, faults=proxy.met.total(), wrong=found != UPSTREAM_FILES)
+    assert proxy.met[name_of(fault)] == 1
+    if fault is not flips_a_bit:
+        assert not far_from_its_upstream.count("quarantined_files"), "bytes came wrong, though nobody changed any"
+
+
+@met(LASTING)
+async def test_an_upstream_that_stays_out_of_reach_is_named_and_nothing_is_published(
+    far_from_its_upstream: MirrorUnderTest, upstream: ScriptedUpstream, proxy: FaultProxy, fault: Fault, tally: Tally
+) -> None:
+    proxy.every = fault
+    async with asyncio.timeout(UPSTREAM_SECONDS):
+        error = await far_from_its_upstream.failed(upstream.wanted)
+    proxy.heal()
+    document = await far_from_its_upstream.ready(upstream.wanted)
+
+    found = await far_from_its_upstream.tree(document["sources"][0]["manifest"])
+    tally.add(scenarios=1, faults=proxy.met.total(), refused=1, wrong=found != UPSTREAM_FILES)
+    assert (error["code"], error["retryable"]) == ("UPSTREAM_UNAVAILABLE", True)
+    assert upstream.wanted["source"].split("@")[0] in str(error)

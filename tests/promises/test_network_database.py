@@ -1,29 +1,36 @@
-"""Between the mirror and PostgreSQL everything falls silent, and nothing is reset: whoever waits is told, and it passes by itself."""
+"""Databases that are silent or locked, and work that one process does at a time."""
 
 import asyncio
+import signal
+import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from sqlalchemy import text
 
 from bdn.mirror.api import control
-from bdn.mirror.db import postgres
+from bdn.mirror.db import alone, postgres
+from bdn.mirror.db.alone import LockLostError
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.ingest import worker
+from bdn.mirror.scrub import rounds as keeping
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
+from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.network.fault_proxy_bytes import ByteProxy
 from tests.support.promises.tally import Scale, Tally
 
-pytestmark = pytest.mark.promise("network")
 pytest_plugins = ("tests.support.mirror.fixtures",)
-
+pytestmark = pytest.mark.promise("network")
 LONGEST_SECONDS: Final = 30.0
 FILES: Final = {"w.bin": noise(3 * MIB, 1)}
 MODEL: Final = source("hf://org/model")
@@ -162,3 +169,275 @@ async def _all_refused(mirror: MirrorUnderTest) -> int:
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["retryable"]) == (503, "STORE_UNAVAILABLE", True), error
     return len(answers)
+
+
+# --- Another process keeps the embedded database locked: what writes waits or says so, what reads goes on, and nothing is lost ---
+LOCKED_SECONDS: Final = 60.0
+
+
+RUNNING, ASKED = source("hf://org/running"), source("hf://org/asked")
+LOCKED_FILES: Final = {"hf://org/running": {"w.bin": noise(17 * MIB, 1)}, "hf://org/asked": {"w.bin": noise(MIB, 2)}}
+
+
+@pytest.fixture
+def hasty(upstreams: None, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror that looks at everything often, and an upstream whose copies stand still."""
+    for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
+        monkeypatch.setattr(worker, name, seconds)
+    monkeypatch.setattr(control, "PROBE_SECONDS", 0.3)
+    for name, files in LOCKED_FILES.items():
+        hub.repo(name.removeprefix("hf://")).commit(files)
+    hub.fail(stall(), origin="cdn", times=None)
+
+
+@asynccontextmanager
+async def locked(mirror: MirrorUnderTest) -> AsyncIterator[None]:
+    """As a backup does it, or an operator's shell that was left open."""
+    path = mirror.data_dir / "mirror.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        await asyncio.to_thread(other.execute, "BEGIN IMMEDIATE")  # the mirror may be writing, in this very loop
+        yield
+        other.execute("ROLLBACK")
+
+
+async def is_said_by_readyz(mirror: MirrorUnderTest) -> str:
+    async with asyncio.timeout(LOCKED_SECONDS):
+        while (answer := await mirror.http.get("/readyz")).is_success:  # noqa: ASYNC110 - its own clock decides
+            await asyncio.sleep(0.02)
+    return str(answer.json()["error"]["message"])
+
+
+async def whole(mirror: MirrorUnderTest, *ids: str) -> bool:
+    """READY in the end, with the right files, and each asked for once."""
+    documents = [await mirror.ended(mirror_id) for mirror_id in ids]
+    parts = [(document["status"], document["sources"][0]) for document in documents]
+    return len(ids) == mirror.count("mirrors") and all(
+        [
+            status == "READY" and await mirror.tree(part["manifest"]) == LOCKED_FILES[part["source"]]
+            for status, part in parts
+        ]
+    )
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_write_waits_for_a_lock_that_passes(hub: Hub, tmp_path: Path, tally: Tally) -> None:
+    async with asyncio.timeout(LOCKED_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
+        running = await mirror.begin(RUNNING)
+        await until(lambda: hub.log.count(origin="cdn"), "the copy has begun")
+        async with locked(mirror):
+            asked = asyncio.create_task(mirror.post(ASKED))
+            hub.release_stalled()
+            said = await is_said_by_readyz(mirror)
+            seen = await mirror.http.get(f"/mirror/{running['id']}")
+        answer = await asked
+
+        tally.add(scenarios=1, faults=1, lost=not await whole(mirror, running["id"], answer.json()["id"]))
+        assert "another process" in said
+        assert (seen.status_code, answer.status_code) == (200, 202)
+        assert (await mirror.http.get("/readyz")).is_success
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_lock_that_stays_is_named_to_whoever_writes(
+    hub: Hub, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to those who wait behind others; and the copy that ran goes on afterwards."""
+    monkeypatch.setattr("bdn.mirror.db.database.WRITER_SECONDS", 0.5)
+    async with asyncio.timeout(LOCKED_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
+        running = await mirror.begin(RUNNING)
+        await until(lambda: hub.log.count(origin="cdn"), "the copy has begun")
+        async with locked(mirror):
+            hub.release_stalled()
+            beat = mirror.http.post("/agents/heartbeat", json=FakeAgent(mirror, "node").state)
+            answers = await asyncio.gather(beat, *(mirror.post(source(f"hf://org/m-{number}")) for number in range(10)))
+            seen = await mirror.http.get("/mirror")
+        asked = await mirror.begin(ASKED)
+
+        tally.add(scenarios=12, faults=1, refused=11, lost=not await whole(mirror, running["id"], asked["id"]))
+        assert seen.is_success
+        assert any("others have been writing" in answer.text for answer in answers)
+        for answer in answers:
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["retryable"]) == (503, "STORE_UNAVAILABLE", True)
+
+
+# --- Work that one process does at a time: whoever is not alone any more hears of it, and what two do at once is right all the same ---
+NEVER: Final = 1000.0
+LOCKS: Final = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+HOLDER: Final = """
+import asyncio, sys
+from bdn.mirror.db import alone
+from bdn.mirror.db.database import Database
+
+async def main():
+    alone.CONFIRM_SECONDS, alone.FORGOTTEN_SECONDS = 0.1, 1.0
+    database = Database(sys.argv[1])
+    try:
+        async with database.alone("work"):
+            print("alone", flush=True)
+            await asyncio.Event().wait()
+    except alone.LockLostError:
+        print("lost", flush=True)
+    await database.close()
+
+asyncio.run(main())
+"""
+
+
+async def run(url: str, query: str) -> list[Any]:
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        return list(await connection.fetch(query))
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[Database]:
+    database = Database(postgres_url)
+    yield database
+    await database.close()
+
+
+async def hold(database: Database, holding: asyncio.Event) -> None:
+    async with database.alone("work"):
+        holding.set()
+        await asyncio.Event().wait()
+
+
+async def test_who_held_a_lock_across_a_network_that_fell_silent_stops_before_another_begins(
+    postgres_url: str, database: Database, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("CONFIRM_SECONDS", 0.05), ("BELIEF_SECONDS", 0.5), ("FORGOTTEN_SECONDS", NEVER)):
+        monkeypatch.setattr(alone, name, seconds)
+    monkeypatch.setattr(postgres, "STATEMENT_SECONDS", NEVER)
+    host, _, port = postgres_url.partition("@")[2].partition("/")[0].partition(":")
+    proxy = ByteProxy((host, int(port)))
+    order: list[str] = []
+    holding = asyncio.Event()
+
+    async def second() -> None:
+        async with database.alone("work"):
+            order.append("the second began")
+
+    with proxy.running():
+        far = Database(postgres_url.replace(f":{port}/", f":{proxy.port}/"))
+        async with asyncio.timeout(LONGEST_SECONDS), asyncio.TaskGroup() as group:
+            first = group.create_task(_until_lost(far, holding, order))
+            await holding.wait()
+            group.create_task(second())
+            proxy.forget()
+            await first
+        await far.close()
+    tally.add(scenarios=1, faults=1, refused=1)
+    assert order == ["the first stopped", "the second began"]
+
+
+async def _until_lost(database: Database, holding: asyncio.Event, order: list[str]) -> None:
+    try:
+        await hold(database, holding)
+    except LockLostError:
+        return
+    finally:
+        order.append("the first stopped")
+
+
+async def test_who_lost_the_session_hears_of_it_at_once(
+    postgres_url: str, database: Database, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a failover, or when an operator ends it; and who is canceled before he has heard of it is canceled."""
+    monkeypatch.setattr(alone, "BELIEF_SECONDS", NEVER)
+    async with asyncio.timeout(LONGEST_SECONDS):
+        for is_canceled in (False, True):
+            monkeypatch.setattr(alone, "CONFIRM_SECONDS", NEVER if is_canceled else 0.05)
+            holding = asyncio.Event()
+            work = asyncio.create_task(hold(database, holding))
+            await holding.wait()
+            await run(postgres_url, LOCKS)
+            if is_canceled:
+                work.cancel()
+            with pytest.raises(asyncio.CancelledError if is_canceled else LockLostError):
+                await work
+            tally.add(scenarios=1, faults=1, refused=1)
+
+
+async def test_who_stands_still_is_forgotten_and_finds_out_when_he_goes_on(
+    postgres_url: str, database: Database, tally: Tally
+) -> None:
+    """A machine that sleeps, or a process that is stopped: its connections live, and it says nothing."""
+    program = (sys.executable, "-c", HOLDER, postgres_url)
+    holder = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    assert holder.stdout is not None
+    try:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            said = [await holder.stdout.readline()]
+            holder.send_signal(signal.SIGSTOP)
+            async with database.alone("work"):
+                holder.send_signal(signal.SIGCONT)
+                said.append(await holder.stdout.readline())
+    finally:
+        with suppress(ProcessLookupError):
+            holder.kill()
+        await holder.wait()
+    tally.add(scenarios=1, faults=1, refused=1)
+    assert said == [b"alone\n", b"lost\n"]
+
+
+@asynccontextmanager
+async def _everybody(_: Database, _name: str) -> AsyncIterator[None]:
+    """No lock at all: what a lost one comes to, all the time."""
+    yield
+
+
+@pytest.mark.parametrize("how", ["nobody is alone", "sessions end"])
+async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_nothing(
+    postgres_url: str,
+    upstreams: None,
+    hub: Hub,
+    tmp_path: Path,
+    how: str,
+    tally: Tally,
+    scale: Scale,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two keepers that scrub without a pause, and collections and evictions beside mirrors."""
+    monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(alone, "CONFIRM_SECONDS", 0.01)
+    if how == "nobody is alone":
+        monkeypatch.setattr(Database, "alone", _everybody)
+    files = {name: {"w.bin": noise(MIB, number), f"{name}.txt": b"small"} for number, name in enumerate("abc")}
+    for name, content in files.items():
+        hub.repo(f"org/{name}").commit({**content, "shared.bin": noise(MIB, 9)})
+    async with (
+        asyncio.timeout(4 * LONGEST_SECONDS),
+        _worker(postgres_url, tmp_path, "one") as one,
+        _worker(postgres_url, tmp_path, "two") as two,
+    ):
+        for turn in range(scale.of(1, 5)):
+            pair = (one, two) if turn % 2 else (two, one)
+            work = [asyncio.create_task(_tried(mirror, name)) for mirror in pair for name in files]
+            asked = [await mirror.http.post("/collections", json={"grace_seconds": 0}) for mirror in pair]
+            assert {answer.status_code for answer in asked} == {202}
+            while how == "sessions end" and not all(task.done() for task in work):
+                tally.add(faults=len(await run(postgres_url, LOCKS)))
+            for document in await asyncio.gather(*work):
+                tally.add(scenarios=1, lost=document["status"] != "READY")
+        for name, content in files.items():
+            document = await one.ready(source(f"hf://org/{name}"))
+            found = await two.tree(document["sources"][0]["manifest"])
+            tally.add(wrong=found != {**content, "shared.bin": noise(MIB, 9)})
+        await one.evict(all=True)
+        await one.collect(grace_seconds=0)
+        await two.collect(grace_seconds=0)
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def _worker(url: str, root: Path, name: str) -> AbstractAsyncContextManager[MirrorUnderTest]:
+    at_once: dict[str, Any] = {"tombstone_seconds": 0, "collect_grace_seconds": 0, "scrub_seconds": 0.001}
+    return mirror_under_test(root / name, database_url=url, store=f"file://{root}/store", **at_once)
+
+
+async def _tried(mirror: MirrorUnderTest, name: str) -> dict[str, Any]:
+    """Evict, which whoever has lost the lock may be refused, and mirror, which is never."""
+    await mirror.http.post("/evictions", json={"source": f"hf://org/{name}", "tier": "mirror"})
+    return await mirror.mirror(source(f"hf://org/{name}"))

@@ -1,9 +1,12 @@
-"""The mirror, its database, its store or the peers are out of reach: what can be done is done, the rest says so and goes on later."""
+"""The mirror, its database, its store or the peers are out of reach or fail: what can be done is done, the rest says so and goes on later."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,23 +14,24 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.mirror.api import control
 from bdn.mirror.ingest import worker
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.mirror.scrub import rounds as keeping
+from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree
+from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
 from tests.support.network.fault_proxy import Fault, parted
 from tests.support.network.fault_proxy_bytes import ByteProxy
 from tests.support.network.fault_proxy_faults import falls_silent, name_of, resets_at_once
 from tests.support.network.fault_proxy_ring import FaultyRing, faulty_ring
 from tests.support.promises.tally import Tally
 
-pytestmark = pytest.mark.promise("network")
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
-
+pytestmark = pytest.mark.promise("network")
 FILES: Final = {"large": noise(17 * MIB, 1), **{f"small/{number}": noise(30_000, number) for number in range(4)}}
 SIZE: Final = sum(map(len, FILES.values()))
 MODEL: Final = source("hf://org/model")
@@ -192,3 +196,150 @@ async def test_a_store_that_goes_away_fails_what_needs_it_and_nothing_is_lost(
             assert (failed["error"]["code"], failed["error"]["retryable"]) == ("STORE_UNAVAILABLE", True)
             assert (stage_error.value.code, stage_error.value.transient) == ("STORE_UNAVAILABLE", True)
             assert mirrored["bytes_total"] == 3 * MIB
+
+
+# --- The disk under the mirror's store fails, or refuses: whoever needs it is told so, and what it held and had to lose is not forgotten ---
+LONGEST_SECONDS: Final = 60.0
+STORED: Final = {"w.bin": noise(9 * MIB, 1), "config.json": b"{}"}
+OTHERS: Final = {"o.bin": noise(MIB, 2)}
+OTHER: Final = source("hf://org/other")
+STEPS: Final = [
+    ("unlink", "store/aside/*", errno.EIO),
+    ("rename", "store/chunks/*", errno.EACCES),
+    ("create", "store/incoming/*", errno.EACCES),
+    ("write", "store/incoming/*", errno.EIO),
+    ("fsync", "store/incoming/*", errno.EIO),
+    ("rename", "store/incoming*", errno.EROFS),
+]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:
+    with forgetful_disk(tmp_path) as disk:
+        yield disk
+
+
+@pytest.fixture
+def repositories(upstreams: None, hub: Hub) -> None:
+    hub.repo("org/model").commit(STORED)
+    hub.repo("org/other").commit(OTHERS)
+
+
+@asynccontextmanager
+async def mirror_on(disk: ForgetfulDisk, root: Path) -> AsyncIterator[MirrorUnderTest]:
+    """Its database is elsewhere; what is evicted is to go at once."""
+    settings: Json = {"store": f"file://{disk.place / 'store'}", "tombstone_seconds": 0}
+    async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(root / "mirror", **settings) as mirror:
+        yield mirror
+
+
+def files(disk: ForgetfulDisk) -> list[Path]:
+    """All of the store but its evidence."""
+    return [path for path in (disk.place / "store").rglob("*") if path.is_file() and path.parent.name != "quarantine"]
+
+
+def switch_off(disk: ForgetfulDisk) -> None:
+    """From now on every call answers EIO."""
+    disk.fail_at(1, [])
+    with pytest.raises(OSError, match="Input/output"):
+        (disk.place / "anything").touch()
+
+
+def check_away(error: Any) -> None:
+    assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True), error
+    assert "store" in error["message"]
+
+
+@needs_forgetful_disks
+@pytest.mark.parametrize(("kind", "path", "number"), STEPS[2:], ids=[kind for kind, *_ in STEPS[2:]])
+@pytest.mark.usefixtures("repositories")
+async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_not(
+    disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
+) -> None:
+    async with mirror_on(disk, tmp_path) as mirror:
+        disk.refuse(kind, path, number=number)
+        error = await mirror.failed(MODEL)
+        met = disk.faults_met
+        disk.mend()
+        document = await mirror.ready(MODEL)
+        found = await mirror.tree(document["sources"][0]["manifest"])
+
+    tally.add(scenarios=1, faults=met, refused=1, wrong=found != STORED)
+    check_away(error)
+    assert os.strerror(number) in error["message"]
+
+
+@needs_forgetful_disks
+@pytest.mark.usefixtures("repositories")
+async def test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole(
+    disk: ForgetfulDisk, tmp_path: Path, tally: Tally
+) -> None:
+    async with mirror_on(disk, tmp_path) as mirror:
+        kept, lost = await mirror.ready(MODEL), await mirror.ready(OTHER)
+        manifest, victim = kept["sources"][0]["manifest"], lost["sources"][0]["manifest"]
+        layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
+        before = len(files(disk))
+        switch_off(disk)
+        answers = [
+            await mirror.http.get("/readyz"),
+            await mirror.http.get(f"/chunks/{layout['files'][0]['chunks'][0]}"),
+            await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
+        ]
+        asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})
+        disk.lose_power("kept")
+        is_ready = (await mirror.http.get("/readyz")).is_success
+        found = await mirror.tree(manifest)
+        collected = await mirror.collect()
+        again = await mirror.ready(OTHER)
+        back = await mirror.tree(again["sources"][0]["manifest"])
+
+    tally.add(scenarios=5, faults=1, refused=4, wrong=(found != STORED) + (back != OTHERS), lost=not is_ready)
+    for answer in answers:
+        assert answer.status_code == 503
+        check_away(answer.json()["error"])
+    assert asked.json()["status"] == "FAILED"
+    check_away(asked.json()["error"])
+    assert collected["bytes_freed"] == len(OTHERS["o.bin"]), "it was evicted while the store was away"
+    assert len(files(disk)) == before
+
+
+@needs_forgetful_disks
+@pytest.mark.usefixtures("repositories")
+async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back(
+    disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
+    async with mirror_on(disk, tmp_path) as mirror:
+        document = await mirror.ready(MODEL)
+        switch_off(disk)
+        begun = (await mirror.http.post("/verifications", params={"wait": 1}, json={"all": True})).json()
+        damaged = mirror.count("damaged_chunks")
+        disk.lose_power("kept")
+        ended = await mirror.http.get(f"/verifications/{begun['id']}", params={"wait": LONGEST_SECONDS})
+        found = await mirror.tree(document["sources"][0]["manifest"])
+
+    tally.add(scenarios=1, faults=1, refused=1, wrong=found != STORED, lost=damaged)
+    assert begun["status"] == "RUNNING"
+    assert (ended.json()["status"], ended.json()["items"]) == ("DONE", [])
+
+
+@needs_forgetful_disks
+@pytest.mark.parametrize(("kind", "path", "number"), STEPS[:2], ids=["unlink", "rename"])
+@pytest.mark.usefixtures("repositories")
+async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_the_next_collection(
+    disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
+) -> None:
+    async with mirror_on(disk, tmp_path) as mirror:
+        document = await mirror.ready(OTHER)
+        disk.refuse(kind, path, number=number)
+        evicting = {"manifest": document["sources"][0]["manifest"], "tier": "mirror"}
+        refused = await mirror.http.post("/evictions", json=evicting)
+        met = disk.faults_met
+        disk.mend()
+        gone = await mirror.http.get(f"/manifests/{evicting['manifest']}")
+        await mirror.collect(grace_seconds=0)
+
+    tally.add(scenarios=1, faults=met, refused=1, lost=len(files(disk)))
+    assert met
+    check_away(refused.json()["error"])
+    assert gone.status_code == 404

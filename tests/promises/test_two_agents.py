@@ -15,6 +15,7 @@ from tests.support.content.trees import tree
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+pytestmark = pytest.mark.promise("whole-files")
 FILES = {"weights": noise(300_000, 1), "config.json": b"{}"}
 
 
@@ -43,7 +44,7 @@ def entries(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(root)): (path.stat().st_ino, path.stat().st_size) for path in found}
 
 
-@pytest.mark.promise("whole-files", "leases")
+@pytest.mark.promise("leases")
 async def test_a_second_agent_ends_and_names_the_first_which_is_unharmed(
     program: Program, mirror: AgentMirror, tmp_path: Path, scale: Scale, tally: Tally
 ) -> None:
@@ -64,7 +65,7 @@ async def test_a_second_agent_ends_and_names_the_first_which_is_unharmed(
         await ready(daemon, mirror, "another-job")
 
 
-@pytest.mark.promise("whole-files", "leases")
+@pytest.mark.promise("leases")
 @pytest.mark.parametrize("left", ["a living process", "nothing", "rubbish"])
 async def test_what_a_killed_agent_wrote_into_its_lock_keeps_no_other_from_starting(
     program: Program, mirror: AgentMirror, tmp_path: Path, left: str, tally: Tally

@@ -22,6 +22,7 @@ from tests.support.mirror.service import mirror_under_test, source
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
+pytestmark = pytest.mark.promise("upgrades")
 EARLIER = "0005"  # the schema of the first landed version
 OPERATIONS = ("evictions", "verifications", "prefetches", "prefetch_nodes", "collections")  # one table by now
 FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
@@ -60,7 +61,6 @@ def written_by_the_earlier_version(now: Path, then: Path) -> None:
         connection.commit()
 
 
-@pytest.mark.promise("upgrades")
 async def test_a_database_and_store_of_the_first_version_are_kept_whole(
     upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
 ) -> None:
@@ -87,7 +87,6 @@ async def test_a_database_and_store_of_the_first_version_are_kept_whole(
     assert rows(old / "mirror.sqlite")["alembic_version"] == [(HEAD,)]
 
 
-@pytest.mark.promise("upgrades")
 async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_path: Path, tally: Tally) -> None:
     error = {"code": "CACHE_FULL", "message": "full", "retryable": True, "details": {}}
     evicted = {"tier": "node", "cluster": "c", "node": "n1", "manifest": f"b3:{'1' * 64}", "bytes": 5}
@@ -147,7 +146,6 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_
     tally.add(scenarios=5)
 
 
-@pytest.mark.promise("upgrades")
 async def test_a_database_of_a_later_version_is_refused_and_not_touched(
     upstreams: None, tmp_path: Path, tally: Tally
 ) -> None:
@@ -178,7 +176,6 @@ def as_the_first_version_left_it(cache: Path) -> None:
             folder.rmdir()
 
 
-@pytest.mark.promise("upgrades")
 async def test_a_cache_of_the_first_version_keeps_its_files_and_its_stages(tmp_path: Path, tally: Tally) -> None:
     with AgentMirror(is_packed=True).running() as mirror:
         manifest, rig = mirror.publish(FILES), Rig(mirror, tmp_path)
@@ -197,7 +194,6 @@ async def test_a_cache_of_the_first_version_keeps_its_files_and_its_stages(tmp_p
     tally.add(scenarios=1)
 
 
-@pytest.mark.promise("upgrades")
 @pytest.mark.parametrize("content", [b"2\n", b"", b"\xff\x00"])
 async def test_a_cache_of_an_unknown_format_is_refused_and_not_touched(
     content: bytes, tmp_path: Path, tally: Tally

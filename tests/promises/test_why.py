@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from bdn.core.cache.index import Victim
-from bdn.core.cache.tier_budgets import TierBudgets
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
@@ -23,8 +22,8 @@ from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
 from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
-from node_agent.cache.eviction import CacheFiles
-from node_agent.cache.space import Room, Space
+from node_agent.cache.node_cache import CacheFiles
+from node_agent.cache.space import Room, Space, TierBudgets
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
 from tests.support.agent.rig import Rig, noise, staged, verified

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bdn.core.cache.index import CacheIndex, Victim
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import CacheIndex, Holder, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import FileEntry, Manifest
-from node_agent.cache.admission import StageAdmission
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.eviction import Evictor, ScannedManifest
+from node_agent.cache.node_cache import Evictor, ScannedManifest, StageAdmission
 from node_agent.cache.records import Held
 from tests.support.content.names import named, stage
 

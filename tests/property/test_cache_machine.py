@@ -5,8 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bdn.core.cache.index import CacheIndex, EvictionPlan, Victim
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import CacheIndex, EvictionPlan, Holder, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.agent.cache_oracle import CacheOracle, Full, Gone, TooSmall

@@ -129,13 +129,6 @@ def test_no_two_identities_share_a_key(
     assert (Identity.of(scope, *one).key == Identity.of(other_scope, *other).key) == same
 
 
-@given(parts, st.integers(0, 8), st.integers(0, 8))
-def test_cutting_one_text_differently_gives_another_key(text: tuple[str, ...], first: int, second: int) -> None:
-    whole = "".join(text)
-    one, other = (whole[:first], whole[first:]), (whole[:second], whole[second:])
-    assert (Identity.of("", *one).key == Identity.of("", *other).key) == (one == other)
-
-
 mounts = st.dictionaries(st.sampled_from(["/a", "/b", "/c"]), st.integers(0, 2), min_size=1)
 requests = st.tuples(scopes, scopes, mounts)
 

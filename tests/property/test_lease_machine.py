@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.cache.leases import Holder, LeaseBook
+from bdn.core.cache.index import Holder, LeaseBook
 from bdn.core.digest import Digest
 from tests.support.content.names import named, stage
 

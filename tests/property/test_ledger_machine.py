@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.cache.ledger import SpaceLedger
+from bdn.core.cache.index import SpaceLedger
 from bdn.core.digest import Digest
 from tests.support.content.names import named
 

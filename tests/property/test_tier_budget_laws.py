@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.cache.tier_budgets import NOTHING, TierBudgets, kept, share, tier_limits
+from node_agent.cache.space import NOTHING, TierBudgets, kept, share, tier_limits
 
 pytestmark = pytest.mark.promise("space")
 

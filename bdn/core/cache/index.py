@@ -7,16 +7,170 @@ I/O that the caller must now do; a caller that fails half-way can be killed, bec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from bdn.core.cache.leases import Holder, LeaseBook
-from bdn.core.cache.ledger import SpaceLedger
-from bdn.core.cache.recency import RecencyOrder
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
+
+
+class SpaceLedger:
+    """Bytes per content, each content once: *reserved* before its first byte, *committed* when it is whole.
+
+    Keeps running sums; every method is constant time. The budget is not ours: it changes with the disk, so callers pass it.
+    """
+
+    def __init__(self) -> None:
+        self._reserved: dict[Digest, int] = {}
+        self._committed: dict[Digest, int] = {}
+        self.reserved_bytes = 0
+        self.committed_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Committed and reserved together: what must never pass the budget."""
+        return self.reserved_bytes + self.committed_bytes
+
+    @property
+    def reserved_count(self) -> int:
+        """How many contents are promised and not whole yet."""
+        return len(self._reserved)
+
+    @property
+    def count(self) -> int:
+        """How many contents are counted."""
+        return len(self._reserved) + len(self._committed)
+
+    def size_of(self, digest: Digest) -> int | None:
+        """The bytes counted for this content, or None when it is not counted."""
+        return self._committed.get(digest, self._reserved.get(digest))
+
+    def is_committed(self, digest: Digest) -> bool:
+        """Whether the content is whole on this disk."""
+        return digest in self._committed
+
+    def reserve(self, digest: Digest, size: int) -> None:
+        """Set space aside for content that is not counted yet."""
+        if self.size_of(digest) is not None:
+            msg = f"{digest} is counted already"
+            raise ValueError(msg)
+        self._reserved[digest] = size
+        self.reserved_bytes += size
+
+    def commit(self, digest: Digest) -> None:
+        """A fill finished: its reservation becomes committed content. Committing twice changes nothing."""
+        if digest in self._committed:
+            return
+        size = self._reserved.pop(digest)
+        self._committed[digest] = size
+        self.reserved_bytes -= size
+        self.committed_bytes += size
+
+    def release(self, digest: Digest) -> int:
+        """The content left the disk, whole or partial; returns the bytes that were counted, 0 when none were."""
+        if digest in self._committed:
+            size = self._committed.pop(digest)
+            self.committed_bytes -= size
+        else:
+            size = self._reserved.pop(digest, 0)
+            self.reserved_bytes -= size
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One stage of one job. ``expires_at`` is in seconds since the epoch; None means until it is released.
+
+    ``organisation`` is whose stage it is, where that is known.
+    """
+
+    stage_id: str
+    job_id: str
+    expires_at: float | None = None
+    organisation: str | None = None
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} (stage {self.stage_id})"
+
+
+class LeaseBook:
+    """Holders by manifest. A holder counts until it is released, even past its expiry: ``expired`` says whom to release.
+
+    Releasing at one place keeps the view, the mount and the lease of a stage together; a lease that vanished by itself
+    would leave a mount over content that may go.
+    """
+
+    def __init__(self) -> None:
+        self._by_manifest: dict[Digest, dict[str, Holder]] = {}
+
+    def take(self, manifest: Digest, holder: Holder) -> None:
+        """Lease, or renew with a new expiry."""
+        self._by_manifest.setdefault(manifest, {})[holder.stage_id] = holder
+
+    def end(self, stage_id: str) -> tuple[Digest, ...]:
+        """End all leases of a stage; returns the manifests that it held."""
+        held = self.of(stage_id)
+        for manifest in held:
+            del self._by_manifest[manifest][stage_id]
+            if not self._by_manifest[manifest]:
+                del self._by_manifest[manifest]
+        return held
+
+    def of(self, stage_id: str) -> tuple[Digest, ...]:
+        """What a stage holds."""
+        return tuple(manifest for manifest, holders in self._by_manifest.items() if stage_id in holders)
+
+    def holders(self, manifest: Digest) -> tuple[Holder, ...]:
+        """Who holds this manifest, oldest lease first."""
+        return tuple(self._by_manifest.get(manifest, {}).values())
+
+    def is_leased(self, manifest: Digest) -> bool:
+        """Whether anybody holds it."""
+        return manifest in self._by_manifest
+
+    def leased(self) -> tuple[Digest, ...]:
+        """Every manifest that somebody holds."""
+        return tuple(self._by_manifest)
+
+    def expired(self, now: float) -> tuple[Holder, ...]:
+        """The stages whose time is over at ``now``, each once."""
+        over = {
+            holder.stage_id: holder
+            for holders in self._by_manifest.values()
+            for holder in holders.values()
+            if holder.expires_at is not None and holder.expires_at <= now
+        }
+        return tuple(over.values())
+
+
+class RecencyOrder:
+    """Manifests by last use, kept by us: the file system's atime depends on mount options.
+
+    A use is a time in seconds since the epoch, so that the order survives a restart.
+    A manifest's files are touched together; otherwise LRU would evict half a model.
+    """
+
+    def __init__(self) -> None:
+        self._last_used: dict[Digest, float] = {}
+
+    def touch(self, manifest: Digest, now: float) -> None:
+        """Used at ``now``. A clock that went back never makes a manifest older than it was."""
+        self._last_used[manifest] = max(now, self._last_used.pop(manifest, now))
+
+    def forget(self, manifest: Digest) -> None:
+        """No longer held."""
+        self._last_used.pop(manifest, None)
+
+    def last_used(self, manifest: Digest) -> float:
+        """When it was used last; ``KeyError`` when it is not held."""
+        return self._last_used[manifest]
+
+    def oldest_first(self) -> Iterator[Digest]:
+        """All of them, least recently used first; equal times in the order of their touches."""
+        return iter(sorted(self._last_used, key=self._last_used.__getitem__))
+
 
 EvictionReason = Literal["lru", "request", "forced", "trim"]
 IN_USE_SECONDS: Final = 60.0  # so long after its last use, others in the cluster are likely to want more of a manifest

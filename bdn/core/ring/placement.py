@@ -140,10 +140,7 @@ def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> 
     Whoever finds itself on the way reads from the mirror: it is the owner for everybody who comes after, and nobody asks a
     peer for what it is to obtain for others. So requests between peers never go round in a circle.
 
-    Args:
-        owners: the owner and those who would be next, from ``Placement.owners``.
-        me: this node's name, whether it is a member or not.
-        is_avoided: whether a peer is out of favour just now (``bdn.core.ring.peer_health``).
+    ``owners`` are those of ``Placement.owners``; ``me`` need not be a member.
     """
     peers: list[str] = []
     for owner in owners:

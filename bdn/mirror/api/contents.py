@@ -17,14 +17,13 @@ from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
 from bdn.mirror.access.access import Access
-from bdn.mirror.agents.holdings import HeldManifestsService
 from bdn.mirror.api.parameters import Controller, Organisation
 from bdn.mirror.damages import DamagedRecords
-from bdn.mirror.db import contents
+from bdn.mirror.db import agents, contents, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
-from bdn.net.api_server.service import Bearer, new_router, provided
+from bdn.net.api_server import Bearer, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.http_fields import (
     MEDIA_CHUNK,
@@ -34,7 +33,7 @@ from bdn.wire.http_fields import (
     format_content_range,
     parse_range,
 )
-from bdn.wire.mirror_schema import HeldManifests, LayoutBody
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding, LayoutBody
 
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 
@@ -52,6 +51,45 @@ _CHUNK: Final[dict[str, Any]] = {
         416: {"description": "The range begins past the end"},
     },
 }
+
+
+@dataclass(frozen=True)
+class HeldManifestsService:
+    """The service behind ``GET /manifests``."""
+
+    database: Database
+
+    async def held(self, organisation: str) -> HeldManifests:
+        """Every manifest of the organisation that some tier holds."""
+        async with self.database.read() as session:
+            sources = await mirrors.sources_by_manifest(session, organisation)
+            readable = await mirrors.readable(session, organisation, list(sources))
+            published = {
+                digest: (files, size)
+                for digest, files, size, _ in await contents.manifests(session)
+                if digest in readable
+            }
+            rows = await agents.all_agents(session)
+        nodes: dict[str, dict[str, Holding]] = {}
+        for row in rows:
+            for holding in map(Holding.model_validate, row.holdings):
+                nodes.setdefault(holding.manifest.removeprefix("b3:"), {})[f"{row.cluster}/{row.node}"] = holding
+        items: list[HeldManifest] = []
+        for digest, names in sources.items():
+            if digest not in published and digest not in nodes:
+                continue
+            files, size = published.get(digest, (None, None))
+            items.append(
+                HeldManifest(
+                    manifest=f"b3:{digest}",
+                    sources=names,
+                    files_total=files,
+                    bytes_total=size,
+                    mirror=digest in published,
+                    nodes=nodes.get(digest, {}),
+                )
+            )
+        return HeldManifests(items=items)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.api.parameters import Controller, Operator, Organisation
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.secrets import Secrets
-from bdn.net.api_server.service import new_router, provided
+from bdn.net.api_server import new_router, provided
 from bdn.wire.access_schema import (
     NAME_PATTERN,
     NewToken,

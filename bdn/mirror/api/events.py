@@ -12,7 +12,7 @@ from bdn.mirror.api.parameters import Controller, read_cursor, write_cursor
 from bdn.mirror.db.events import Wanted
 from bdn.mirror.events import Events
 from bdn.mirror.operations.names import Names
-from bdn.net.api_server.service import new_router, provided
+from bdn.net.api_server import new_router, provided
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
 from bdn.wire.shapes import Page
 

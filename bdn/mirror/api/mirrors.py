@@ -8,8 +8,7 @@ from fastapi import Path, Query, Response
 
 from bdn.mirror.api.parameters import Controller, WaitSeconds, read_cursor, write_cursor
 from bdn.mirror.ingest.requests import MirrorRequests
-from bdn.net.api_server.event_stream import EVENTS, EventStream
-from bdn.net.api_server.service import new_router, provided
+from bdn.net.api_server import EVENTS, EventStream, new_router, provided
 from bdn.wire.http_fields import LONGEST_SOURCE
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorStatus, Plan
 from bdn.wire.shapes import Page

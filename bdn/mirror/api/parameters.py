@@ -11,7 +11,7 @@ from fastapi import Depends, Header, Query
 from bdn.core.caller import ORGANISATION_PATTERN, Caller, Role
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.access.access import Access
-from bdn.net.api_server.service import Bearer, provided
+from bdn.net.api_server import Bearer, provided
 from bdn.wire.http_fields import ORGANISATION_HEADER
 
 Organisation = Annotated[

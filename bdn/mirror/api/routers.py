@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from bdn.mirror.api import contents, control, credentials, events, mirrors, operations
+from bdn.mirror.api import contents, control, credentials, events, mirrors
 
 ROUTERS: Final = (
     mirrors.router,
     contents.router,
-    operations.router,
     control.router,
     events.router,
     credentials.secrets_router,

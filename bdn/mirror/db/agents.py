@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import CursorResult, select, update
 from sqlalchemy.orm import load_only
 
 from bdn.mirror.db.database import ReadSession, WriteSession, insert
 from bdn.mirror.db.tables import AgentRow, ClusterRow
+
+# Five heartbeats with their longest waits: on a full link answers are late, and who is dropped by mistake has its chunks read
+# from the mirror once more. Who is gone is found out by its peers, at their first request.
+ALIVE_SECONDS: Final = 60.0
 
 # All but what is large: a thousand agents' holdings are not read to learn who they are.
 _WHO = (
@@ -23,6 +27,11 @@ _WHO = (
     AgentRow.replaced_at,
     AgentRow.disputed_at,
 )
+
+
+def is_alive(row: AgentRow, now: float) -> bool:
+    """Whether the agent was heard of lately, and has not said that it leaves."""
+    return row.joined_at is not None and now - row.last_heartbeat < ALIVE_SECONDS
 
 
 async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:

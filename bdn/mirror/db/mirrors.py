@@ -12,6 +12,8 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, CursorResult, Select, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
+from bdn.core.digest import Digest
+from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert_new
 from bdn.mirror.db.tables import Json, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow, TombstoneRow
 
@@ -219,16 +221,39 @@ async def count_by_status(session: ReadSession) -> dict[str, int]:
     return {status: count for status, count in (await session.execute(query)).all()}  # noqa: C416 - rows are not pairs
 
 
-async def manifests_of(session: ReadSession, organisation: str, source: str) -> list[str]:
-    """Manifests that were published for a source; without a revision, for all its revisions."""
-    wanted = or_(MirrorSourceRow.source == source, MirrorSourceRow.source.startswith(f"{source}@", autoescape=True))
-    query = (
-        select(MirrorSourceRow.manifest)
-        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-        .where(MirrorRow.organisation == organisation, wanted, MirrorSourceRow.manifest.is_not(None))
-        .distinct()
-    )
-    return [manifest for manifest in (await session.execute(query)).scalars() if manifest]
+async def named_manifests(
+    session: ReadSession, organisation: str, manifest: str | None, source: str | None
+) -> list[str]:
+    """The manifest, as hex, whether or not it is still held; or else those of the source.
+
+    Raises:
+        InvalidRequestError: the manifest is no digest.
+        NotFoundError: it was never this organisation's.
+    """
+    if manifest is None:
+        return await manifests_of_source(session, organisation, source or "")
+    try:
+        digest = Digest.parse(manifest)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+    if not await sources_by_manifest(session, organisation, [digest.hex]):
+        raise NotFoundError(f"manifest {digest}")
+    return [digest.hex]
+
+
+async def manifests_of_source(session: ReadSession, organisation: str, source: str) -> list[str]:
+    """Manifests that were published for a source, as hex; all its revisions unless it names one. Or ``NotFoundError``."""
+    for name in dict.fromkeys((source.rstrip("/"), source)):
+        wanted = or_(MirrorSourceRow.source == name, MirrorSourceRow.source.startswith(f"{name}@", autoescape=True))
+        query = (
+            select(MirrorSourceRow.manifest)
+            .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+            .where(MirrorRow.organisation == organisation, wanted, MirrorSourceRow.manifest.is_not(None))
+            .distinct()
+        )
+        if found := [manifest for manifest in (await session.execute(query)).scalars() if manifest]:
+            return found
+    raise NotFoundError(f"a mirrored source {source}")
 
 
 async def sources_by_manifest(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bdn.core.errors import BdnError
-from bdn.mirror.access import selectors
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.operations.operations import EVICTION, Operations, OperationState, asks_mirror
@@ -71,7 +70,7 @@ class EvictionService:
         if request.manifest is None and request.source is None:
             return None
         async with self.database.read() as session:
-            found = await selectors.named(session, organisation, request.manifest, request.source)
+            found = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
         return [f"b3:{digest}" for digest in found]
 
     async def get(self, eviction_id: str, organisation: str, wait_seconds: float = 0) -> Eviction:

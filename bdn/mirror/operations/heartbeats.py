@@ -1,26 +1,182 @@
-"""Agents and clusters, from heartbeats."""
+"""Agents and clusters, from heartbeats: who is a member, and what each agent is told.
+
+A member joins, leaves or falls silent; each change is a new epoch of its cluster.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from bdn.mirror.agents.members import ALIVE_SECONDS, INTERVAL_SECONDS, Roll, is_alive
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import AgentRow, OperationRow
+from bdn.mirror.db.tables import AgentRow, ClusterRow, OperationRow
 from bdn.mirror.events import Events
 from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import VerificationService
-from bdn.mirror.waiting import Watch, agent_topic
-from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, Report
+from bdn.mirror.waiting import SharedRead, Watch, agent_topic
+from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.grants import GrantSigner
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.shapes import Items, moment
 from bdn.wire.stage_schema import TierUse
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS: Final = 0.5
+INTERVAL_SECONDS: Final = 10.0
+_SILENCE_SECONDS: Final = 15.0  # in which nobody at all is heard of: it is us who cannot be reached
+
+
+class Hearing:
+    """Since when heartbeats have been coming without a break.
+
+    A mirror or a database that was away for a minute has not heard of anybody. If that made everybody a stranger, the
+    first agents to be back would be told that they are alone, and would each read everything from the mirror.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._last = now
+
+    def heard(self, now: float) -> None:
+        """A heartbeat came and was recorded."""
+        if now - self._last > _SILENCE_SECONDS:
+            self._since = now
+        self._last = max(self._last, now)
+
+    def may_judge(self, now: float) -> bool:
+        """Whether an agent that was not heard of for ``ALIVE_SECONDS`` is silent, rather than we deaf."""
+        return now - self._since >= agents.ALIVE_SECONDS and now - self._last <= _SILENCE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The members at one epoch, in the order of their names."""
+
+    epoch: int
+    members: list[MemberDocument]
+
+
+class Roll:
+    """Keeps it in the database. An agent that stays what it is costs one statement; members are read once for all who ask."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self._hearing = Hearing(clock())
+        self._looks: dict[str, SharedRead[ClusterView]] = {}
+
+    async def note(self, heartbeat: Heartbeat) -> None:
+        """Take down an agent's state; it joins, leaves, or is known already."""
+        now = self._clock()
+        columns = heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
+        if heartbeat.holdings is not None:
+            columns["holdings"] = [holding.model_dump() for holding in heartbeat.holdings]
+        columns["last_heartbeat"] = now
+        if not await self._note_known(heartbeat, columns):
+            await self._note_change(heartbeat, columns, now)
+            self._look(heartbeat.cluster).forget()
+        self._hearing.heard(now)
+
+    async def _note_known(self, heartbeat: Heartbeat, columns: dict[str, Any]) -> bool:
+        """False when the cluster's row must be locked: something about its members may be another now."""
+        if heartbeat.leaving:
+            return False
+        async with self._database.read() as session:
+            row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
+        if row is None or row.joined_at is None or _who(row) != _who(heartbeat):
+            return False
+        async with self._database.write() as session:
+            # Meanwhile somebody may have found it silent; then it joins again.
+            return await agents.note_heartbeat(session, heartbeat.cluster, heartbeat.node, **columns)
+
+    async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> None:
+        async with self._database.write() as session:
+            cluster = await agents.change_cluster(session, heartbeat.cluster)
+            row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
+            before, after = _member(row), None if heartbeat.leaving else _announced(heartbeat)
+            joined_at = None if after is None else (row and row.joined_at) or now
+            columns |= {"joined_at": joined_at, **_dispute(row, heartbeat, now)}
+            await agents.upsert(session, heartbeat.cluster, heartbeat.node, **columns)
+            if before != after:
+                _advance(cluster, now)
+
+    async def view(self, cluster: str) -> ClusterView:
+        """The members now, or half a second ago; who has fallen silent is dropped first."""
+        return await self._look(cluster).get()
+
+    def _look(self, cluster: str) -> SharedRead[ClusterView]:
+        if cluster not in self._looks:
+            self._looks[cluster] = SharedRead(partial(self._read, cluster), LOOK_SECONDS)
+        return self._looks[cluster]
+
+    async def _read(self, cluster: str) -> ClusterView:
+        now = self._clock()
+        epoch, rows = await self._members(cluster)
+        if self._hearing.may_judge(now) and any(row.last_heartbeat < now - agents.ALIVE_SECONDS for row in rows):
+            await self._drop_silent(cluster, now)
+            epoch, rows = await self._members(cluster)
+        return ClusterView(epoch, [member for row in rows if (member := _member(row))])
+
+    async def _members(self, cluster: str) -> tuple[int, list[AgentRow]]:
+        async with self._database.read() as session:
+            return await agents.epoch_of(session, cluster), await agents.members_of(session, cluster)
+
+    async def _drop_silent(self, name: str, now: float) -> None:
+        async with self._database.write() as session:
+            cluster = await agents.change_cluster(session, name)
+            dropped = await agents.drop_silent(session, name, now - agents.ALIVE_SECONDS)
+            if dropped:
+                _advance(cluster, now)
+        if dropped:
+            logger.warning("cluster %s: not heard of for %.0f s: %s", name, agents.ALIVE_SECONDS, ", ".join(dropped))
+
+
+def _advance(cluster: ClusterRow, now: float) -> None:
+    """One more, and not less than the time: a database that is new, or was set back, repeats no epoch."""
+    cluster.epoch = max(cluster.epoch + 1, int(now))
+
+
+def _who(one: AgentRow | Heartbeat) -> tuple[object, ...]:
+    return one.boot_id, one.roles, one.advertise
+
+
+def _member(row: AgentRow | None) -> MemberDocument | None:
+    if row is None or row.joined_at is None:
+        return None
+    return MemberDocument(node=row.node, advertise=row.advertise, roles=row.roles)
+
+
+def _announced(heartbeat: Heartbeat) -> MemberDocument:
+    return MemberDocument(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
+
+
+def _dispute(row: AgentRow | None, heartbeat: Heartbeat, now: float) -> dict[str, Any]:
+    """Columns that tell two agents with one name from one agent that moved: who was replaced does not speak again."""
+    speaker = _speaker(heartbeat)
+    if row is None or _speaker(row) == speaker:
+        return {}
+    changes: dict[str, Any] = {"replaced": _speaker(row), "replaced_at": now}
+    if row.replaced == speaker and now - (row.replaced_at or 0.0) < agents.ALIVE_SECONDS:
+        changes["disputed_at"] = now
+        if row.disputed_at is None or now - row.disputed_at >= agents.ALIVE_SECONDS:
+            logger.warning(
+                "two agents call themselves %s in cluster %s: at %s and at %s; give one another BDN_AGENT_NODE",
+                heartbeat.node,
+                heartbeat.cluster,
+                row.advertise,
+                heartbeat.advertise,
+            )
+    return changes
+
+
+def _speaker(one: AgentRow | Heartbeat) -> str:
+    return f"{one.boot_id} {one.advertise}"
+
 
 _LOOK_AGAIN_SECONDS: Final = 1.0
 
@@ -134,8 +290,8 @@ def _agent(row: AgentRow, now: float) -> AgentDocument:
         advertise=row.advertise,
         tiers={name: TierUse.model_validate(use) for name, use in row.tiers.items()},
         last_heartbeat=moment(row.last_heartbeat),
-        alive=is_alive(row, now),
-        disputed=row.disputed_at is not None and now - row.disputed_at < ALIVE_SECONDS,
+        alive=agents.is_alive(row, now),
+        disputed=row.disputed_at is not None and now - row.disputed_at < agents.ALIVE_SECONDS,
         manifests=len(row.holdings),
     )
 

@@ -11,7 +11,6 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.manifest import Manifest
-from bdn.mirror.access import selectors
 from bdn.mirror.db import mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.origins import Place
@@ -30,7 +29,7 @@ class Names:
         """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation."""
         async with self.database.read() as session:
             if "://" in of:
-                manifests = await selectors.of_source(session, organisation, of)
+                manifests = await mirrors.manifests_of_source(session, organisation, of)
                 kind: NamedKind = "source"
                 places: list[Place] = []
             else:

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from pydantic import BaseModel
 
 from bdn.core.errors import NotFoundError
-from bdn.mirror.agents.members import ALIVE_SECONDS, is_alive
 from bdn.mirror.db import agents, operations
+from bdn.mirror.db.agents import is_alive
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.operations import MIRROR, OPEN
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
@@ -91,7 +91,7 @@ VERIFICATION: Final = OperationKind(
     "verification",
     "ver_",
     lambda operation: "DAMAGED" if any(item["outcome"] != "repaired" for item in operation.all("items")) else "DONE",
-    silent_seconds=ALIVE_SECONDS,  # reading takes as long as it takes: no limit so long as the agent is heard of
+    silent_seconds=agents.ALIVE_SECONDS,  # reading takes as long as it takes: no limit so long as the agent is heard of
 )
 PREFETCH: Final = OperationKind(
     "prefetch",

@@ -9,8 +9,6 @@ from typing import Any, Final
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.mirror.access import selectors
-from bdn.mirror.agents.members import is_alive
 from bdn.mirror.db import agents, mirrors
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
@@ -62,7 +60,7 @@ class Prefetches:
     @staticmethod
     async def _named(session: ReadSession, request: PrefetchRequest, organisation: str) -> list[_Mount]:
         if request.manifest is not None:
-            [digest] = await selectors.named(session, organisation, request.manifest, None)
+            [digest] = await mirrors.named_manifests(session, organisation, request.manifest, None)
             [source, *_] = (await mirrors.sources_by_manifest(session, organisation, [digest]))[digest]
             return [_mount(digest, source)]
         if request.mirror_id is None:
@@ -85,7 +83,7 @@ class Prefetches:
         there = [row for row in rows if request.cluster in (None, row.cluster)]
         if request.nodes:
             return [row for name in dict.fromkeys(request.nodes) for row in _of_name(name, there)]
-        living = [row for row in there if "node" in row.roles and is_alive(row, time.time())]
+        living = [row for row in there if "node" in row.roles and agents.is_alive(row, time.time())]
         if not living:
             raise NotFoundError(f"a living agent with the role node in cluster {request.cluster}")
         return living

@@ -10,7 +10,6 @@ from typing import Final
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.mirror.access import selectors
 from bdn.mirror.damages import DAMAGE
 from bdn.mirror.db import agents, mirrors
 from bdn.mirror.db.database import Database
@@ -67,7 +66,7 @@ class VerificationService:
 
     async def _manifests(self, request: VerificationRequest, organisation: str) -> list[str]:
         async with self.database.read() as session:
-            found = await selectors.named(session, organisation, request.manifest, request.source)
+            found = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
             if request.manifest is not None and not await mirrors.may_read(session, organisation, found[0]):
                 raise NotFoundError(f"manifest {request.manifest}")
         return [f"b3:{digest}" for digest in found]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from bdn.core.errors import NotFoundError
 from bdn.core.events import Event
-from bdn.mirror.access import selectors
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database
 from bdn.wire.operation_schema import RestorationRequest, RestoredItem
@@ -33,7 +32,7 @@ class Restorations:
         async with self.database.write() as session:
             # A collection goes first, and then there is nothing to restore, or it waits.
             await mirrors.hold_claims(session)
-            named = await selectors.named(session, organisation, request.manifest, request.source)
+            named = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
             restored = sorted(await mirrors.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
             decided = [

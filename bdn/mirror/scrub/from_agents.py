@@ -12,7 +12,6 @@ from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.store import Piece
-from bdn.mirror.agents.members import is_alive
 from bdn.mirror.db import agents, origins
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.origins import Origin
@@ -40,7 +39,7 @@ class AgentSource:
         """Each piece from the first agent that sends it right."""
         async with self.database.read() as session:
             rows = await agents.all_agents(session)
-        living = [row for row in rows if row.advertise and is_alive(row, self.clock())]
+        living = [row for row in rows if row.advertise and agents.is_alive(row, self.clock())]
         if living:
             for piece in tuple(restoring.missing):
                 await self._bring(piece, living, restoring)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final, Generic, TypeVar
 
-from bdn.net.api_server.http_server import bind_tcp
+from bdn.net.api_server import bind_tcp
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.sending import Pace, Wait
 from bdn.net.chunk_server.served_chunks import ServedChunks, ServedDocuments

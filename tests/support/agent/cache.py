@@ -1,12 +1,20 @@
-"""Content that stands in a cache directory, without an agent that put it there."""
+"""Content that stands in a cache directory without an agent that put it there, and a cluster tier without an agent around it."""
 
-from __future__ import annotations
-
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bdn.core.manifest import Manifest
+from bdn.core.cache.index import ChunkIndex
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.digest import digest_of
+from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.store import FileLayout
+from bdn.disk.direct import DirectWrites
 from bdn.wire.layout_form import Layout
+from node_agent.cache.cache_events import CacheEvents
+from node_agent.cache.chunk_files import ChunkFiles
+from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
 from tests.support.agent.mirror import AgentMirror
@@ -32,3 +40,31 @@ def put(places: Places, files: Mapping[str, bytes], *, used: float = 1000.0) -> 
             path.write_bytes(files[entry.path])
             path.chmod(0o444)
     return manifest
+
+
+def hold_sparse(cache: Path, sizes: dict[str, int]) -> Manifest:
+    """Put files of zeros there, as an agent would find them that had filled them; returns their manifest.
+
+    Sizes are whole chunks and differ, since equal content would be one file.
+    """
+    places = Places(cache)
+    places.make()
+    zeros = digest_of(bytes(CHUNK_SIZE))
+    layouts = {path: FileLayout.of(size, (zeros,) * (size // CHUNK_SIZE)) for path, size in sizes.items()}
+    for content in layouts.values():
+        file = places.file(content.digest)
+        file.touch(0o444)
+        os.truncate(file, content.size)
+    manifest = Manifest.of(FileEntry(path, content.size, content.digest) for path, content in layouts.items())
+    layout = Layout(manifest.digest, None, {content.digest: content for content in layouts.values()})
+    ManifestRecords(places).save(Held(manifest, layout), time.time())
+    return manifest
+
+
+def a_tier(places: Places, budget: int = 0) -> ClusterTier:
+    """The tier of this directory, loaded; it tells nobody, and its clock stands still."""
+    files = ChunkFiles(places.root / "cluster", DirectWrites())
+    events = CacheEvents(lambda: None, lambda _reason, _count: None)
+    tier = ClusterTier(files, ChunkIndex(), lambda: budget, lambda: 1000.0, events)
+    tier.load()
+    return tier

@@ -3,13 +3,11 @@
 It shares no code with ``bdn.core.cache.index``: the index adds and subtracts, the oracle asks what would still be named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest
 
 

@@ -1,7 +1,5 @@
 """What must hold of a cache directory, looked at with plain reads: at the moment of a kill, and once an agent stands on it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Fixtures of tests of an agent: name this module in ``pytest_plugins``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,15 +4,13 @@ Everything that is counted is counted anew at every step. A seed is a history: `
 wrong, and runs up to it again.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 
 from bdn.core.cache.index import CacheIndex
-from bdn.core.cache.tier_budgets import TierBudgets, kept, share
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
+from node_agent.cache.space import TierBudgets, kept, share
 from tests.support.content.names import named, stage
 
 SIZE, HEADROOM, PERCENT = 1000, 50, 50

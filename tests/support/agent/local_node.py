@@ -1,7 +1,5 @@
 """An agent without a network: real disk, cache, stages and views, and bytes that come out of a dictionary."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable

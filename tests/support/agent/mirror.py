@@ -225,11 +225,7 @@ class AgentMirror:
             commands = list(self.commands)
             epoch, members = self._join(heartbeat)
         return HeartbeatReply(
-            members=members,
-            epoch=epoch,
-            pending=commands,
-            public_keys=[self.signer.public_key],
-            interval_seconds=0.2,
+            members=members, epoch=epoch, pending=commands, public_keys=[self.signer.public_key], interval_seconds=0.2
         )
 
     def _join(self, heartbeat: Heartbeat) -> tuple[int, list[MemberDocument]]:

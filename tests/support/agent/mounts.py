@@ -1,7 +1,5 @@
 """Real file systems for tests, mounted for the time of a block. They need root and the right to mount."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A peer that asks an agent of this process for chunks, as agents ask one another."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The places that a stage passes on its way, in the loop and in threads: at each of them a test may have it released."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
@@ -16,11 +14,7 @@ from node_agent.fetch.documents import Catalogue
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.stage.view.views import Views
 
-_IN_THREADS = {
-    PartialFile: ("open", "write", "commit"),
-    PackedParts: ("write",),
-    Views: ("publish", "expose"),
-}
+_IN_THREADS = {PartialFile: ("open", "write", "commit"), PackedParts: ("write",), Views: ("publish", "expose")}
 _IN_LOOP = {Catalogue: ("obtain",), NodeCache: ("admit",), PackedParts: ("commit",)}
 
 

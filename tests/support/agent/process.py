@@ -1,7 +1,5 @@
 """The daemon in a process of its own, which a test may kill."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -12,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bdn.net.client.mirror_client import AgentClient
+from bdn.net.client import AgentClient
 from tests.support.services.forked import Process, start
 
 COMMAND = (sys.executable, "-m", "node_agent")

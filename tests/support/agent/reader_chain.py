@@ -1,7 +1,5 @@
 """A fill's reader whose peers and mirror are real sockets that do what a test says."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping

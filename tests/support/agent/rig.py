@@ -1,7 +1,5 @@
 """Agents for tests: opened in this process on a directory of the test's own."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

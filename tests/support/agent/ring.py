@@ -1,7 +1,5 @@
 """Several agents of one cluster in this process, who know one another."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence

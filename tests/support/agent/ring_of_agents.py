@@ -1,7 +1,5 @@
 """A mirror and several agents, each in a host of its own on one network whose links have a rate."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """An agent in this process, behind its control API."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,8 +7,8 @@ from typing import Any
 
 import httpx2
 
-from bdn.net.api_server.http_server import serving
-from bdn.net.client.mirror_client import AgentClient
+from bdn.net.api_server import serving
+from bdn.net.client import AgentClient
 from node_agent.api import build_app, unix_socket
 from node_agent.app import Agent
 from tests.support.agent.rig import Rig

@@ -1,7 +1,5 @@
 """What is done to the disk, call by call, in whatever thread: before or after one of these calls something else comes between."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -1,7 +1,5 @@
 """Days that pass at once."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """Fixtures of clouds that trust a mirror; named by ``pytest_plugins`` after those of the mirror."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

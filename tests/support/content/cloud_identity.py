@@ -1,7 +1,5 @@
 """Clouds that trust a mirror: AWS STS and Google's token services beside their buckets, and a mirror that is their issuer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -12,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bdn.mirror.upstream.issuer import new_identity_key
-from bdn.net.api_server.http_server import bind_tcp, serving
+from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.gcs import GcsServer
 from tests.doubles.google_sts import GoogleTokenServer, Provider, ServiceAccount
 from tests.doubles.openid import OpenIdReader
@@ -107,9 +105,5 @@ def aws_assume_role(uri: str, mount: str = "/aws-role", role: str = ASSUMED_ROLE
 
 
 def gcp_oidc(uri: str, account: str, mount: str = "/gcp-oidc", provider: str = PROVIDER) -> Json:
-    auth = {
-        "auth_method": "GCP_OIDC",
-        "gcp_oidc_service_account": account,
-        "gcp_oidc_workload_id_provider": provider,
-    }
+    auth = {"auth_method": "GCP_OIDC", "gcp_oidc_service_account": account, "gcp_oidc_workload_id_provider": provider}
     return source(uri, mount, auth=auth)

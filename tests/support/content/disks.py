@@ -1,7 +1,5 @@
 """File systems with a property that a test needs: very small, or read-only."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

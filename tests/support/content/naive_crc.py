@@ -1,7 +1,5 @@
 """Cyclic checksums by long division, bit by bit: slow, and independent of the libraries that the code uses."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from bdn.core.source.upstream import ChecksumKind

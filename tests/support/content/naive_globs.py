@@ -3,8 +3,6 @@
 Written from the contract without looking at ``bdn.core.source.weights``' way, which builds one regular expression.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 Step = Callable[[str, int], Iterator[int]]  # where a piece can end in a path, when it begins at a position

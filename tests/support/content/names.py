@@ -1,8 +1,6 @@
 """Digests by a word, so that a test can speak of content without making any."""
 
-from __future__ import annotations
-
-from bdn.core.cache.leases import Holder
+from bdn.core.cache.index import Holder
 from bdn.core.digest import Digest, digest_of
 
 

@@ -1,7 +1,5 @@
 """Chunk readers to wrap: one that reads a store, and one that does what a script says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field

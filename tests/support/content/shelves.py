@@ -1,7 +1,5 @@
 """A chunk server over any store, for tests."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager

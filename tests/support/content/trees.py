@@ -1,7 +1,5 @@
 """Directory trees as values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,24 +1,19 @@
 """The state machine of a node's cache, killed at a random call to the disk, thousands of times, on one directory.
 
-``python -m tests.support.crash.cache_kills SEED CYCLES`` prints what was tried, as JSON, and what was wrong: the same seed is the same
-history, so the cycle that is named can be looked at again with ``--until CYCLE``.
+``python -m tests.support.crash.cache_kills SEED CYCLES`` prints what was tried, as JSON, and what was wrong: a seed is a history.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import random
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError
@@ -28,10 +23,10 @@ from node_agent.settings import AgentSettings
 from node_agent.stage.record import StageRecord
 from node_agent.stage.stage import StageRegistry
 from tests.support.agent.cache_oracle_of_files import Wound, broken_views, differences, ready_on_disk, wrong_files
-from tests.support.agent.cache_world import World, shrink
+from tests.support.agent.cache_world import World
 from tests.support.agent.local_node import LocalNode, content_files, local_node
 from tests.support.agent.rig import Clock
-from tests.support.crash.killed_disk import MortalDisk
+from tests.support.crash.killed_disk import MortalDisk, one_history
 
 _JOBS = 5
 _OPERATIONS = 40  # of one life, if it is not killed before
@@ -156,7 +151,7 @@ class Machine:
 
     async def _operate(self, node: LocalNode) -> None:
         what: Callable[[LocalNode], Awaitable[object]] = self.chance.choices(
-            [self._stage, self._release, self._evict, self._renew, self._expire, self._let_go], [6, 3, 3, 1, 1, 1]
+            [self._stage, self._release, self._evict, self._renew, self._expire, self._reap], [6, 3, 3, 1, 1, 1]
         )[0]
         self.wall.now += 1
         is_ending = what in (self._release, self._evict, self._expire)
@@ -217,44 +212,28 @@ class Machine:
                 self._leaves(stage.record)
         await node.housekeeping.reap()
 
-    async def _let_go(self, node: LocalNode) -> None:
-        """Time passes, and housekeeping trims."""
+    async def _reap(self, node: LocalNode) -> None:
         await node.housekeeping.reap()
 
 
-async def inline(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """In place of ``asyncio.to_thread``: one thread, so that a seed is a history."""
-    await asyncio.sleep(0)
-    return call(*given, **options)
-
-
-def run(seed: int, cycles: int, folder: Path | None) -> dict[str, Any]:
+def run(seed: int, cycles: int) -> dict[str, Any]:
     """So many cycles; stops at the first that finds something wrong."""
-    shrink()
-    asyncio.to_thread = cast("Any", inline)
-    logging.disable(logging.CRITICAL)
-    root = Path(tempfile.mkdtemp(dir=folder))
     began = time.process_time()
-    try:
+    done = 0
+    with one_history() as root:
         machine = Machine(root, seed)
-        done = 0
         while done < cycles and not machine.faults:
             machine.cycle()
             done += 1
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    counts = dict(machine.counts)
     seconds = time.process_time() - began
-    return {"seed": seed, "cycles": done, "seconds": seconds, "counts": counts, "faults": machine.faults[:20]}
+    return {"seed": seed, "cycles": done, "seconds": seconds, "counts": machine.counts, "faults": machine.faults[:20]}
 
 
 def main() -> None:
-    """Print the outcome."""
     seed, cycles = map(int, sys.argv[1:3])
     if os.environ.get("PYTHONHASHSEED") != str(seed):  # a set of names has another order in each process
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": str(seed)})
-    memory = Path("/dev/shm")
-    print(json.dumps(run(seed, cycles, memory if memory.is_dir() else None)))
+    print(json.dumps(run(seed, cycles)))
 
 
 if __name__ == "__main__":

@@ -3,19 +3,15 @@
 ``python -m tests.support.crash.eviction_kills SEEDS`` prints what was tried and what was wrong, as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
-import logging
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from bdn.core.digest import Digest
 from bdn.wire.operation_schema import EvictCommand
@@ -23,18 +19,17 @@ from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.stage import StageRegistry
 from tests.support.agent.cache_oracle_of_files import broken_views, differences, ready_on_disk, wrong_files
-from tests.support.agent.cache_world import World, shrink
+from tests.support.agent.cache_world import World
 from tests.support.agent.local_node import LocalNode, local_node
 from tests.support.agent.rig import Clock
 from tests.support.content.trees import tree
-from tests.support.crash.cache_kills import inline
-from tests.support.crash.killed_disk import MortalDisk
+from tests.support.crash.killed_disk import MortalDisk, one_history
 
 KINDS: Final = ("plan", "if-unused", "lru", "force")
 
 
 @dataclass
-class Ground:
+class Directory:
     """A directory with four manifests, two of them leased, as it stands before an eviction; and what was wrong after one."""
 
     root: Path
@@ -159,33 +154,21 @@ class Ground:
                 self.faults.append(f"{manifest} went without being asked for")
             if manifest in index.manifests() and not index.is_complete(manifest):
                 self.faults.append(f"{manifest} was evicted in part")
-        whole = {manifest: (stage,) for stage, (manifest,) in ready_on_disk_once(self.cache).items()}
-        self.faults += [f"{one} is READY and not held" for one in whole if one not in index.manifests()]
+        ready = {manifest for manifests in ready_on_disk(self.cache).values() for manifest in manifests}
+        self.faults += [f"{one} is READY and not held" for one in ready if one not in index.manifests()]
         self._look(kind)
-
-
-def ready_on_disk_once(cache: Path) -> dict[str, tuple[Digest]]:
-    """READY stages as recorded, each of which names one manifest."""
-    return {stage: (manifests[0],) for stage, manifests in ready_on_disk(cache).items()}
 
 
 def run(seeds: int) -> dict[str, Any]:
     """So many directories; stops at the first where something is wrong."""
-    shrink()
-    asyncio.to_thread = cast("Any", inline)
-    logging.disable(logging.CRITICAL)
-    memory = Path("/dev/shm")
     counts: Counter[str] = Counter()
     for seed in range(1, seeds + 1):
-        root = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-        ground = Ground(root, seed)
-        try:
-            ground.run()
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-        counts.update(ground.counts)
-        if ground.faults:
-            return {"seed": seed, "counts": counts, "faults": ground.faults[:20]}
+        with one_history() as root:
+            directory = Directory(root, seed)
+            directory.run()
+        counts.update(directory.counts)
+        if directory.faults:
+            return {"seed": seed, "counts": counts, "faults": directory.faults[:20]}
     return {"seed": seeds, "counts": counts, "faults": []}
 
 

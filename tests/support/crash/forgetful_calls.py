@@ -1,13 +1,11 @@
 """What the kernel asks a file system for (include/uapi/linux/fuse.h, version 7.31), answered from ``Nodes``."""
 
-from __future__ import annotations
-
 import errno
 import os
+import re
 import stat
 import struct
 import time
-from collections.abc import Callable
 from typing import Final
 
 from tests.support.crash.forgetful_nodes import ROOT, Node, Nodes, Refused
@@ -18,42 +16,25 @@ _SETATTR: Final = struct.Struct("<II6Q8I")
 _WRITE: Final = 40
 _KINDS: Final = {stat.S_IFDIR: 4, stat.S_IFREG: 8, stat.S_IFLNK: 10}
 
+CALLS: Final = {
+    int(code): name
+    for code, name in re.findall(
+        r"(\d+) (\w+)",
+        "1 lookup, 3 getattr, 4 setattr, 5 readlink, 6 symlink, 8 mknod, 9 mkdir, 10 unlink, 11 rmdir, 12 rename, 13 link, 14 open, "
+        "15 read, 16 write, 17 statfs, 18 release, 20 fsync, 25 flush, 27 opendir, 28 readdir, 29 releasedir, 30 fsyncdir, "
+        "35 create, 43 fallocate, 45 rename2",
+    )
+}
+
 
 class Calls:
-    """One method per call: the node's number and the body in, the answer's body out. Raises ``Refused``."""
+    """One method per name of ``CALLS``: the node's number and the body in, the answer's body out. Raises ``Refused``."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
         self.epoch = 0
         self._listings: dict[int, list[tuple[bytes, int]]] = {}
         self._handles = 0
-        self.answers: dict[int, Callable[[int, memoryview], bytes]] = {
-            1: self.lookup,
-            3: self.getattr,
-            4: self.setattr,
-            5: self.readlink,
-            6: self.symlink,
-            8: self.mknod,
-            9: self.mkdir,
-            10: self.unlink,
-            11: self.rmdir,
-            12: self.rename,
-            13: self.link,
-            14: self.open,
-            15: self.read,
-            16: self.write,
-            17: self.statfs,
-            18: self.release,
-            20: self.fsync,
-            25: self.flush,
-            27: self.opendir,
-            28: self.readdir,
-            29: self.releasedir,
-            30: self.fsyncdir,
-            35: self.create,
-            43: self.fallocate,
-            45: self.rename2,
-        }
 
     def inside(self, number: int) -> int:
         """The node that the kernel means."""

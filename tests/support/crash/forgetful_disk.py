@@ -1,7 +1,5 @@
 """A disk whose power fails when a test says so, mounted for the time of a block. Needs root and /dev/fuse."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

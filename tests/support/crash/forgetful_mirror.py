@@ -1,7 +1,5 @@
 """A mirror on a disk whose power fails: what is asked of it, step by step, and what is left of it afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """An agent on a disk whose power fails: what a job controller asks of it, step by step, and what is left of it afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -17,7 +15,7 @@ from bdn.core.digest import digest_of, file_digest
 from bdn.core.errors import BdnError
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import Manifest
-from bdn.net.client.mirror_client import AgentClient
+from bdn.net.client import AgentClient
 from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Daemon, Program
@@ -35,12 +33,7 @@ def trees() -> dict[str, Tree]:
         for seed, name in enumerate("abc")
     }
     return {
-        "a": {
-            "weights.bin": noise(CHUNK_SIZE + 100_000, 1),
-            "one.bin": noise(MIB + 5, 2),
-            "none": b"",
-            **small["a"],
-        },
+        "a": {"weights.bin": noise(CHUNK_SIZE + 100_000, 1), "one.bin": noise(MIB + 5, 2), "none": b"", **small["a"]},
         "b": {"other.bin": noise(MIB + 7, 3), **small["b"]},
         "c": {"more.bin": noise(MIB + 9, 4), **small["c"]},
     }

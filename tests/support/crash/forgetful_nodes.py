@@ -5,8 +5,6 @@ an fsync of the file, names with an fsync of their folder, and nothing else does
 way, or so that any part of what was not durable survives, in any order, as POSIX allows.
 """
 
-from __future__ import annotations
-
 import errno
 import stat
 import time

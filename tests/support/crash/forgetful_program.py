@@ -3,8 +3,6 @@
 ``python -m tests.support.crash.forgetful_program PLACE SOCKET`` mounts it, and serves until it is told to end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fnmatch
@@ -20,36 +18,34 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from tests.support.crash.forgetful_calls import EPOCH, Calls
+from tests.support.crash.forgetful_calls import CALLS, EPOCH, Calls
 from tests.support.crash.forgetful_nodes import Nodes, Refused
 
 _INIT: Final = 26
 _SILENT: Final = frozenset({2, 36, 42})  # FORGET, INTERRUPT, BATCH_FORGET: nobody waits for an answer
-_LOST: Final = frozenset(
-    {18, 25, 29}
-)  # RELEASE, FLUSH, RELEASEDIR: closing what was open before a power loss is no error
+_LOST: Final = frozenset({"release", "flush", "releasedir"})  # of what was open before a power loss: no error
 _FLAGS: Final = 1 | 1 << 5 | 1 << 22  # ASYNC_READ, BIG_WRITES, MAX_PAGES
 _PAGES: Final = 256
-STEPS: Final = {
-    4: "setattr",
-    6: "symlink",
-    9: "mkdir",
-    10: "unlink",
-    11: "rmdir",
-    12: "rename",
-    13: "link",
-    16: "write",
-    20: "fsync",
-    30: "fsyncdir",
-    35: "create",
-    43: "fallocate",
-    45: "rename",
-}  # the calls that change something, or make it durable: what is counted, and what faults can be scripted for
-LOOKS: Final = {1: "lookup"}  # calls that are not counted, and for which faults can be scripted as well
+_STEP: Final = frozenset(
+    [
+        "setattr",
+        "symlink",
+        "mkdir",
+        "unlink",
+        "rmdir",
+        "rename",
+        "link",
+        "write",
+        "fsync",
+        "fsyncdir",
+        "create",
+        "fallocate",
+    ]
+)  # change something, or make it durable: these are counted, and faults can be scripted for them, and for look-ups
 
 
 class Program:
-    """Serves one mount. ``step`` counts the calls of ``STEPS``; the power fails before the one that a test names."""
+    """Serves one mount. ``step`` counts the calls of ``_STEP``; the power fails before the one that a test names."""
 
     def __init__(self, place: Path, device: int) -> None:
         self.calls = Calls(Nodes())
@@ -90,21 +86,21 @@ class Program:
             raise Refused(errno.EIO)
         if opcode == 38:
             return b""
-        if opcode in _LOST and number >> EPOCH != self.calls.epoch:
-            return b""
-        answer = self.calls.answers.get(opcode)
-        if answer is None:
+        kind = CALLS.get(opcode)
+        if kind is None:
             raise Refused(errno.ENOSYS)
+        if kind in _LOST and number >> EPOCH != self.calls.epoch:
+            return b""
         node = self.calls.inside(number)
-        if opcode in STEPS:
-            body = self._count(opcode, node, body)
-        elif opcode in LOOKS and self._faults:
-            kind = LOOKS[opcode]
+        answer = getattr(self.calls, kind)
+        kind = kind.removesuffix("2")
+        if kind in _STEP:
+            body = self._count(kind, node, body)
+        elif kind == "lookup" and self._faults:
             body = self._meet(kind, node, self._path(kind, node, body), body)
-        return answer(node, body)
+        return bytes(answer(node, body))
 
-    def _count(self, opcode: int, number: int, body: memoryview) -> memoryview:
-        kind = STEPS[opcode]
+    def _count(self, kind: str, number: int, body: memoryview) -> memoryview:
         path = self._path(kind, number, body)
         self.step += 1
         self._trail.append(f"{self.step} {kind} {path}")

@@ -4,17 +4,20 @@ Kills a state machine thousands of times where starting and killing real process
 error handling try to tidy up afterwards changes nothing, as after ``kill -9``.
 """
 
-from __future__ import annotations
-
+import asyncio
+import logging
 import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from unittest.mock import patch
 
 import node_agent.fill.part
 import node_agent.stage.view.views
+from tests.support.agent.cache_world import shrink
 
 _CALLS = (
     *("rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir", "utime", "chmod", "fchmod"),
@@ -79,3 +82,19 @@ class MortalDisk:
         if name in ("pwrite", "write") and len(given[1]):
             real(given[0], bytes(given[1])[: self._chance.randrange(len(given[1]))], *given[2:])
         raise Killed
+
+
+async def _inline(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    await asyncio.sleep(0)
+    return call(*given, **options)
+
+
+@contextmanager
+def one_history() -> Iterator[Path]:
+    """A folder, in memory if possible, in a process that has tiny chunks and one thread, so that a seed is a history."""
+    shrink()
+    asyncio.to_thread = cast("Any", _inline)
+    logging.disable(logging.CRITICAL)
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

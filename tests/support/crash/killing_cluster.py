@@ -1,7 +1,5 @@
 """A mirror and two agents of one ring, each killed again and again at random steps, and started again at once."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

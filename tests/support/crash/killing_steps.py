@@ -4,8 +4,7 @@
 counts its steps, and finds before (or after) which one it is to die by SIGKILL: nothing is flushed, and no other thread ends its work.
 """
 
-from __future__ import annotations
-
+import asyncio
 import ctypes
 import functools
 import importlib
@@ -16,30 +15,15 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 _FORM: Final = struct.Struct("<QQQ")  # steps so far, the step to die at (0: none), whether after it
 _CALLS: Final = (
-    "write",
-    "pwrite",
-    "fsync",
-    "fdatasync",
-    "rename",
-    "replace",
-    "link",
-    "unlink",
-    "remove",
-    "mkdir",
-    "rmdir",
-    "symlink",
-    "truncate",
-    "ftruncate",
-    "utime",
-    "chmod",
-    "fchmod",
+    *("write", "pwrite", "fsync", "fdatasync", "rename", "replace", "link", "unlink", "remove", "mkdir", "rmdir"),
+    *("symlink", "truncate", "ftruncate", "utime", "chmod", "fchmod"),
 )
 _LIBC: Final = ("fallocate", "syncfs", "renameat2")
 
@@ -124,6 +108,19 @@ class _Library:
 
     def __getattr__(self, name: str) -> Any:
         return self._steps.get(name) or getattr(self._library, name)
+
+
+async def two_at_a_time(one: Callable[[int], Awaitable[None]], total: int) -> None:
+    """``one`` with each number below ``total``: starting a process leaves time for another."""
+    numbers = iter(range(total))
+
+    async def work() -> None:
+        for number in numbers:
+            await one(number)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(work())
 
 
 def main() -> None:

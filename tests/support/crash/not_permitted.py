@@ -1,7 +1,5 @@
 """Files that may not be touched any more, such as after somebody changed their owner, mode or attributes."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

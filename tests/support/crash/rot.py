@@ -1,11 +1,10 @@
 """Disks that rot: what happens to bytes when nobody looks, and what an agent has to show for it afterwards."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.manifest import Manifest
@@ -24,11 +23,11 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-def zero(path: Path, offset: int) -> None:
-    """A page, or what there is of it."""
+def zero(path: Path, offset: int, size: int = 4096) -> None:
+    """So much, or what there is of it."""
     with path.open("r+b") as file:
         file.seek(offset)
-        file.write(bytes(min(4096, path.stat().st_size - offset)))
+        file.write(bytes(min(size, path.stat().st_size - offset)))
 
 
 def truncate(path: Path, offset: int) -> None:
@@ -38,6 +37,28 @@ def truncate(path: Path, offset: int) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path, int], None]] = {"flipped": flip, "zeroed": zero, "truncated": truncate}
+
+
+def rot(path: Path, how: str) -> None:
+    """From now on the file is not what was written. Its inode stays, unless it is gone or cannot be read."""
+    if path.exists():
+        path.chmod(0o644)
+    HOW[how](path)
+
+
+def _fail(path: Path) -> None:
+    """Every read of it is EIO: the first page of a process is never mapped (proc(5))."""
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+HOW: Final[dict[str, Callable[[Path], None]]] = {
+    "flipped": lambda path: flip(path, path.stat().st_size // 2),
+    "truncated": lambda path: truncate(path, path.stat().st_size // 3),
+    "zeroed": lambda path: zero(path, 0, path.stat().st_size),
+    "absent": Path.unlink,
+    "unreadable": _fail,
+}
 
 
 def digest_of_path(manifest: Manifest, path: str) -> Digest:

@@ -1,7 +1,5 @@
 """What processes take while they work, sampled, and whether any of it drifts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Requests that are right by a service's own description but for one text or number: what fuzzers that make up text seldom make up."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A certificate authority of our own, for servers that answer under any name."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

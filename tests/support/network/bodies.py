@@ -1,7 +1,5 @@
 """Request bodies as ``truss`` 0.18.36 sends them, unset fields as null."""
 
-from __future__ import annotations
-
 from typing import Any
 
 QWEN: dict[str, Any] = {

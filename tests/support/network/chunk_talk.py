@@ -1,7 +1,5 @@
 """Raw conversations with a chunk server, and shelves that do not have everything yet."""
 
-from __future__ import annotations
-
 import socket
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The guard's policy where upstreams are servers that a test starts itself."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from bdn.core.egress import EgressPolicy

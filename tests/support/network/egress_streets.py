@@ -1,7 +1,5 @@
 """Names that resolve as a test says, addresses that note who calls, and a list of every connection that was tried."""
 
-from __future__ import annotations
-
 import socket
 from collections import deque
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """A fault proxy for protocols other than HTTP: it carries bytes, or parts, forgets, cuts and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 
 from tests.support.network.fault_proxy import FaultProxy

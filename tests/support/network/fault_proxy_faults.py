@@ -1,7 +1,5 @@
 """What a network can do to one answer. Each is played by ``FaultProxy`` for one exchange."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

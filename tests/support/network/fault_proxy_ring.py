@@ -1,7 +1,5 @@
 """Agents in this process with a fault proxy on each of their ways: to the mirror's API and data plane, and to each other."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator

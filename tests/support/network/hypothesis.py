@@ -1,7 +1,5 @@
 """How long Hypothesis looks in these suites: briefly, and the same search every time."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 BRIEFLY = settings(derandomize=True, database=None, deadline=None, max_examples=200)

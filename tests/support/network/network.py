@@ -3,8 +3,6 @@
 Needs root, ``ip`` and ``tc`` (iproute2). Everything it makes is named after this process and is gone when the context ends.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ports for programs that listen on the same one in each of their lives."""
 
-from __future__ import annotations
-
 import random
 import socket
 from typing import Final

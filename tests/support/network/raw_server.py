@@ -1,7 +1,5 @@
 """A TCP address whose connections are played byte by byte, for answers that no HTTP library would give."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """A TCP relay that is far away and loses connections: what a kernel without ``netem`` cannot do to packets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """A service that answers what a test says, to try clients on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 
@@ -9,7 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from bdn.core.errors import NotFoundError
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server import new_service
 
 
 @dataclass

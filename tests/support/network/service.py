@@ -1,7 +1,5 @@
 """A service with a few routes, really listening: what both services have in common, without either of them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +10,7 @@ from fastapi import FastAPI, Query
 from pydantic import BaseModel
 
 from bdn.core.errors import CacheFullError, UnauthenticatedError
-from bdn.net.api_server.http_server import bind_tcp, serving
-from bdn.net.api_server.service import Bearer, new_service
+from bdn.net.api_server import Bearer, bind_tcp, new_service, serving
 
 LIMIT_REQUEST_BYTES = 1000
 

@@ -3,8 +3,6 @@
 FILE appears when it has asked. Its thread then waits in a call that nothing ends, as one in ``getaddrinfo`` does.
 """
 
-from __future__ import annotations
-
 import runpy
 import socket
 import sys

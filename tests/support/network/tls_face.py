@@ -1,7 +1,5 @@
 """TLS in front of a server that speaks plain HTTP, as a proxy of the operator's ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

@@ -1,7 +1,5 @@
 """A TLS server that plays answers, and a CONNECT proxy through which every name leads to it."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """A RangedReader with an upstream to read from, which can be made to fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field

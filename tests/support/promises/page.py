@@ -3,8 +3,6 @@
 ``python -m tests.support.promises.page`` writes it anew; a test says when that is needed.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from functools import cache

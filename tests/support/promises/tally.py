@@ -4,8 +4,6 @@ A test of a promise is marked ``@pytest.mark.promise("space")`` and counts what 
 ``make test`` and large in ``make fault`` (``BDN_FAULT=full``): what differs, it asks the fixture ``scale``.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A mirror and agents in processes of their own, as an operator runs them, and commands that find them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -91,10 +91,7 @@ class Shell:
     def running(self, *command: str, **environment: str) -> Iterator[Process]:
         """In the background, until the block ends; its output is in ``root/<command>.log``."""
         log = self.root / f"{command[0]}-{command[1] if len(command) > 1 else ''}.log"
-        with (
-            log.open("a") as sink,
-            self._start(command, environment, None, sink.fileno(), sink.fileno()) as process,
-        ):
+        with log.open("a") as sink, self._start(command, environment, None, sink.fileno(), sink.fileno()) as process:
             try:
                 yield process
             finally:

@@ -4,8 +4,6 @@ What differs from ``python -m MODULE`` is only how the modules came into memory.
 signals, is killed by its own id, and ends without a word to the one that it was forked from.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What a process has used, as its kernel counts it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which of a file's bytes are in the page cache: mincore(2)."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

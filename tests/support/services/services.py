@@ -1,7 +1,5 @@
 """Mirrors and agents in processes of their own, as they run in production, and what is asked of them over HTTP."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Exact links of a simulated cluster: all flows share all links at every moment as fairly as it is possible (max-min)."""
 
-from __future__ import annotations
-
 from tests.support.simulation.links import MIRROR, Flow
 
 _THROUGH = 1e-3  # bytes that are nothing: what is left of rounding

@@ -5,8 +5,6 @@ Two models with the same face. ``QueuedLinks`` costs one event for each chunk an
 Machines are numbers; ``MIRROR`` is one of them. Rates are bytes per second.
 """
 
-from __future__ import annotations
-
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 

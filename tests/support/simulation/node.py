@@ -1,7 +1,5 @@
 """What is simulated: a cluster and what happens to it, and the state of one of its nodes."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf

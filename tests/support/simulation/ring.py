@@ -3,8 +3,6 @@
 Nothing here decides: it carries out what ``bdn.core`` and the agent's patience say, as the agent does, and counts.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from heapq import heappop, heappush

@@ -27,11 +27,6 @@ def test_a_median_that_is_not_what_was_asked_for_is_marked(
     assert (figure.is_missed, "**missed**" in figure.row()) == (is_missed, is_missed)
 
 
-def test_a_reason_of_many_lines_stays_in_its_cell() -> None:
-    row = Missing("it", "first | second\nthird").row()
-    assert row == "| it | not measured: first / second third | | 0 | |  |"
-
-
 def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
     for value in (1.0, 2.0):
         for name in ("first", "second"):
@@ -42,13 +37,6 @@ def test_a_section_is_replaced_where_it_stands(page: Path) -> None:
         "## second",
         "| second thing | 2 | 2 - 2 | 1 | s |  |",
     ]
-
-
-def test_sections_stand_in_the_order_of_the_benchmarks(page: Path) -> None:
-    for name in ("old", "second", "first"):
-        report.write(name, "Words.", [], 1, ["first", "second", "third"])
-    headings = [line for line in page.read_text().splitlines() if line.startswith("#")]
-    assert headings == ["# Benchmarks", "## first", "## second", "## old"]
 
 
 def test_what_was_tried_at_a_smaller_scale_does_not_change_the_page(
@@ -94,12 +82,6 @@ def test_the_page_says_of_each_benchmark_what_its_code_says() -> None:
     assert written.startswith(report.HEAD)
     named = {name: words for name, (words, _) in program.BENCHMARKS.items() if f"\n## {name}\n" in written}
     assert [name for name, words in named.items() if f"\n## {name}\n{words}\n" not in written] == []
-
-
-@pytest.mark.parametrize("needs", ["no-such-program", "import no_such_module"])
-def test_a_peer_that_is_not_here_says_so(needs: str) -> None:
-    peer = Peer("other", needs, lambda *_: None)
-    assert peer.missing() == "other is not installed; `make bench` installs what can be had"
 
 
 def test_a_peer_that_breaks_is_a_row_and_is_not_asked_again(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from bdn.cli import admin, ls, tokens, why
 from bdn.cli.main import main as bdn
 from bdn.cli.stage import stage_code
 from bdn.cli.verify import is_path
-from bdn.net.client.service_client import Params
+from bdn.net.client import Params
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
 from bdn.wire.agent_schema import AgentDocument
 from bdn.wire.errors import ErrorBody
@@ -101,24 +101,21 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     return client
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("evict --lru 0", "error: lru_bytes: Input should be greater than 0\n"),
-        ("evict", "exactly one"),
-        ("evict --all --job train-7", "exactly one"),
-        ("prefetch hf://org/model", "say where to"),
-        ("verify", ""),
-        ("verify hf://org/model --all", ""),
-        ("verify /mnt/model --tier node", "a path is verified by this machine's agent"),
-        ("tokens create n --role controller", ""),
-        ("tokens create n --organisation acme", ""),
-        ("tokens create n --organisation acme --role king", ""),
-        ("tokens create n --organisation a:b --role agent", ""),
-        ("tokens create n --organisation acme --role controller --cluster c", ""),
-        ("tokens create n --organisation acme --role agent --expires soon", ""),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("evict --lru 0", "error: lru_bytes: Input should be greater than 0\n"),
+    ("evict", "exactly one"),
+    ("evict --all --job train-7", "exactly one"),
+    ("prefetch hf://org/model", "say where to"),
+    ("verify", ""),
+    ("verify hf://org/model --all", ""),
+    ("verify /mnt/model --tier node", "a path is verified by this machine's agent"),
+    ("tokens create n --role controller", ""),
+    ("tokens create n --organisation acme", ""),
+    ("tokens create n --organisation acme --role king", ""),
+    ("tokens create n --organisation a:b --role agent", ""),
+    ("tokens create n --organisation acme --role controller --cluster c", ""),
+    ("tokens create n --organisation acme --role agent --expires soon", ""),
+])  # fmt: skip
 def test_options_that_do_not_go_together_are_a_matter_of_usage(client: Client, arguments: str, words: str) -> None:
     done = run(*arguments.split())
 

@@ -53,7 +53,7 @@ def test_the_list_of_commands_speaks_like_the_commands_themselves(program: click
         command = program.get_command(context, name)
         assert command is not None
         assert command.help
-        line = " ".join(program.help_of(name).lower().rstrip(".").split()[:3])
+        line = " ".join(program.commands_at[name][1].lower().rstrip(".").split()[:3])
         assert " ".join(command.help.lower().split()).startswith(line), (name, line)
 
 

@@ -4,9 +4,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from bdn.core.cache.index import IN_USE_SECONDS, Admission, CacheIndex, ChunkIndex, EvictionPlan, Leased, Victim
-from bdn.core.cache.leases import LeaseBook
-from bdn.core.cache.recency import RecencyOrder
+from bdn.core.cache.index import (
+    IN_USE_SECONDS,
+    Admission,
+    CacheIndex,
+    ChunkIndex,
+    LeaseBook,
+    RecencyOrder,
+    Victim,
+)
 from bdn.core.digest import Digest
 from bdn.core.errors import CacheFullError
 from tests.support.content.names import named, sizes, stage
@@ -21,24 +27,6 @@ def held(*manifests: tuple[Digest, Mapping[Digest, int]]) -> CacheIndex:
     for at, (manifest, contents) in enumerate(manifests):
         index.restore(manifest, contents, dict.fromkeys(contents, True), last_used=at)
     return index
-
-
-def test_least_recently_used_manifests_make_room_and_what_others_name_stays() -> None:
-    index = held((M, sizes(a=1, b=2)), (N, sizes(b=2, c=4)), (P, sizes(d=8)))
-    index.leases.take(N, stage("user"))
-    admission = index.admit(named("Q"), sizes(b=2, e=9), stage("s"), now=9, budget=17)
-    assert admission == Admission((Victim(M, (A,), 1), Victim(P, (D,), 8)), (named("e"),))
-    assert (index.manifests(), index.leased_bytes()) == ((N, named("Q")), 15)
-
-
-def test_a_plan_takes_what_no_other_manifest_names_and_force_names_whose_leases_it_breaks() -> None:
-    index = held((M, sizes(a=1, b=2)), (N, sizes(b=2, c=4)), (P, sizes(d=8)))
-    index.leases.take(N, stage("s"))
-    assert index.plan([M, N, P]) == EvictionPlan((Victim(M, (A,), 1), Victim(P, (D,), 8)), (Leased(N, (stage("s"),)),))
-    forced = index.plan([N, M], force=True)
-    assert forced == EvictionPlan((Victim(N, (C,), 4, (stage("s"),)), Victim(M, (A, B), 3)), ())
-    index.evict(forced)
-    assert (index.manifests(), index.leases.leased(), index.ledger.used_bytes) == ((P,), (), 8)
 
 
 def test_a_manifest_may_be_complete_but_for_one_content() -> None:

@@ -15,23 +15,20 @@ def after(*seconds: float) -> Deadlines:
     return deadlines
 
 
-@pytest.mark.parametrize(
-    ("came", "deadline"),
-    [
-        ([0.1] * 7, 30.0),  # too few are known
-        ([0.1] * 8, 0.4),  # four times while fewer than a hundred are known
-        ([0.1] * 99, 0.4),
-        ([0.1] * 100, 0.2),
-        ([27.0] * 8, 30.0),  # a node whose own link is slow finds nobody late
-        ([100.0] * 100, 30.0),
-        ([0.0001] * 100, 0.01),
-        ([0.1] * 198 + [0.4, 9.0], 0.2),  # twice as long as all but one of a hundred
-        ([0.1] * 197 + [0.4, 8.0, 9.0], 0.8),
-        ([3.0] * 50 + [0.1] * 197, 6.0),  # only the last two hundred count
-        ([3.0] * 50 + [0.1] * 198, 0.2),
-        ([0.1] * 200 + [1.0] * 3, 2.0),  # it follows when everything becomes slower
-    ],
-)
+@pytest.mark.parametrize(("came", "deadline"), [
+    ([0.1] * 7, 30.0),  # too few are known
+    ([0.1] * 8, 0.4),  # four times while fewer than a hundred are known
+    ([0.1] * 99, 0.4),
+    ([0.1] * 100, 0.2),
+    ([27.0] * 8, 30.0),  # a node whose own link is slow finds nobody late
+    ([100.0] * 100, 30.0),
+    ([0.0001] * 100, 0.01),
+    ([0.1] * 198 + [0.4, 9.0], 0.2),  # twice as long as all but one of a hundred
+    ([0.1] * 197 + [0.4, 8.0, 9.0], 0.8),
+    ([3.0] * 50 + [0.1] * 197, 6.0),  # only the last two hundred count
+    ([3.0] * 50 + [0.1] * 198, 0.2),
+    ([0.1] * 200 + [1.0] * 3, 2.0),  # it follows when everything becomes slower
+])  # fmt: skip
 def test_a_deadline_follows_the_chunks_that_came(came: list[float], deadline: float) -> None:
     assert after(*came).deadline(7 * MIB) == pytest.approx(deadline)
 
@@ -61,16 +58,13 @@ def test_a_twentieth_of_a_stage_may_be_asked_for_twice() -> None:
     assert (budget.used, budget.limit) == (50, 50)
 
 
-@pytest.mark.parametrize(
-    ("came", "usual"),
-    [
-        ([0.1] * 180 + [9.0] * 20, 0.1),  # nine of ten
-        ([0.1] * 179 + [9.0] * 21, 9.0),
-        ([0.1] * 8, 0.2),  # twice as much while few are known
-        ([0.1] * 7, 30.0),
-        ([0.0001] * 8, 0.02),  # twice the shortest
-    ],
-)
+@pytest.mark.parametrize(("came", "usual"), [
+    ([0.1] * 180 + [9.0] * 20, 0.1),  # nine of ten
+    ([0.1] * 179 + [9.0] * 21, 9.0),
+    ([0.1] * 8, 0.2),  # twice as much while few are known
+    ([0.1] * 7, 30.0),
+    ([0.0001] * 8, 0.02),  # twice the shortest
+])  # fmt: skip
 def test_nine_of_ten_chunks_take_what_is_usual(came: list[float], usual: float) -> None:
     assert after(*came).usual(7 * MIB) == pytest.approx(usual)
 

@@ -121,22 +121,19 @@ CANONICAL = MANIFEST.canonical
 FIRST, SECOND, _ = json.loads(CANONICAL)["files"]
 
 
-@pytest.mark.parametrize(
-    ("what", "document"),
-    [
-        ("a space", CANONICAL.replace(b",", b", ", 1)),
-        ("a final newline", CANONICAL + b"\n"),
-        ("a byte order mark", b"\xef\xbb\xbf" + CANONICAL),
-        ("an escaped letter", CANONICAL.replace(b"a.bin", b"\\u0061.bin")),
-        ("another schema", CANONICAL.replace(b"manifest.v1", b"manifest.v2")),
-        ("no schema", CANONICAL.replace(b',"schema":"bdn.manifest.v1"', b"")),
-        ("an unknown key", CANONICAL.replace(b'"schema"', b'"extra":1,"schema"')),
-        ("a key twice", CANONICAL.replace(b'"size":2', b'"size":3,"size":2')),
-        ("keys in another order", b'{"schema":"bdn.manifest.v1",' + CANONICAL[1:].replace(b',"schema":"bdn.manifest.v1"', b"")),
-        ("files in another order", json.dumps({"files": [SECOND, FIRST], "schema": "bdn.manifest.v1"}, separators=(",", ":")).encode()),
-        ("a size written as -0", CANONICAL.replace(b'"size":1', b'"size":-0', 1)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("what", "document"), [
+    ("a space", CANONICAL.replace(b",", b", ", 1)),
+    ("a final newline", CANONICAL + b"\n"),
+    ("a byte order mark", b"\xef\xbb\xbf" + CANONICAL),
+    ("an escaped letter", CANONICAL.replace(b"a.bin", b"\\u0061.bin")),
+    ("another schema", CANONICAL.replace(b"manifest.v1", b"manifest.v2")),
+    ("no schema", CANONICAL.replace(b',"schema":"bdn.manifest.v1"', b"")),
+    ("an unknown key", CANONICAL.replace(b'"schema"', b'"extra":1,"schema"')),
+    ("a key twice", CANONICAL.replace(b'"size":2', b'"size":3,"size":2')),
+    ("keys in another order", b'{"schema":"bdn.manifest.v1",' + CANONICAL[1:].replace(b',"schema":"bdn.manifest.v1"', b"")),
+    ("files in another order", json.dumps({"files": [SECOND, FIRST], "schema": "bdn.manifest.v1"}, separators=(",", ":")).encode()),
+    ("a size written as -0", CANONICAL.replace(b'"size":1', b'"size":-0', 1)),
+])  # fmt: skip
 def test_the_same_tree_written_differently_is_refused_because_its_name_would_differ(what: str, document: bytes) -> None:
     assert document != CANONICAL, what
     with pytest.raises(MalformedDocumentError):

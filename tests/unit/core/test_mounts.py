@@ -8,28 +8,22 @@ from bdn.core.source.weights import WeightsSource, check_mounts, normalise_mount
 SOURCE = parse_source("s3://bucket/x")
 
 
-@pytest.mark.parametrize(
-    ("location", "normal"),
-    [
-        ("/models", "/models"), ("/models/", "/models"), ("//models///a", "/models/a"), ("/./models/./a/.", "/models/a"),
-        ("/a b/тест", "/a b/тест"), ("/..a/b..", "/..a/b.."), ("/...", "/..."), (f"/{'x' * 255}", f"/{'x' * 255}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("location", "normal"), [
+    ("/models", "/models"), ("/models/", "/models"), ("//models///a", "/models/a"), ("/./models/./a/.", "/models/a"),
+    ("/a b/тест", "/a b/тест"), ("/..a/b..", "/..a/b.."), ("/...", "/..."), (f"/{'x' * 255}", f"/{'x' * 255}"),
+])  # fmt: skip
 def test_a_mount_is_absolute_without_empty_or_dot_segments(location: str, normal: str) -> None:
     assert normalise_mount(location) == normal
     assert normalise_mount(normal) == normal
 
 
-@pytest.mark.parametrize(
-    ("reason", "locations"),
-    [
-        ("absolute path", ["", "models", "./models", " /models", "~/models"]),
-        ("root directory", ["/", "//", "/.", "/./"]),
-        ("'..'", ["/..", "/a/../b", "/a/.."]),
-        ("NUL", ["/a\0b"]),
-        ("255 bytes", [f"/{'x' * 256}", f"/{'é' * 128}"]),
-    ],
-)
+@pytest.mark.parametrize(("reason", "locations"), [
+    ("absolute path", ["", "models", "./models", " /models", "~/models"]),
+    ("root directory", ["/", "//", "/.", "/./"]),
+    ("'..'", ["/..", "/a/../b", "/a/.."]),
+    ("NUL", ["/a\0b"]),
+    ("255 bytes", [f"/{'x' * 256}", f"/{'é' * 128}"]),
+])  # fmt: skip
 def test_any_other_mount_is_refused_with_the_reason(reason: str, locations: list[str]) -> None:
     for location in locations:
         with pytest.raises(InvalidMountError, match=reason) as caught:

@@ -13,14 +13,11 @@ def blamed(*incidents: tuple[Fault, float]) -> PeerHealth:
     return health
 
 
-@pytest.mark.parametrize(
-    ("fault", "seconds"),
-    [
-        (Fault.SLOW, [60, 120, 240, 480, 600, 600]),
-        (Fault.FAILED, [2, 4, 8, 16, 32, 60, 60]),
-        (Fault.WRONG, [30, 60, 120, 240, 480, 600]),
-    ],
-)
+@pytest.mark.parametrize(("fault", "seconds"), [
+    (Fault.SLOW, [60, 120, 240, 480, 600, 600]),
+    (Fault.FAILED, [2, 4, 8, 16, 32, 60, 60]),
+    (Fault.WRONG, [30, 60, 120, 240, 480, 600]),
+])  # fmt: skip
 def test_a_peer_is_avoided_twice_as_long_with_each_trial_that_fails(fault: Fault, seconds: list[float]) -> None:
     health, now = PeerHealth(), 0.0
     for expected in seconds:
@@ -30,14 +27,11 @@ def test_a_peer_is_avoided_twice_as_long_with_each_trial_that_fails(fault: Fault
         assert not health.is_avoided("p", now)
 
 
-@pytest.mark.parametrize(
-    ("incidents", "until"),
-    [
-        ([(Fault.FAILED, 10.0)] * 8, 12.0),  # requests that fail together are one incident
-        ([(Fault.FAILED, 10.0), (Fault.WRONG, 10.5), (Fault.FAILED, 11.0)], 40.5),  # a lie among them counts as one
-        ([*((Fault.WRONG, at) for at in (0.0, 30.0, 90.0)), (Fault.FAILED, 210.0)], 330.0),  # nor is it made less of
-    ],
-)
+@pytest.mark.parametrize(("incidents", "until"), [
+    ([(Fault.FAILED, 10.0)] * 8, 12.0),  # requests that fail together are one incident
+    ([(Fault.FAILED, 10.0), (Fault.WRONG, 10.5), (Fault.FAILED, 11.0)], 40.5),  # a lie among them counts as one
+    ([*((Fault.WRONG, at) for at in (0.0, 30.0, 90.0)), (Fault.FAILED, 210.0)], 330.0),  # nor is it made less of
+])  # fmt: skip
 def test_faults_at_the_same_time_count_as_the_worst_of_them(incidents: list[tuple[Fault, float]], until: float) -> None:
     health = blamed(*incidents)
     assert health.is_avoided("p", until - 0.1)

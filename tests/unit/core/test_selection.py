@@ -25,15 +25,12 @@ def test_a_pattern_that_matched_nothing_is_named_with_its_field() -> None:
     assert selection.warnings == ("allow_patterns '*.gguf' matched no file", "ignore_patterns '*.onnx' matched no file")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "hint"),
-    [
-        ("*.pth", "**/*.pth"),
-        ("consolidated.00.pth", "**/consolidated.00.pth"),
-        ("./*.pth", "**/*.pth"),
-        ("consolidated*", "**/consolidated*"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "hint"), [
+    ("*.pth", "**/*.pth"),
+    ("consolidated.00.pth", "**/consolidated.00.pth"),
+    ("./*.pth", "**/*.pth"),
+    ("consolidated*", "**/consolidated*"),
+])  # fmt: skip
 def test_the_deeper_form_is_a_hint_when_it_would_have_matched(pattern: str, hint: str) -> None:
     assert chosen(allow=(pattern,)).warnings == (
         f"allow_patterns {pattern!r} matched no file; {hint!r} would have matched: '*' does not cross '/' here",

@@ -33,15 +33,12 @@ def test_an_unknown_or_upper_case_scheme_is_refused_with_the_supported_ones(sche
     assert SUPPORTED in message
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "", "/", "//", "owner", "owner/", "/repo", "owner//repo", "owner/repo/", "a/b/c", "@main", "owner@main", "/@main",
-        "datasets", "datasets/", "datasets/owner", "datasets/owner/", "datasets//repo", "datasets/a/b/c", "spaces/owner",
-        "datasets/repo@main", "-o/r", ".o/r", "o/.r", "o/-r", "o w/r", "o/r?x", "o:x/r", "\u043e/r", "owner/repo ",
-        f"o/{'r' * 97}",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("rest", [
+    "", "/", "//", "owner", "owner/", "/repo", "owner//repo", "owner/repo/", "a/b/c", "@main", "owner@main", "/@main",
+    "datasets", "datasets/", "datasets/owner", "datasets/owner/", "datasets//repo", "datasets/a/b/c", "spaces/owner",
+    "datasets/repo@main", "-o/r", ".o/r", "o/.r", "o/-r", "o w/r", "o/r?x", "o:x/r", "\u043e/r", "owner/repo ",
+    f"o/{'r' * 97}",
+])  # fmt: skip
 def test_a_repository_needs_exactly_an_owner_and_a_name(rest: str) -> None:
     assert "Expected format: hf://owner/repo[@revision]" in str(refusal_of(f"hf://{rest}"))
 
@@ -59,13 +56,10 @@ def test_a_bucket_needs_a_name(scheme: str, name: str, rest: str) -> None:
     assert f"Expected format: {scheme}://bucket[/path]" in message
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "", "/", "bucket", "nodothere/path", ".bucket", "account.", "account./p", "account..bucket", "account.eu.", "a.EU.bucket",
-        "a.e1.bucket", "account.eu.x.bucket", "account.-bucket", "account.Bucket", "acc_ount.bucket", "account.b",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("rest", [
+    "", "/", "bucket", "nodothere/path", ".bucket", "account.", "account./p", "account..bucket", "account.eu.", "a.EU.bucket",
+    "a.e1.bucket", "account.eu.x.bucket", "account.-bucket", "account.Bucket", "acc_ount.bucket", "account.b",
+])  # fmt: skip
 def test_an_r2_source_needs_an_account_and_a_bucket(rest: str) -> None:
     assert "Expected format: r2://account_id[.jurisdiction].bucket[/path]" in str(refusal_of(f"r2://{rest}"))
 
@@ -81,14 +75,11 @@ def test_a_revision_on_a_bucket_is_refused_in_basetens_words(text: str, name: st
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hf://../repo", "hf://owner/..", "hf://owner/repo@..", "hf://owner/repo@../main", "hf://owner/repo@a/../b",
-        "hf://datasets/../repo", "s3://../x", "s3://bucket/..", "s3://bucket/a/../b", "gs://bucket/../other", "gs://bucket/a/..",
-        "r2://account.bucket/../x", "s3://bucket/../",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "hf://../repo", "hf://owner/..", "hf://owner/repo@..", "hf://owner/repo@../main", "hf://owner/repo@a/../b",
+    "hf://datasets/../repo", "s3://../x", "s3://bucket/..", "s3://bucket/a/../b", "gs://bucket/../other", "gs://bucket/a/..",
+    "r2://account.bucket/../x", "s3://bucket/../",
+])  # fmt: skip
 def test_a_parent_segment_is_refused(text: str) -> None:
     assert "has a '..' segment" in str(refusal_of(text))
 
@@ -114,15 +105,12 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated(text: str) -> None:
     assert "SECRET" not in str(error) + repr(error) + json.dumps(error.details())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "AKIA:SECRET@bucket/prefix",
-        "AKIA:ab/SECRET@bucket/prefix",
-        "https://hf_SECRET@huggingface.co/o/r",
-        "https://bucket.s3.amazonaws.com/key?X-Amz-Credential=SECRET&X-Amz-Signature=SECRET",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "AKIA:SECRET@bucket/prefix",
+    "AKIA:ab/SECRET@bucket/prefix",
+    "https://hf_SECRET@huggingface.co/o/r",
+    "https://bucket.s3.amazonaws.com/key?X-Amz-Credential=SECRET&X-Amz-Signature=SECRET",
+])  # fmt: skip
 def test_a_pasted_token_or_signed_url_is_not_repeated_either(text: str) -> None:
     error = refusal_of(text)
     assert "SECRET" not in str(error) + repr(error) + json.dumps(error.details())

@@ -60,25 +60,6 @@ def persistence(resumes: int = 3, poor_stalls: int = 1) -> Persistence:
     return Persistence(ResumePolicy(resumes, poor_stalls), POLICY)
 
 
-def test_a_connection_that_broke_is_gone_on_with_as_long_as_each_brings_bytes() -> None:
-    judge = persistence()
-    assert [judge.goes_on(1, stalled=False) for _ in range(5)] == [True, True, True, False, False]
-    assert judge.resumes == 3
-
-
-def test_a_connection_that_brought_nothing_is_the_callers_affair() -> None:
-    assert not persistence().goes_on(0, stalled=False)
-    assert not persistence().goes_on(0, stalled=True)
-
-
-def test_a_second_stall_with_hardly_any_bytes_is_the_callers_affair() -> None:
-    judge = persistence(resumes=10)
-    assert judge.goes_on(999, stalled=True)
-    assert judge.goes_on(5, stalled=False), "a reset is no stall"
-    assert judge.goes_on(1000, stalled=True), "this one had brought a window's bytes before it stalled"
-    assert not judge.goes_on(999, stalled=True)
-
-
 @BRIEFLY
 @given(
     ends=st.lists(st.tuples(st.integers(0, 2000), st.booleans()), max_size=30),

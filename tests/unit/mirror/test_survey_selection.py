@@ -86,13 +86,6 @@ async def test_an_allow_pattern_without_a_match_gets_its_hint_from_the_rest_of_t
     assert source.asked == [("config.json", "consolidated.pth"), ("",)]
 
 
-async def test_an_ignore_pattern_that_matches_elsewhere_alone_is_no_warning() -> None:
-    source = Listed()
-    selected = await choose(source, ("text/",), ("*.md",))
-    assert [file.path for file in selected.files] == ["text/config.json", "text/model.bin"]
-    assert selected.warnings == ()
-
-
 async def test_nothing_selected_still_tells_how_many_files_there_are() -> None:
     with pytest.raises(NoFilesMatchedError) as raised:
         await choose(Listed(), ("consolidated.pth",))

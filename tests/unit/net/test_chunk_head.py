@@ -26,38 +26,32 @@ def test_headers_of_one_name_are_joined() -> None:
     assert found.bearer == "a, Bearer b"
 
 
-@pytest.mark.parametrize(
-    ("first", "lines", "keeps"),
-    [
-        (LINE, [], True),
-        (LINE, [b"Connection: close"], False),
-        (LINE, [b"Connection: x, CLOSE"], False),
-        (LINE, [b"Content-Length: 0"], True),
-        (LINE, [b"Content-Length: 1"], False),
-        (LINE, [b"Content-Length: 0", b"Content-Length: 5"], False),
-        (LINE, [b"Content-Length: nonsense"], False),
-        (LINE, [b"Transfer-Encoding: identity"], False),
-        (b"GET /x HTTP/1.0\r\n", [], False),
-        (b"GET /x HTTP/1.0\r\n", [b"Connection: keep-alive"], True),
-        (b"GET /x HTTP/1.0\r\n", [b"Connection: keep-alive, close"], False),
-    ],
-)
+@pytest.mark.parametrize(("first", "lines", "keeps"), [
+    (LINE, [], True),
+    (LINE, [b"Connection: close"], False),
+    (LINE, [b"Connection: x, CLOSE"], False),
+    (LINE, [b"Content-Length: 0"], True),
+    (LINE, [b"Content-Length: 1"], False),
+    (LINE, [b"Content-Length: 0", b"Content-Length: 5"], False),
+    (LINE, [b"Content-Length: nonsense"], False),
+    (LINE, [b"Transfer-Encoding: identity"], False),
+    (b"GET /x HTTP/1.0\r\n", [], False),
+    (b"GET /x HTTP/1.0\r\n", [b"Connection: keep-alive"], True),
+    (b"GET /x HTTP/1.0\r\n", [b"Connection: keep-alive, close"], False),
+])  # fmt: skip
 def test_a_connection_is_kept_unless_somebody_ends_it_or_a_body_follows(
     first: bytes, lines: list[bytes], keeps: bool
 ) -> None:
     assert parse_head(head(*lines, first=first)).keeps_alive is keeps
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        head(b"A : b"), head(b" folded"), head(b"\tfolded"), head(b": b"), head(b"no colon"), head(b"A: \x00"), head(b"A: b\rC: d"),
-        head(b"A: b\nC: d"), head(b"A(b): c"), head(b"Host: y"), LINE + b"\r\n", LINE[:-2] + b"\nHost: x\n\r\n",
-        head(first=b"GET  /x HTTP/1.1\r\n"), head(first=b"GET /x  HTTP/1.1\r\n"), head(first=b"GET /x HTTP/1.1 \r\n"),
-        head(first=b"GET /\xe4 HTTP/1.1\r\n"), head(first=b"GET /a b HTTP/1.1\r\n"), head(first=b"GET /x\r\n"),
-        head(first=b"GE(T /x HTTP/1.1\r\n"), head(first=b"GET /x http/1.1\r\n"), head(first=b"GET /x HTTP/11\r\n"), b"\r\n\r\n",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    head(b"A : b"), head(b" folded"), head(b"\tfolded"), head(b": b"), head(b"no colon"), head(b"A: \x00"), head(b"A: b\rC: d"),
+    head(b"A: b\nC: d"), head(b"A(b): c"), head(b"Host: y"), LINE + b"\r\n", LINE[:-2] + b"\nHost: x\n\r\n",
+    head(first=b"GET  /x HTTP/1.1\r\n"), head(first=b"GET /x  HTTP/1.1\r\n"), head(first=b"GET /x HTTP/1.1 \r\n"),
+    head(first=b"GET /\xe4 HTTP/1.1\r\n"), head(first=b"GET /a b HTTP/1.1\r\n"), head(first=b"GET /x\r\n"),
+    head(first=b"GE(T /x HTTP/1.1\r\n"), head(first=b"GET /x http/1.1\r\n"), head(first=b"GET /x HTTP/11\r\n"), b"\r\n\r\n",
+])  # fmt: skip
 def test_what_is_ambiguous_or_malformed_is_refused(content: bytes) -> None:
     with pytest.raises(RequestRefusedError) as caught:
         parse_head(content)

@@ -219,20 +219,17 @@ def test_the_server_does_not_say_which_python_it_is(client: Client) -> None:
 TAG, OTHER, PART = f'"{CHUNK}"', f'"{named("other")}"', "bytes=10-"
 
 
-@pytest.mark.parametrize(
-    ("headers", "status", "expected"),
-    [
-        # who has the chunk
-        *(({"If_None_Match": known}, 304, b"") for known in (TAG, "*", f"W/{TAG}", f"{OTHER}, {TAG}", f"{OTHER},W/{TAG} ")),
-        *(({"If_None_Match": known}, 200, CONTENT) for known in (OTHER, "", "nonsense", TAG[1:-1], TAG[:-1])),
-        # who insists on it
-        *(({"If_Match": known, "If_None_Match": TAG}, 412, b"") for known in (OTHER, f"W/{TAG}", "", "nonsense")),
-        *(({"If_Match": known, "Range": PART}, 206, CONTENT[10:]) for known in (TAG, "*", f"{OTHER}, {TAG}")),
-        # who has a part of it
-        ({"If_Range": TAG, "Range": PART}, 206, CONTENT[10:]),
-        *(({"If_Range": known, "Range": PART}, 200, CONTENT) for known in (OTHER, f"W/{TAG}", "Sat, 21 Nov 2026 12:00:00 GMT")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("headers", "status", "expected"), [
+    # who has the chunk
+    *(({"If_None_Match": known}, 304, b"") for known in (TAG, "*", f"W/{TAG}", f"{OTHER}, {TAG}", f"{OTHER},W/{TAG} ")),
+    *(({"If_None_Match": known}, 200, CONTENT) for known in (OTHER, "", "nonsense", TAG[1:-1], TAG[:-1])),
+    # who insists on it
+    *(({"If_Match": known, "If_None_Match": TAG}, 412, b"") for known in (OTHER, f"W/{TAG}", "", "nonsense")),
+    *(({"If_Match": known, "Range": PART}, 206, CONTENT[10:]) for known in (TAG, "*", f"{OTHER}, {TAG}")),
+    # who has a part of it
+    ({"If_Range": TAG, "Range": PART}, 206, CONTENT[10:]),
+    *(({"If_Range": known, "Range": PART}, 200, CONTENT) for known in (OTHER, f"W/{TAG}", "Sat, 21 Nov 2026 12:00:00 GMT")),
+])  # fmt: skip
 def test_a_condition_decides_what_is_answered(
     client: Client, headers: dict[str, str], status: int, expected: bytes
 ) -> None:

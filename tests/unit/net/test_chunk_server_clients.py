@@ -4,9 +4,7 @@ import io
 import logging
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -18,7 +16,6 @@ from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.store.directory import DirectoryStore
 from bdn.wire.http_fields import chunk_path
 from tests.support.content.shelves import Shelf, connected, serving
 from tests.support.network.chunk_talk import connect, read_to_end
@@ -76,18 +73,6 @@ def test_a_body_that_nobody_wants_is_not_taken_for_the_next_request(shelf: Shelf
             assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
 
 
-def test_many_clients_are_served_at_once(tmp_path: Path) -> None:
-    shelf = Shelf(DirectoryStore(tmp_path))
-    path = chunk_path(shelf.add(LARGE))
-
-    def download(_: int) -> bool:
-        with connected(server) as client:
-            return all(client.ask(path)[1] == LARGE for _ in range(2))
-
-    with serving(shelf) as server, ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(download, range(8)))
-
-
 def test_a_client_that_reads_slowly_does_not_hold_up_the_others(shelf: Shelf) -> None:
     path = chunk_path(shelf.add(LARGE))
     with serving(shelf) as server, connect(server) as slow, connected(server) as client:
@@ -96,13 +81,6 @@ def test_a_client_that_reads_slowly_does_not_hold_up_the_others(shelf: Shelf) ->
         assert client.ask(path)[1] == LARGE
         slow.sendall(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert read_to_end(slow).endswith(CONTENT)
-
-
-def test_a_client_that_says_nothing_does_not_hold_up_the_others(shelf: Shelf) -> None:
-    with serving(shelf) as server, connect(server) as silent, connect(server) as hesitant, connected(server) as client:
-        hesitant.sendall(b"GET /chu")
-        assert client.ask(PATH)[1] == CONTENT
-        assert silent.fileno() > 0
 
 
 @pytest.mark.parametrize("request_begun", [b"", b"GET /chu", REQUEST])

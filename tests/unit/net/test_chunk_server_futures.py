@@ -30,6 +30,13 @@ def shelf() -> WaitingShelf:
     return shelf
 
 
+@pytest.fixture
+def future(shelf: WaitingShelf) -> Future[object]:
+    """What the next request waits for."""
+    shelf.futures = [made := Future[object]()]
+    return made
+
+
 def asked(shelf: WaitingShelf, times: int) -> None:
     """Until the shelf was asked so often."""
     until = threading.Event()
@@ -72,9 +79,9 @@ def test_hundreds_of_clients_wait_for_one_future_without_a_thread_each(shelf: Wa
 
 
 @pytest.mark.parametrize("error", [NotFoundError("chunk"), CacheFullError(5, 1, 2, 3), StoreUnavailableError("away")])
-def test_what_became_of_a_chunk_instead_is_the_answer(shelf: WaitingShelf, error: BdnError) -> None:
-    future = Future[object]()
-    shelf.futures = [future]
+def test_what_became_of_a_chunk_instead_is_the_answer(
+    shelf: WaitingShelf, future: Future[object], error: BdnError
+) -> None:
     with serving(shelf) as server, connect(server) as connection:
         connection.sendall(REQUEST + REQUEST)
         asked(shelf, 1)
@@ -83,9 +90,7 @@ def test_what_became_of_a_chunk_instead_is_the_answer(shelf: WaitingShelf, error
         assert read_answer(connection)[2] == CONTENT
 
 
-def test_a_chunk_that_is_given_up_may_be_asked_for_again(shelf: WaitingShelf) -> None:
-    future = Future[object]()
-    shelf.futures = [future]
+def test_a_chunk_that_is_given_up_may_be_asked_for_again(shelf: WaitingShelf, future: Future[object]) -> None:
     with serving(shelf) as server, connect(server) as connection:
         connection.sendall(REQUEST)
         asked(shelf, 1)
@@ -95,9 +100,9 @@ def test_a_chunk_that_is_given_up_may_be_asked_for_again(shelf: WaitingShelf) ->
     assert b'"retryable": true' in body
 
 
-def test_a_bug_behind_a_future_costs_one_connection(shelf: WaitingShelf, caplog: pytest.LogCaptureFixture) -> None:
-    future = Future[object]()
-    shelf.futures = [future]
+def test_a_bug_behind_a_future_costs_one_connection(
+    shelf: WaitingShelf, future: Future[object], caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(shelf) as server, connect(server) as connection:
         connection.sendall(REQUEST)
         asked(shelf, 1)
@@ -130,9 +135,7 @@ def test_two_futures_do_not_make_the_wait_longer(shelf: WaitingShelf) -> None:
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_client_that_does_not_wait_is_forgotten(shelf: WaitingShelf, is_reset: bool) -> None:
-    future = Future[object]()
-    shelf.futures = [future]
+def test_a_client_that_does_not_wait_is_forgotten(shelf: WaitingShelf, future: Future[object], is_reset: bool) -> None:
     with serving(shelf) as server:
         connection = connect(server)
         connection.sendall(REQUEST)
@@ -152,10 +155,8 @@ def test_a_client_that_does_not_wait_is_forgotten(shelf: WaitingShelf, is_reset:
     assert len(shelf.asked) == 3  # not once more for the one that left
 
 
-def test_a_peer_is_told_that_its_chunk_is_on_its_way(shelf: WaitingShelf) -> None:
+def test_a_peer_is_told_that_its_chunk_is_on_its_way(shelf: WaitingShelf, future: Future[object]) -> None:
     """Then it can tell an owner that works on it from one that hangs, and does not ask the mirror as well."""
-    future = Future[object]()
-    shelf.futures = [future]
     with serving(shelf) as server, connect(server) as connection:
         connection.sendall(OWNED)
         assert [read_answer(connection)[0] for _ in range(2)] == [102, 102]
@@ -165,9 +166,9 @@ def test_a_peer_is_told_that_its_chunk_is_on_its_way(shelf: WaitingShelf) -> Non
 
 
 @pytest.mark.parametrize("request_of_other", [REQUEST, OWNED.replace(b"HTTP/1.1", b"HTTP/1.0")])
-def test_who_is_no_peer_or_speaks_http_1_0_gets_no_interim_answer(shelf: WaitingShelf, request_of_other: bytes) -> None:
-    future = Future[object]()
-    shelf.futures = [future]
+def test_who_is_no_peer_or_speaks_http_1_0_gets_no_interim_answer(
+    shelf: WaitingShelf, future: Future[object], request_of_other: bytes
+) -> None:
     with serving(shelf) as server, connect(server) as connection:
         connection.sendall(request_of_other)
         asked(shelf, 1)
@@ -184,9 +185,7 @@ def test_a_malformed_manifest_is_refused(shelf: WaitingShelf) -> None:
     assert shelf.asked == []
 
 
-def test_closing_does_not_wait_for_chunks_on_their_way(shelf: WaitingShelf) -> None:
-    future = Future[object]()
-    shelf.futures = [future]
+def test_closing_does_not_wait_for_chunks_on_their_way(shelf: WaitingShelf, future: Future[object]) -> None:
     with serving(shelf) as server:
         connection = connect(server)
         connection.sendall(REQUEST)

@@ -171,17 +171,14 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_mixed_with_the_next(pool:
         assert server.connections == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (TimeoutError("The read operation timed out"), "timed out"),
-        (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
-        (OSError(), "OSError"),
-        (UnsendableError("/x?Signature=secret"), "an address or a header cannot be sent"),
-        (ValueError("Invalid header value b'secret'"), "an address or a header cannot be sent"),
-        (ProtocolError("the answer is not HTTP/1.1"), "the answer is not HTTP/1.1"),
-    ],
-)
+@pytest.mark.parametrize(("error", "reason"), [
+    (TimeoutError("The read operation timed out"), "timed out"),
+    (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
+    (OSError(), "OSError"),
+    (UnsendableError("/x?Signature=secret"), "an address or a header cannot be sent"),
+    (ValueError("Invalid header value b'secret'"), "an address or a header cannot be sent"),
+    (ProtocolError("the answer is not HTTP/1.1"), "the answer is not HTTP/1.1"),
+])  # fmt: skip
 def test_a_reason_says_what_the_network_did(error: Exception, reason: str) -> None:
     assert reason_of(error) == reason
 

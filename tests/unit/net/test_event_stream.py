@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from bdn.net.api_server import http_server
-from bdn.net.api_server.event_stream import EVENTS, EventStream
+from bdn.net import api_server
+from bdn.net.api_server import EVENTS, EventStream
 from tests.support.network.service import Order, listening, new_app
 
 LARGE = "x" * 10_000
@@ -121,7 +121,7 @@ async def test_what_is_under_way_for_a_listener_that_leaves_ends_in_order() -> N
 async def test_a_service_that_stops_lets_go_of_who_is_held_up_without_a_traceback(
     deaf: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "_GRACE_SECONDS", 1)
+    monkeypatch.setattr(api_server, "_GRACE_SECONDS", 1)
     told = Told(None, LARGE)
     async with asyncio.timeout(30):
         async with listening(app_of(told)) as url:

@@ -137,14 +137,11 @@ def test_pieces_that_break_off_are_not_the_end_of_the_body(line: Line, end: byte
         answer.read(100)
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        b"\r\n", b"x\r\n", b"-1\r\n", b"+3\r\nabc", b" 3\r\nabc", b"0x3\r\nabc", b"3 \r\nabc\r\n", b"3\nabc", b"1_0\r\n",
-        b"3\r\nabcd\r\n", b"3\r\nabc\n0\r\n\r\n", b"3;a\rb\r\nabc", b"3;a\x00\r\nabc", b"f" * 16 + b"\r\n",
-        b"3;" + b"x" * 5000 + b"\r\nabc\r\n0\r\n\r\n", b"0\r\n" + b"x: y\r\n" * 12_000 + b"\r\n",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("piece", [
+    b"\r\n", b"x\r\n", b"-1\r\n", b"+3\r\nabc", b" 3\r\nabc", b"0x3\r\nabc", b"3 \r\nabc\r\n", b"3\nabc", b"1_0\r\n",
+    b"3\r\nabcd\r\n", b"3\r\nabc\n0\r\n\r\n", b"3;a\rb\r\nabc", b"3;a\x00\r\nabc", b"f" * 16 + b"\r\n",
+    b"3;" + b"x" * 5000 + b"\r\nabc\r\n0\r\n\r\n", b"0\r\n" + b"x: y\r\n" * 12_000 + b"\r\n",
+])  # fmt: skip
 def test_pieces_that_are_not_as_they_must_be_are_refused(line: Line, piece: bytes) -> None:
     sent = message("200 OK", "Transfer-Encoding: chunked", body=piece)
     with ThreadPoolExecutor(1) as threads:

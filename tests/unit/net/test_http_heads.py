@@ -20,14 +20,11 @@ def test_a_status_is_read_whatever_its_phrase(status: str) -> None:
     assert head(status=status).status == 206
 
 
-@pytest.mark.parametrize(
-    "status",
-    [
-        "HTTP/2 200 OK", "HTTP/1.2 200 OK", "http/1.1 200 OK", "HTTP/1.1  200 OK", "HTTP/1.1 20 OK", "HTTP/1.1 2000 OK",
-        "HTTP/1.1 600 OK", "HTTP/1.1 099 OK", "HTTP/1.1 2x0 OK", "HTTP/1.1 200\tOK", "HTTP/1.1 200 O\x00K", " HTTP/1.1 200 OK",
-        "ICY 200 OK", "", "HTTP/1.1 200 OK\rX", "HTTP/1.1 \u0662\u0660\u0660".encode().decode("latin-1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("status", [
+    "HTTP/2 200 OK", "HTTP/1.2 200 OK", "http/1.1 200 OK", "HTTP/1.1  200 OK", "HTTP/1.1 20 OK", "HTTP/1.1 2000 OK",
+    "HTTP/1.1 600 OK", "HTTP/1.1 099 OK", "HTTP/1.1 2x0 OK", "HTTP/1.1 200\tOK", "HTTP/1.1 200 O\x00K", " HTTP/1.1 200 OK",
+    "ICY 200 OK", "", "HTTP/1.1 200 OK\rX", "HTTP/1.1 \u0662\u0660\u0660".encode().decode("latin-1"),
+])  # fmt: skip
 def test_what_does_not_begin_like_an_answer_is_none(status: str) -> None:
     with pytest.raises(ProtocolError, match=r"not HTTP/1\.1"):
         head(status=status)
@@ -43,13 +40,10 @@ def test_fields_of_one_name_are_one_list() -> None:
     assert head("Vary: a", "ETag: x", "vary: b").headers.get("Vary") == "a, b"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "no colon", ": no name", "a name: x", "name : x", " folded: x", "\tfolded", "x: a\rb", "x: a\nb", "x: a\x00b",
-        "x: a\x7fb", "\xfc: x", "x\r\n y: z", "(x): y",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "no colon", ": no name", "a name: x", "name : x", " folded: x", "\tfolded", "x: a\rb", "x: a\nb", "x: a\x00b",
+    "x: a\x7fb", "\xfc: x", "x\r\n y: z", "(x): y",
+])  # fmt: skip
 def test_a_malformed_line_spoils_the_head(line: str) -> None:
     with pytest.raises(ProtocolError, match="malformed header"):
         head("ETag: x", line, "Content-Length: 1")
@@ -79,26 +73,23 @@ def test_a_body_has_one_end(lines: list[str], status: int, length: int | None, i
     assert (found.length, found.is_chunked) == (length, is_chunked)
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["Content-Length: 10", "Content-Length: 11"],
-        ["Content-Length: 10", "Content-Length: 10"],
-        ["Content-Length: 10, 10"],
-        ["Content-Length: -1"],
-        ["Content-Length: +1"],
-        ["Content-Length: 1 0"],
-        ["Content-Length: 0x10"],
-        ["Content-Length: \xb2"],
-        ["Content-Length:"],
-        ["Transfer-Encoding: chunked", "Content-Length: 10"],
-        ["Transfer-Encoding: gzip, chunked"],
-        ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"],
-        ["Transfer-Encoding: identity"],
-        ["Transfer-Encoding: xchunked"],
-        ["Transfer-Encoding:"],
-    ],
-)
+@pytest.mark.parametrize("lines", [
+    ["Content-Length: 10", "Content-Length: 11"],
+    ["Content-Length: 10", "Content-Length: 10"],
+    ["Content-Length: 10, 10"],
+    ["Content-Length: -1"],
+    ["Content-Length: +1"],
+    ["Content-Length: 1 0"],
+    ["Content-Length: 0x10"],
+    ["Content-Length: \xb2"],
+    ["Content-Length:"],
+    ["Transfer-Encoding: chunked", "Content-Length: 10"],
+    ["Transfer-Encoding: gzip, chunked"],
+    ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"],
+    ["Transfer-Encoding: identity"],
+    ["Transfer-Encoding: xchunked"],
+    ["Transfer-Encoding:"],
+])  # fmt: skip
 def test_a_body_with_two_ends_or_an_unknown_one_is_refused(lines: list[str]) -> None:
     with pytest.raises(ProtocolError, match="no single, known"):
         head(*lines)

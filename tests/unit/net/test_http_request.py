@@ -10,31 +10,25 @@ from tests.support.network.hypothesis import BRIEFLY
 HOST: Origin = ("https", "host", 443)
 
 
-@pytest.mark.parametrize(
-    ("address", "origin", "target"),
-    [
-        ("http://host", ("http", "host", 80), "/"),
-        ("https://host/", ("https", "host", 443), "/"),
-        ("HTTPS://HOST/A%2Fb?c=/d?e", ("https", "host", 443), "/A%2Fb?c=/d?e"),
-        ("http://host:8461?x", ("http", "host", 8461), "/?x"),
-        ("http://me:word@host/x", ("http", "host", 80), "/x"),
-        ("http://[::1]:80/x#part", ("http", "::1", 80), "/x"),
-        ("http://host/{a}|b\\c", ("http", "host", 80), "/{a}|b\\c"),
-    ],
-)
+@pytest.mark.parametrize(("address", "origin", "target"), [
+    ("http://host", ("http", "host", 80), "/"),
+    ("https://host/", ("https", "host", 443), "/"),
+    ("HTTPS://HOST/A%2Fb?c=/d?e", ("https", "host", 443), "/A%2Fb?c=/d?e"),
+    ("http://host:8461?x", ("http", "host", 8461), "/?x"),
+    ("http://me:word@host/x", ("http", "host", 80), "/x"),
+    ("http://[::1]:80/x#part", ("http", "::1", 80), "/x"),
+    ("http://host/{a}|b\\c", ("http", "host", 80), "/{a}|b\\c"),
+])  # fmt: skip
 def test_an_address_is_where_to_connect_and_what_to_ask_for(address: str, origin: Origin, target: str) -> None:
     assert split_address(address) == (origin, target)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "", "host", "//host", "ftp://host/", "file:///etc/passwd", "http:/host", "javascript:x", " http://host/",
-        "http://", "http:///x", "http://:80/", "http://host:port/", "http://host:99999/", "http://host:-1/", "http://[::1",
-        "http://ho st/", "http://h\xf6st/", "http://host\r\n/", "http://host/a b", "http://host/\xfc", "http://host/a\r\nX: y",
-        "http://host/\x00", "http://host/\x7f", "http://host?a b",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("address", [
+    "", "host", "//host", "ftp://host/", "file:///etc/passwd", "http:/host", "javascript:x", " http://host/",
+    "http://", "http:///x", "http://:80/", "http://host:port/", "http://host:99999/", "http://host:-1/", "http://[::1",
+    "http://ho st/", "http://h\xf6st/", "http://host\r\n/", "http://host/a b", "http://host/\xfc", "http://host/a\r\nX: y",
+    "http://host/\x00", "http://host/\x7f", "http://host?a b",
+])  # fmt: skip
 def test_what_is_no_address_is_refused_without_repeating_it(address: str) -> None:
     with pytest.raises(UnsendableError) as raised:
         split_address(address)
@@ -45,15 +39,12 @@ def test_a_request_names_its_host_and_accepts_no_encoding() -> None:
     assert format_get(HOST, "/x?y", {}) == b"GET /x?y HTTP/1.1\r\nHost: host\r\nAccept-Encoding: identity\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("origin", "name"),
-    [
-        (("http", "host", 80), b"host"),
-        (("http", "host", 443), b"host:443"),
-        (("https", "host", 443), b"host"),
-        (("https", "::1", 8461), b"[::1]:8461"),
-    ],
-)
+@pytest.mark.parametrize(("origin", "name"), [
+    (("http", "host", 80), b"host"),
+    (("http", "host", 443), b"host:443"),
+    (("https", "host", 443), b"host"),
+    (("https", "::1", 8461), b"[::1]:8461"),
+])  # fmt: skip
 def test_a_host_is_named_with_its_port_unless_that_is_the_schemes_own(origin: Origin, name: bytes) -> None:
     assert b"\r\nHost: " + name + b"\r\n" in format_get(origin, "/", {})
 
@@ -70,13 +61,10 @@ def test_a_header_that_only_speaks_of_a_host_does_not_replace_it() -> None:
     assert sent.startswith(b"GET / HTTP/1.1\r\nHost: host\r\nAccept-Encoding: identity\r\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("X", "a\r\nY: b"), ("X", "a\n"), ("X", "a\r"), ("X", "\x00"), ("X", "\x7f"), ("X", "\u2026"), ("X: y\r\nZ", "a"),
-        ("", "a"), ("X Y", "a"), ("X:", "a"), ("\xfc", "a"), ("X\n", "a"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "value"), [
+    ("X", "a\r\nY: b"), ("X", "a\n"), ("X", "a\r"), ("X", "\x00"), ("X", "\x7f"), ("X", "\u2026"), ("X: y\r\nZ", "a"),
+    ("", "a"), ("X Y", "a"), ("X:", "a"), ("\xfc", "a"), ("X\n", "a"),
+])  # fmt: skip
 def test_a_header_that_would_break_out_of_its_line_is_refused_without_repeating_it(name: str, value: str) -> None:
     with pytest.raises(UnsendableError, match=r"^a header cannot be sent$"):
         format_get(HOST, "/", {"Good": "x", name: value})

@@ -14,15 +14,9 @@ import pytest
 from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.net.api_server.http_server import TimedProtocol, bind_tcp, log_shortages, serving
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server import TimedProtocol, bind_tcp, log_shortages, new_service, serving
 from tests.support.mirror.service import until
-from tests.support.network.service import client_of, listening, new_app
-
-
-def test_a_free_port_is_found() -> None:
-    with closing(bind_tcp("127.0.0.1", 0)) as listener:
-        assert listener.getsockname()[1] > 0
+from tests.support.network.service import listening, new_app
 
 
 def test_a_port_that_is_taken_is_in_use() -> None:
@@ -87,29 +81,6 @@ async def test_a_canceled_block_ends_the_server_in_order() -> None:
             await task
         assert (await answer).json() == "done"
     assert listener.fileno() == -1
-
-
-async def test_an_answer_that_is_under_way_is_finished_before_the_end() -> None:
-    app = new_service("slow", limit_request_bytes=100)
-    begun, release = asyncio.Event(), asyncio.Event()
-
-    @app.get("/slow")
-    async def slow() -> str:
-        begun.set()
-        await release.wait()
-        return "done"
-
-    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
-        async with listening(app) as url:
-            answer = asyncio.create_task(client.get(f"{url}/slow"))
-            await begun.wait()
-            asyncio.get_running_loop().call_soon(release.set)
-        assert (await answer).json() == "done"
-
-
-async def test_two_services_run_in_one_program() -> None:
-    async with client_of(new_app()) as one, client_of(new_app()) as other:
-        assert [(await client.get("/orders")).status_code for client in (one, other)] == [200, 200]
 
 
 async def test_signals_stay_with_the_program() -> None:

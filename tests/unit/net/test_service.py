@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
-from bdn.net.api_server.service import new_service
+from bdn.net.api_server import new_service
 from tests.support.network.service import LIMIT_REQUEST_BYTES, client_of, new_app
 from tests.support.promises.tally import Tally
 

@@ -18,9 +18,8 @@ from bdn.core.errors import BdnError, InternalError, NotFoundError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.store import FileLayout
-from bdn.net.api_server.http_server import bind_tcp
-from bdn.net.client.mirror_client import AgentClient, MirrorClient
-from bdn.net.client.service_client import OutageRetry
+from bdn.net.api_server import bind_tcp
+from bdn.net.client import AgentClient, MirrorClient, OutageRetry
 from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, document_of
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror, MirrorSource
@@ -273,15 +272,12 @@ MANIFEST = Manifest.of(
 )
 
 
-async def test_a_grant_goes_instead_of_the_token(service: Scripted, client: MirrorClient) -> None:
+async def test_a_manifest_is_asked_for_with_the_grant_and_believed_when_its_bytes_have_its_name(
+    service: Scripted, client: MirrorClient
+) -> None:
     service.say(f"/manifests/{MANIFEST.digest}", MANIFEST.canonical)
-    await client.manifest(MANIFEST.digest, "grant")
+    assert await client.manifest(MANIFEST.digest, "grant") == MANIFEST
     assert service.asked[0][1]["authorization"] == "Bearer grant"
-
-
-async def test_a_manifest_is_believed_when_its_bytes_have_its_name(service: Scripted, client: MirrorClient) -> None:
-    service.say(f"/manifests/{MANIFEST.digest}", MANIFEST.canonical)
-    assert await client.manifest(MANIFEST.digest, None) == MANIFEST
 
 
 async def test_a_manifest_with_another_name_is_refused(service: Scripted, client: MirrorClient) -> None:

@@ -127,14 +127,6 @@ def test_a_disk_that_fails_is_not_a_disk_that_cannot_write_directly(
     assert written(tmp_path, aligned(CONTENT), direct) == CONTENT
 
 
-def test_several_places_of_one_file_can_be_written_in_any_order(tmp_path: Path) -> None:
-    pieces = [CONTENT[start : start + LEAST_BYTES] for start in range(0, len(CONTENT), LEAST_BYTES)]
-    with opened(tmp_path / "file", DirectWrites()) as file:
-        for index in reversed(range(len(pieces))):
-            file.write(aligned(pieces[index]), index * LEAST_BYTES)
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
 def test_no_descriptor_stays_open_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, real = open_descriptors(), os.open
     written(tmp_path, aligned(CONTENT), DirectWrites())

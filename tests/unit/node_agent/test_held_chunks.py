@@ -13,9 +13,8 @@ from bdn.net.chunk_server.served_chunks import ChunkRequest
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
-from tests.support.agent.cache import cached, put
+from tests.support.agent.cache import a_tier, cached, put
 from tests.support.agent.rig import noise
-from tests.support.agent.tiers import a_tier
 
 LARGE = noise(2 * CHUNK_SIZE + 5)
 Hold = Callable[[Manifest], None]

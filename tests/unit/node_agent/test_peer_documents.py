@@ -14,7 +14,7 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.net.client.mirror_client import MirrorClient
+from bdn.net.client import MirrorClient
 from bdn.wire.agent_schema import MemberDocument
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import LayoutBody

@@ -4,13 +4,12 @@ import pytest
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.digest import digest_of
-from node_agent.cache.eviction import ScannedManifest
 from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.node_cache import ScannedManifest
 from node_agent.cache.records import ManifestRecords
 from node_agent.cache.scan import Scanner
 from node_agent.disk.places import Places, temporary_name
-from tests.support.agent.cache import cached, put
-from tests.support.agent.tiers import a_tier
+from tests.support.agent.cache import a_tier, cached, put
 
 
 def scan(places: Places) -> list[ScannedManifest]:

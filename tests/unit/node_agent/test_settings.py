@@ -61,21 +61,18 @@ def test_a_file_sets_what_the_environment_does_not(monkeypatch: pytest.MonkeyPat
     assert (settings.url, settings.port, settings.cache_bytes) == ("http://from-file", 8470, 2 * 10**12)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("BDN_AGENT_CACHE_BYTES", "lots", "not a size: 'lots'"),
-        ("BDN_AGENT_ADVERTISE", "10.0.0.5:8471", "such as http://10.0.0.5:8471"),
-        ("BDN_AGENT_ADVERTISE", "http://10.0.0.5:http", "Port could not be cast to integer"),
-        ("BDN_AGENT_ADVERTISE", "http://[fd00::5:8471", "Invalid IPv6 URL"),
-        ("BDN_AGENT_PORT", "tcp://10.0.0.1:8471", "valid integer"),  # what Kubernetes sets for a service bdn-agent
-        ("BDN_AGENT_ROLES", "node,king", "'node' or 'cluster'"),
-        ("BDN_AGENT_ROLES", "", "at least 1 item"),
-        ("BDN_AGENT_EXPOSURE", "fuse", "'auto', 'bind', 'symlink' or 'none'"),
-        ("BDN_AUTH", "maybe", "'off' or 'token'"),
-        ("BDN_AGENT_HOST", "0.0.0.0", "set BDN_AUTH=token"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "reason"), [
+    ("BDN_AGENT_CACHE_BYTES", "lots", "not a size: 'lots'"),
+    ("BDN_AGENT_ADVERTISE", "10.0.0.5:8471", "such as http://10.0.0.5:8471"),
+    ("BDN_AGENT_ADVERTISE", "http://10.0.0.5:http", "Port could not be cast to integer"),
+    ("BDN_AGENT_ADVERTISE", "http://[fd00::5:8471", "Invalid IPv6 URL"),
+    ("BDN_AGENT_PORT", "tcp://10.0.0.1:8471", "valid integer"),  # what Kubernetes sets for a service bdn-agent
+    ("BDN_AGENT_ROLES", "node,king", "'node' or 'cluster'"),
+    ("BDN_AGENT_ROLES", "", "at least 1 item"),
+    ("BDN_AGENT_EXPOSURE", "fuse", "'auto', 'bind', 'symlink' or 'none'"),
+    ("BDN_AUTH", "maybe", "'off' or 'token'"),
+    ("BDN_AGENT_HOST", "0.0.0.0", "set BDN_AUTH=token"),
+])  # fmt: skip
 def test_a_bad_value_is_refused_with_the_name_of_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
 ) -> None:
@@ -107,15 +104,12 @@ def test_a_config_file_that_makes_no_sense_is_refused(
         load_settings()
 
 
-@pytest.mark.parametrize(
-    ("given", "address"),
-    [
-        ({}, "http://127.0.0.1:8471"),  # everything on one machine
-        ({"url": "http://mirror.example:8460"}, None),
-        ({"url": "http://mirror.example:8460", "advertise": "http://10.0.0.5:1"}, "http://10.0.0.5:1"),
-        ({"url": "http://mirror.example:8460", "host": "10.0.0.5", "auth": "token"}, "http://10.0.0.5:8471"),
-        ({"host": "fd00::5", "auth": "token"}, "http://[fd00::5]:8471"),
-    ],
-)
+@pytest.mark.parametrize(("given", "address"), [
+    ({}, "http://127.0.0.1:8471"),  # everything on one machine
+    ({"url": "http://mirror.example:8460"}, None),
+    ({"url": "http://mirror.example:8460", "advertise": "http://10.0.0.5:1"}, "http://10.0.0.5:1"),
+    ({"url": "http://mirror.example:8460", "host": "10.0.0.5", "auth": "token"}, "http://10.0.0.5:8471"),
+    ({"host": "fd00::5", "auth": "token"}, "http://[fd00::5]:8471"),
+])  # fmt: skip
 def test_peers_are_told_an_address_only_if_it_leads_them_here(given: dict[str, str], address: str | None) -> None:
     assert load_settings(**given).advertised(8471) == address

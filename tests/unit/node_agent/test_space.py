@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bdn.core.cache.ledger import SpaceLedger
-from bdn.core.cache.tier_budgets import TierBudgets
-from node_agent.cache.space import Allowed, Space
+from bdn.core.cache.index import SpaceLedger
+from node_agent.cache.space import Allowed, Space, TierBudgets
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.places import Places
 from tests.support.content.names import named
@@ -30,17 +29,14 @@ def space_of(places: Places, allowed: Allowed, committed: int = 0, roles: tuple[
     return Space(places, UnnamedBytes(), allowed, roles, node=node, cluster=SpaceLedger())
 
 
-@pytest.mark.parametrize(
-    ("limit", "headroom", "committed", "budget"),
-    [
-        (None, None, 0, 35_000),  # 40,000 free, less 5 % of the disk
-        (None, None, 50_000, 85_000),  # what we hold is ours to use
-        (None, None, 90_000, 90_000),  # 90 % of the disk at most
-        (10_000, None, 0, 10_000),
-        (10_000, 39_000, 0, 1_000),  # others have filled the disk: the operator's figure is not there to be had
-        (10_000, 50_000, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("limit", "headroom", "committed", "budget"), [
+    (None, None, 0, 35_000),  # 40,000 free, less 5 % of the disk
+    (None, None, 50_000, 85_000),  # what we hold is ours to use
+    (None, None, 90_000, 90_000),  # 90 % of the disk at most
+    (10_000, None, 0, 10_000),
+    (10_000, 39_000, 0, 1_000),  # others have filled the disk: the operator's figure is not there to be had
+    (10_000, 50_000, 0, 0),
+])  # fmt: skip
 def test_the_budget_is_what_is_allowed_and_what_is_really_there(
     places: Places, limit: int | None, headroom: int | None, committed: int, budget: int
 ) -> None:
@@ -90,16 +86,6 @@ def test_what_is_held_gives_way_to_others_down_to_what_is_kept_and_the_rest_is_t
     began, ended = (record.message for record in caplog.records)
     assert began.startswith(f"others fill the disk of {places.root}: 10 KB more are held than it has for us")
     assert ended == f"the disk of {places.root} has room for what is held again"
-
-
-def test_a_cluster_tier_that_started_on_a_full_disk_gets_its_share_once_others_have_gone(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    space = space_of(places, Allowed(), roles=("node", "cluster"))
-    for left, expected in ((0, 0), (400, 3_500)):
-        disk = SimpleNamespace(f_blocks=1000, f_frsize=100, f_bavail=left)
-        monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: disk)
-        assert space.budgets().cluster == expected
 
 
 def test_the_last_blocks_of_a_million_small_files_are_counted_before_they_are_let_in(places: Places) -> None:

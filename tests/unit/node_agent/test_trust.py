@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import digest_of
-from bdn.core.errors import DiskFailedError, GrantExpiredError, GrantInvalidError, InternalError
+from bdn.core.errors import DiskFailedError, GrantExpiredError, InternalError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.wire.grants import GrantSigner, UnknownKeyError, new_signing_key
 from node_agent.trust import Trust
@@ -41,17 +41,6 @@ def test_a_grant_that_was_verified_before_expires_all_the_same(tmp_path: Path) -
 
     with pytest.raises(GrantExpiredError):
         trust.verify(token)
-
-
-def test_an_altered_grant_is_not_valid(tmp_path: Path) -> None:
-    trust = trust_at(tmp_path, Clock(1000.0))
-    trust.update([SIGNER.public_key])
-    head, body, signature = SIGNER.sign(GRANT).split(".")
-    other = SIGNER.sign(Grant("another", GRANT.mounts, GRANT.expires_at)).split(".")[1]
-
-    for forged in (f"{head}.{other}.{signature}", f"{head}.{body}", "rubbish", ""):
-        with pytest.raises(GrantInvalidError):
-            trust.verify(forged)
 
 
 def test_keys_that_are_withdrawn_are_not_believed_any_more(tmp_path: Path) -> None:

@@ -131,26 +131,19 @@ def view(tmp_path: Path) -> tuple[Places, Manifest, Path]:
     return places, manifest, tmp_path / "view"
 
 
-def test_a_view_that_lacks_a_file_is_not_intact(view: tuple[Places, Manifest, Path]) -> None:
+@pytest.mark.parametrize(("path", "content", "expected"), [
+    ("config.json", None, Difference("config.json", None)),
+    ("deep/notes.txt", "mine", Difference(None, "deep/notes.txt")),
+    ("config.json", "[]", Difference(None, "config.json")),  # as long as ours
+], ids=["missing", "added", "replaced"])  # fmt: skip
+def test_a_file_that_is_missing_added_or_replaced_is_named(
+    view: tuple[Places, Manifest, Path], path: str, content: str | None, expected: Difference
+) -> None:
     places, manifest, root = view
-    (root / "config.json").unlink()
-
-    assert compare_view(manifest, root, places) == Difference("config.json", None)
-
-
-def test_a_file_that_somebody_added_is_not_ours(view: tuple[Places, Manifest, Path]) -> None:
-    places, manifest, root = view
-    (root / "deep/notes.txt").write_text("mine")
-
-    assert compare_view(manifest, root, places) == Difference(None, "deep/notes.txt")
-
-
-def test_a_file_that_somebody_replaced_is_not_ours(view: tuple[Places, Manifest, Path]) -> None:
-    places, manifest, root = view
-    (root / "config.json").unlink()
-    (root / "config.json").write_text("[]")  # as long as ours
-
-    assert compare_view(manifest, root, places) == Difference(None, "config.json")
+    (root / path).unlink(missing_ok=True)
+    if content is not None:
+        (root / path).write_text(content)
+    assert compare_view(manifest, root, places) == expected
 
 
 def test_a_link_in_the_place_of_a_file_is_not_ours(view: tuple[Places, Manifest, Path]) -> None:

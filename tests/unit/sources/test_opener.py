@@ -60,14 +60,11 @@ async def location_of(uri: str, settings: UpstreamSettings) -> Location:
         return await source.locate(UpstreamFile("a", 1, Identity.of("organisation:acme", "s3"), "a b/ü", '"etag"'))
 
 
-@pytest.mark.parametrize(
-    ("bucket", "endpoint", "start"),
-    [
-        ("plain", None, "https://plain.s3.eu-west-1.amazonaws.com/"),
-        ("dot.ted", None, "https://s3.eu-west-1.amazonaws.com/dot.ted/"),
-        ("plain", "https://minio.example:9000", "https://minio.example:9000/plain/"),
-    ],
-)
+@pytest.mark.parametrize(("bucket", "endpoint", "start"), [
+    ("plain", None, "https://plain.s3.eu-west-1.amazonaws.com/"),
+    ("dot.ted", None, "https://s3.eu-west-1.amazonaws.com/dot.ted/"),
+    ("plain", "https://minio.example:9000", "https://minio.example:9000/plain/"),
+])  # fmt: skip
 async def test_only_aws_is_addressed_by_virtual_host_and_only_where_the_name_has_no_dots(
     bucket: str, endpoint: str | None, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,14 +12,11 @@ from bdn.sources.sign_in import Secret
 from tests.doubles.gcs_accounts import GoogleAccount
 
 
-@pytest.mark.parametrize(
-    ("url", "proxy"),
-    [
-        ("https://storage.example/b", "http://proxy.example:3128"),
-        ("https://sub.internal.example/b", None),
-        ("http://storage.example/b", None),
-    ],
-)
+@pytest.mark.parametrize(("url", "proxy"), [
+    ("https://storage.example/b", "http://proxy.example:3128"),
+    ("https://sub.internal.example/b", None),
+    ("http://storage.example/b", None),
+])  # fmt: skip
 def test_https_addresses_go_by_the_proxy_unless_they_are_excepted(
     monkeypatch: pytest.MonkeyPatch, url: str, proxy: str | None
 ) -> None:

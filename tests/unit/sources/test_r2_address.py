@@ -3,16 +3,13 @@ import pytest
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template, r2_address
 
 
-@pytest.mark.parametrize(
-    ("template", "without", "with_jurisdiction"),
-    [
-        (CLOUDFLARE_R2, "https://4cc0.r2.cloudflarestorage.com", "https://4cc0.eu.r2.cloudflarestorage.com"),
-        ("https://{account}.{jurisdiction}.r2.test", "https://4cc0.r2.test", "https://4cc0.eu.r2.test"),
-        ("https://r2.test/{account}/{jurisdiction}", "https://r2.test/4cc0/", "https://r2.test/4cc0/eu"),
-        ("https://r2.test:8443", "https://r2.test:8443", "https://r2.test:8443"),
-        ("http://[::1]:9000", "http://[::1]:9000", "http://[::1]:9000"),
-    ],
-)
+@pytest.mark.parametrize(("template", "without", "with_jurisdiction"), [
+    (CLOUDFLARE_R2, "https://4cc0.r2.cloudflarestorage.com", "https://4cc0.eu.r2.cloudflarestorage.com"),
+    ("https://{account}.{jurisdiction}.r2.test", "https://4cc0.r2.test", "https://4cc0.eu.r2.test"),
+    ("https://r2.test/{account}/{jurisdiction}", "https://r2.test/4cc0/", "https://r2.test/4cc0/eu"),
+    ("https://r2.test:8443", "https://r2.test:8443", "https://r2.test:8443"),
+    ("http://[::1]:9000", "http://[::1]:9000", "http://[::1]:9000"),
+])  # fmt: skip
 def test_placeholders_are_filled_in_and_an_absent_jurisdiction_takes_its_dot_along(
     template: str, without: str, with_jurisdiction: str
 ) -> None:

@@ -52,35 +52,29 @@ def test_quoted_keys_are_read_as_the_sdk_reads_them(keys: list[str], sizes: int)
     assert [found.name for found in ours] == keys
 
 
-@pytest.mark.parametrize(
-    ("head", "following"),
-    [
-        ("", None),
-        ("<IsTruncated>false</IsTruncated><NextContinuationToken>t</NextContinuationToken>", None),
-        ("<IsTruncated>true</IsTruncated><NextContinuationToken>t/+=</NextContinuationToken>", "t/+="),
-    ],
-)
+@pytest.mark.parametrize(("head", "following"), [
+    ("", None),
+    ("<IsTruncated>false</IsTruncated><NextContinuationToken>t</NextContinuationToken>", None),
+    ("<IsTruncated>true</IsTruncated><NextContinuationToken>t/+=</NextContinuationToken>", "t/+="),
+])  # fmt: skip
 def test_the_token_of_the_next_page_counts_where_there_is_one(head: str, following: str | None) -> None:
     assert read_page(document(head=head)).following == following
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"", "not XML"),
-        (b"not a listing", "not XML"),
-        (document(entry("a"))[:-10], "not XML"),
-        (b"<html></html>", "'html'"),
-        (b"<Error><Code>SlowDown</Code></Error>", "'Error'"),
-        (document(head="<IsTruncated>true</IsTruncated>"), "does not tell where"),
-        (document("<ETag>e</ETag><Size>1</Size>"), "without key, ETag or size"),
-        (document("<Key></Key><ETag>e</ETag><Size>1</Size>"), "without key, ETag or size"),
-        (document("<Key>k</Key><Size>1</Size>"), "without key, ETag or size"),
-        (document("<Key>k</Key><ETag>e</ETag>"), "without key, ETag or size"),
-        (document(entry("k", size="many")), "without key, ETag or size"),
-        (document(entry("%ff"), head="<EncodingType>url</EncodingType>"), "without key, ETag or size"),
-    ],
-)
+@pytest.mark.parametrize(("body", "said"), [
+    (b"", "not XML"),
+    (b"not a listing", "not XML"),
+    (document(entry("a"))[:-10], "not XML"),
+    (b"<html></html>", "'html'"),
+    (b"<Error><Code>SlowDown</Code></Error>", "'Error'"),
+    (document(head="<IsTruncated>true</IsTruncated>"), "does not tell where"),
+    (document("<ETag>e</ETag><Size>1</Size>"), "without key, ETag or size"),
+    (document("<Key></Key><ETag>e</ETag><Size>1</Size>"), "without key, ETag or size"),
+    (document("<Key>k</Key><Size>1</Size>"), "without key, ETag or size"),
+    (document("<Key>k</Key><ETag>e</ETag>"), "without key, ETag or size"),
+    (document(entry("k", size="many")), "without key, ETag or size"),
+    (document(entry("%ff"), head="<EncodingType>url</EncodingType>"), "without key, ETag or size"),
+])  # fmt: skip
 def test_anything_else_is_no_listing(body: bytes, said: str) -> None:
     with pytest.raises(NotAListingError, match=said):
         read_page(body)

@@ -92,15 +92,12 @@ def test_an_address_expires_with_its_time_or_with_the_keys(ends: float | None, e
     assert GetSigner.of("https://s3.test/w/", "auto", credentials, SIGNED_AT, 3600).expires_at == expected
 
 
-@pytest.mark.parametrize(
-    ("base", "host"),
-    [
-        ("https://s3.test:443/w/", "s3.test"),
-        ("https://s3.test:4430/w/", "s3.test:4430"),
-        ("http://S3.test:80/w/", "s3.test"),
-        ("http://[::1]:9000/w/", "[::1]:9000"),
-    ],
-)
+@pytest.mark.parametrize(("base", "host"), [
+    ("https://s3.test:443/w/", "s3.test"),
+    ("https://s3.test:4430/w/", "s3.test:4430"),
+    ("http://S3.test:80/w/", "s3.test"),
+    ("http://[::1]:9000/w/", "[::1]:9000"),
+])  # fmt: skip
 def test_the_host_is_signed_as_clients_send_it(base: str, host: str) -> None:
     signer = GetSigner.of(base, "auto", S3Credentials("AKIA", "secret"), SIGNED_AT, 3600)
     request = asked(signer.address("k"), host=host)

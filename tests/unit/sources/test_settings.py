@@ -42,15 +42,12 @@ def test_token_services_stand_where_the_operator_says() -> None:
     assert settings.google_iam_url == "https://iam.example"
 
 
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [
-        ("", "https://storage.googleapis.com"),
-        ("localhost:9023", "http://localhost:9023"),
-        ("http://localhost:9023/", "http://localhost:9023"),
-        ("https://gcs.example", "https://gcs.example"),
-    ],
-)
+@pytest.mark.parametrize(("host", "address"), [
+    ("", "https://storage.googleapis.com"),
+    ("localhost:9023", "http://localhost:9023"),
+    ("http://localhost:9023/", "http://localhost:9023"),
+    ("https://gcs.example", "https://gcs.example"),
+])  # fmt: skip
 def test_an_emulator_of_gcs_is_named_as_google_s_own_clients_take_it(host: str, address: str) -> None:
     settings = UpstreamSettings.from_environment({"STORAGE_EMULATOR_HOST": host})
     assert settings.gcs_endpoint_url == address

@@ -55,15 +55,12 @@ def test_a_provider_is_taken_by_each_of_its_names(prefix: str) -> None:
     assert account.token_audience == f"https://iam.googleapis.com/{NAME}"
 
 
-@pytest.mark.parametrize(
-    "email",
-    [
-        "weights@project.iam.gserviceaccount.com",
-        "weights@project.example.com.iam.gserviceaccount.com",
-        "123-compute@developer.gserviceaccount.com",
-        "project@appspot.gserviceaccount.com",
-    ],
-)
+@pytest.mark.parametrize("email", [
+    "weights@project.iam.gserviceaccount.com",
+    "weights@project.example.com.iam.gserviceaccount.com",
+    "123-compute@developer.gserviceaccount.com",
+    "project@appspot.gserviceaccount.com",
+])  # fmt: skip
 def test_service_accounts_of_all_kinds_are_taken(email: str) -> None:
     assert GoogleServiceAccount.of(email, NAME, ASSERTION).email == email
 

@@ -11,7 +11,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.store.directory import KEPT, DirectoryStore
-from tests.support.crash.rotting import HOW, rot
+from tests.support.crash.rot import HOW, rot
 
 CONTENT = b"the bytes of a chunk" * 1000
 CHUNK = digest_of(CONTENT)

@@ -1,16 +1,14 @@
 """Large chunks bypass the page cache where that is possible, and are the same bytes where it is not."""
 
-import errno
 import mmap
 from pathlib import Path
 
 import pytest
 
 from bdn.core.digest import digest_of
-from bdn.core.errors import StoreUnavailableError
 from bdn.disk.direct import LEAST_BYTES
 from bdn.store.directory import DirectoryStore
-from tests.support.crash.scripted_writes import Writes, aligned, failing
+from tests.support.crash.scripted_writes import Writes, aligned
 
 CONTENT = bytes(range(256)) * (LEAST_BYTES // 256 + mmap.PAGESIZE // 256)
 
@@ -38,12 +36,3 @@ def test_large_aligned_chunks_are_written_directly_and_one_unaligned_buffer_chan
         writes.seen.clear()
         assert stored(store, content) == bytes(content)
         assert [is_direct for _, _, is_direct in writes.seen] == kinds
-
-
-def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, writes = DirectoryStore(tmp_path), Writes.noted(monkeypatch)
-    writes.steps = [failing(errno.ENOSPC)]
-    with pytest.raises(StoreUnavailableError, match="No space left"):
-        store.put(digest_of(CONTENT), aligned(CONTENT))
-    assert not list((tmp_path / "incoming").iterdir())
-    assert stored(store, aligned(CONTENT)) == CONTENT

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.digest import digest_of
-from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.errors import StoreUnavailableError
 from bdn.store.directory import DirectoryStore
 
 CONTENT = b"the bytes of a chunk"
@@ -82,21 +82,6 @@ def test_the_folder_of_the_chunks_is_itself_durable(root: Path, monkeypatch: pyt
     steps = [step for step in recorder.steps if "incoming" not in step]
     made = ["mkdir store", "fsync .", "mkdir store/chunks", "fsync store"]
     assert steps == [*made, "mkdir store/aside", "fsync store"]
-
-
-def test_a_chunk_is_not_visible_before_its_data_is_synced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DirectoryStore(root)
-    recorder = Recorder(root, monkeypatch)
-    seen: list[bool] = []
-
-    def look() -> None:
-        with pytest.raises(NotFoundError):
-            store.open(CHUNK)
-        seen.append((root / PLACE).exists())
-
-    recorder.before["fdatasync incoming/*"] = look
-    store.put(CHUNK, memoryview(CONTENT))
-    assert seen == [False]
 
 
 def test_who_finds_a_chunk_that_another_is_just_putting_makes_it_durable_too(

@@ -33,12 +33,6 @@ def test_a_store_makes_its_folder_with_all_parents(tmp_path: Path) -> None:
     assert files_below(tmp_path) == [f"a/b/chunks/{CHUNK.fanout}"]
 
 
-def test_a_store_finds_the_chunks_of_an_earlier_one(root: Path) -> None:
-    DirectoryStore(root).put(CHUNK, memoryview(CONTENT))
-    with DirectoryStore(root).open(CHUNK) as file:
-        assert file.read() == CONTENT
-
-
 def test_a_chunk_is_one_read_only_file_named_by_its_digest_and_nothing_else_is_left(root: Path) -> None:
     umask = os.umask(0o022)
     try:
@@ -56,14 +50,6 @@ def test_what_a_crash_left_half_written_is_cleared_and_no_chunk_with_it(root: Pa
     (root / "incoming" / "4711-aabbccdd-1").write_bytes(b"")
     DirectoryStore(root).clear_incoming()
     assert files_below(root) == [f"chunks/{CHUNK.fanout}"]
-
-
-def test_half_written_files_are_never_taken_for_chunks(root: Path) -> None:
-    store = DirectoryStore(root)
-    (root / "incoming" / CHUNK.hex).write_bytes(CONTENT[:3])
-    store.put(CHUNK, memoryview(CONTENT))
-    with store.open(CHUNK) as file:
-        assert file.read() == CONTENT
 
 
 def test_a_write_that_the_kernel_cuts_short_is_continued(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

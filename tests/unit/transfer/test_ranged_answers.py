@@ -80,22 +80,19 @@ def test_the_whole_file_is_no_data_even_when_the_whole_file_was_asked_for(source
         source.read(0, SIZE)
 
 
-@pytest.mark.parametrize(
-    ("stated", "expected"),
-    [
-        ("", UpstreamUnavailableError),
-        ("Content-Range: bytes 1-10/4096", UpstreamUnavailableError),
-        ("Content-Range: bytes 0-8/4096", UpstreamUnavailableError),
-        ("Content-Range: bytes 0-10/4096", UpstreamUnavailableError),
-        ("Content-Range: bytes 0-9/*", UpstreamUnavailableError),
-        ("Content-Range: bytes 9-0/4096", UpstreamUnavailableError),
-        ("Content-Range: items 0-9/4096", UpstreamUnavailableError),
-        (f"Content-Range: bytes 0-9/{'9' * 5000}", UpstreamUnavailableError),
-        ("Content-Range: bytes 0-9/4097", SourceChangedError),
-        ("Content-Range: bytes 0-9/10", SourceChangedError),
-        ("Content-Range: bytes 0-7/8", SourceChangedError),  # the file shrank, and the range was cut to what is left
-    ],
-)
+@pytest.mark.parametrize(("stated", "expected"), [
+    ("", UpstreamUnavailableError),
+    ("Content-Range: bytes 1-10/4096", UpstreamUnavailableError),
+    ("Content-Range: bytes 0-8/4096", UpstreamUnavailableError),
+    ("Content-Range: bytes 0-10/4096", UpstreamUnavailableError),
+    ("Content-Range: bytes 0-9/*", UpstreamUnavailableError),
+    ("Content-Range: bytes 9-0/4096", UpstreamUnavailableError),
+    ("Content-Range: items 0-9/4096", UpstreamUnavailableError),
+    (f"Content-Range: bytes 0-9/{'9' * 5000}", UpstreamUnavailableError),
+    ("Content-Range: bytes 0-9/4097", SourceChangedError),
+    ("Content-Range: bytes 0-9/10", SourceChangedError),
+    ("Content-Range: bytes 0-7/8", SourceChangedError),  # the file shrank, and the range was cut to what is left
+])  # fmt: skip
 def test_an_answer_about_other_bytes_is_no_data(reader: RangedReader, stated: str, expected: type[BdnError]) -> None:
     headers = [stated] if stated else []
     play = answering(message("206 Partial Content", *headers, "Content-Length: 10", body=CONTENT[:10]))
@@ -132,16 +129,13 @@ def test_an_answer_in_pieces_of_unknown_length_is_read(reader: RangedReader) -> 
     assert read_raw(reader, answering(chunked(CONTENT[:8])), 0, 8) == CONTENT[:8]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(chunked(CONTENT[:4]), id="ends early"),
-        pytest.param(chunked(CONTENT[:4], end=b""), id="breaks off between pieces"),
-        pytest.param(chunked(CONTENT[:4], end=b"4\r\nab"), id="breaks off inside a piece"),
-        pytest.param(chunked(CONTENT[:4], end=b"what\r\n"), id="holds nonsense"),
-        pytest.param(chunked(CONTENT[:12]), id="goes on past the range"),
-    ],
-)
+@pytest.mark.parametrize("answer", [
+    pytest.param(chunked(CONTENT[:4]), id="ends early"),
+    pytest.param(chunked(CONTENT[:4], end=b""), id="breaks off between pieces"),
+    pytest.param(chunked(CONTENT[:4], end=b"4\r\nab"), id="breaks off inside a piece"),
+    pytest.param(chunked(CONTENT[:4], end=b"what\r\n"), id="holds nonsense"),
+    pytest.param(chunked(CONTENT[:12]), id="goes on past the range"),
+])  # fmt: skip
 def test_an_answer_in_pieces_that_is_not_as_long_as_the_range_is_no_data(reader: RangedReader, answer: bytes) -> None:
     with pytest.raises(UpstreamUnavailableError):
         read_raw(reader, answering(answer), 0, 8)
@@ -219,15 +213,12 @@ def test_a_status_says_who_is_to_blame(reader: RangedReader, status: int, expect
     assert raised.value.details()["source"] == SOURCE
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, None),
-        ({"Retry-After": "7"}, 7.0),
-        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
-        ({"ratelimit": '"api";r=0;t=55'}, 55.0),
-    ],
-)
+@pytest.mark.parametrize(("headers", "seconds"), [
+    ({}, None),
+    ({"Retry-After": "7"}, 7.0),
+    ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+    ({"ratelimit": '"api";r=0;t=55'}, 55.0),
+])  # fmt: skip
 def test_a_limited_request_knows_how_long_to_wait(
     source: Upstream, headers: dict[str, str], seconds: float | None
 ) -> None:
@@ -255,15 +246,12 @@ def test_no_error_holds_a_signed_address_or_a_credential(source: Upstream, fault
     check_discreet(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "header"),
-    [
-        ("/file?X-Amz-Signature=5igned", "Bearer hf_t0ken\n"),  # a secret's file that ends with a new line
-        ("/file?X-Amz-Signature=5igned", "Bearer hf_t0ken\u2026"),
-        ("/file name?X-Amz-Signature=5igned", "Bearer hf_t0ken"),
-        ("/\xfc?X-Amz-Signature=5igned", "Bearer hf_t0ken"),
-    ],
-)
+@pytest.mark.parametrize(("path", "header"), [
+    ("/file?X-Amz-Signature=5igned", "Bearer hf_t0ken\n"),  # a secret's file that ends with a new line
+    ("/file?X-Amz-Signature=5igned", "Bearer hf_t0ken\u2026"),
+    ("/file name?X-Amz-Signature=5igned", "Bearer hf_t0ken"),
+    ("/\xfc?X-Amz-Signature=5igned", "Bearer hf_t0ken"),
+])  # fmt: skip
 def test_a_request_that_cannot_be_sent_is_an_error_that_holds_no_secret(
     source: Upstream, path: str, header: str
 ) -> None:

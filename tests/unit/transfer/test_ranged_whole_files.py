@@ -94,20 +94,17 @@ def test_an_upstream_may_answer_with_the_range_that_is_the_whole() -> None:
     assert read_raw(partial(CONTENT, 0, SIZE)) == (CONTENT, None)
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (message("200 OK", f"Content-Length: {SIZE - 1}", body=CONTENT[:-1]), SourceChangedError),
-        (message("200 OK", f"Content-Length: {SIZE + 1}", body=CONTENT + b"x"), SourceChangedError),
-        (message("200 OK", body=CONTENT), SourceChangedError),
-        (message("200 OK", "Transfer-Encoding: chunked", body=b"0\r\n\r\n"), SourceChangedError),
-        (message("200 OK", f"Content-Length: {SIZE}", body=CONTENT[:-1]), UpstreamUnavailableError),
-        (message("203 Changed on the way", f"Content-Length: {SIZE}", body=CONTENT), UpstreamUnavailableError),
-        (partial(CONTENT[1:], 1, SIZE), UpstreamUnavailableError),
-        (partial(CONTENT[:-1], 0, SIZE), UpstreamUnavailableError),
-        (partial(CONTENT, 0, SIZE + 1), SourceChangedError),
-    ],
-)
+@pytest.mark.parametrize(("answer", "expected"), [
+    (message("200 OK", f"Content-Length: {SIZE - 1}", body=CONTENT[:-1]), SourceChangedError),
+    (message("200 OK", f"Content-Length: {SIZE + 1}", body=CONTENT + b"x"), SourceChangedError),
+    (message("200 OK", body=CONTENT), SourceChangedError),
+    (message("200 OK", "Transfer-Encoding: chunked", body=b"0\r\n\r\n"), SourceChangedError),
+    (message("200 OK", f"Content-Length: {SIZE}", body=CONTENT[:-1]), UpstreamUnavailableError),
+    (message("203 Changed on the way", f"Content-Length: {SIZE}", body=CONTENT), UpstreamUnavailableError),
+    (partial(CONTENT[1:], 1, SIZE), UpstreamUnavailableError),
+    (partial(CONTENT[:-1], 0, SIZE), UpstreamUnavailableError),
+    (partial(CONTENT, 0, SIZE + 1), SourceChangedError),
+])  # fmt: skip
 def test_an_answer_that_is_not_exactly_the_file_is_no_data(answer: bytes, expected: type[BdnError]) -> None:
     with pytest.raises(expected) as raised:
         read_raw(answer)

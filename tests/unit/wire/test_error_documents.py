@@ -14,7 +14,7 @@ from pydantic import ValidationError
 import bdn
 from bdn.core import errors
 from bdn.core.errors import BdnError, InternalError, StoreUnavailableError
-from bdn.net.api_server.service import describe_validation
+from bdn.net.api_server import describe_validation
 from bdn.wire.errors import ErrorDocument, ReportedError, body_of, document_of, error_from, status_of
 from bdn.wire.stage_schema import StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody

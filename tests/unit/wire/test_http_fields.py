@@ -53,14 +53,11 @@ def test_no_range_of_an_empty_chunk_can_be_satisfied(header: str) -> None:
         parse_range(header, 0)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        None, "", "bytes", "bytes=", "bytes=-", "bytes=9-0", "bytes=a-b", "bytes=0-9,20-29", "bytes=0-9,", "bytes=0 - 9",
-        "bytes=0--9", "bytes=+0-9", "bytes=1.0-2", "items=0-9", "0-9", "bytes=0-9;", "bytes=\u0660-\u0669",
-        "bytes=0-" + "9" * 5000,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("header", [
+    None, "", "bytes", "bytes=", "bytes=-", "bytes=9-0", "bytes=a-b", "bytes=0-9,20-29", "bytes=0-9,", "bytes=0 - 9",
+    "bytes=0--9", "bytes=+0-9", "bytes=1.0-2", "items=0-9", "0-9", "bytes=0-9;", "bytes=\u0660-\u0669",
+    "bytes=0-" + "9" * 5000,
+])  # fmt: skip
 def test_what_is_not_one_range_of_bytes_is_ignored(header: str | None) -> None:
     assert parse_range(header, 100) is None
 
@@ -103,19 +100,12 @@ def test_no_header_makes_a_range_outside_the_size(header: str, size: int) -> Non
     assert stated is None or stated[0].stop <= stated[1]
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        None, "", "bytes 0-9", "bytes 0-9/*", "bytes */100", "bytes 9-0/100", "bytes 0-9/9", "bytes 0-9/0", "bytes=0-9/100",
-        "bytes 0-9/100 ", "bytes -9/100", "bytes 0-/100", "items 0-9/100", "bytes 0-9/" + "9" * 5000,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("header", [
+    None, "", "bytes 0-9", "bytes 0-9/*", "bytes */100", "bytes 9-0/100", "bytes 0-9/9", "bytes 0-9/0", "bytes=0-9/100",
+    "bytes 0-9/100 ", "bytes -9/100", "bytes 0-/100", "items 0-9/100", "bytes 0-9/" + "9" * 5000,
+])  # fmt: skip
 def test_an_answer_says_which_bytes_of_how_many_or_says_nothing(header: str | None) -> None:
     assert parse_content_range(header) is None
-
-
-def test_the_last_byte_may_be_the_files_last() -> None:
-    assert parse_content_range("bytes 0-9/10") == (ByteRange(0, 10), 10)
 
 
 NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110, section 5.6.7
@@ -165,10 +155,6 @@ def test_dictionaries_with_names_in_lower_case_are_understood() -> None:
     assert (
         parse_retry_after({"ratelimit": '"api";r=0;t=55'}) == parse_retry_after({"RateLimit": '"api";r=0;t=55'}) == 55
     )
-
-
-def test_no_header_says_nothing() -> None:
-    assert parse_retry_after({}) is None
 
 
 def test_headers_of_http_client_are_found_in_any_spelling() -> None:

@@ -1,4 +1,4 @@
-"""docs/contract.md is the contract: what the code offers stands on the page, and nothing else does."""
+"""docs/contract.md and docs/metrics.md say what the code offers, and nothing else."""
 
 import importlib
 import json
@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from bdn.cli.clients import ClientSettings
@@ -28,7 +29,6 @@ from tests.support.agent.site import serving_agent
 from tests.support.mirror.service import MirrorUnderTest
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/contract.md").read_text()
 
@@ -181,3 +181,31 @@ def test_every_exit_code_names_the_errors_that_lead_to_it() -> None:
     for code, means in ((int(row[0]), row[1]) for row in rows("code | means")):
         named = set(re.findall(r"[A-Z]+_[A-Z_]+", means))
         assert code == 1 or named == {one for one in codes() if exit_code_of(reported(one)) == code}
+
+
+# --- docs/metrics.md names what services really tell Prometheus, and nothing else ---
+METRICS_PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+
+
+def documented(section: str) -> set[str]:
+    rows = [
+        row for row in METRICS_PAGE.split(f"## {section}\n")[1].split("\n## ")[0].splitlines() if row.startswith("| `")
+    ]
+    return {name for row in rows for name in re.findall(r"`(bdn_\w+)`", row.split(" | ")[0])}
+
+
+def told(text: str) -> set[str]:
+    """Without the moments at which counters began, which the client library adds."""
+    families = [family for family in text_string_to_metric_families(text) if not family.name.endswith("_created")]
+    return {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+
+
+async def test_the_agents_metrics_are_documented(agents_mirror: AgentMirror, tmp_path: Path) -> None:
+    async with Rig(agents_mirror, tmp_path).agent() as agent:
+        text = agent.metrics.render(await agent.holdings.tiers()).decode()
+
+    assert documented("Agent") == told(text)
+
+
+async def test_the_mirrors_metrics_are_documented(idle: MirrorUnderTest) -> None:
+    assert documented("Mirror") == told((await idle.http.get("/metrics")).text)

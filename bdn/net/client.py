@@ -1,21 +1,29 @@
-"""The HTTP APIs of the mirror and of the agent, one method per route."""
+"""Requests to one service and its small JSON documents, over TCP or a unix socket."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+import ssl
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
-from urllib.parse import quote
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx2
+from pydantic import BaseModel, ValidationError
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import InternalError
+from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.manifest import MalformedDocumentError, Manifest
-from bdn.net.client.service_client import OUTAGE_RETRY, OutageRetry, Params, ServiceClient
+from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
 from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
-from bdn.wire.errors import WrongDocumentError
+from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, error_from
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
+from bdn.wire.http_fields import ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, Plan
@@ -37,6 +45,206 @@ from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, StageDocument, StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody
+
+LONGEST_WAIT_SECONDS: Final = 60.0  # of one request
+_CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
+# h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
+_ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
+OUTAGE_SECONDS: Final = 600.0  # a mirror that is restarted, or moved to another machine, is back by then
+_OUTAGE_POLICY: Final = RetryPolicy(attempts=sys.maxsize, first_seconds=0.5, longest_seconds=10.0)
+_Body = TypeVar("_Body", bound=BaseModel)
+_Answer = TypeVar("_Answer")
+Params = Mapping[str, str | list[str]]
+
+
+class ServiceClient:
+    """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
+
+    A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come.
+    ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
+    read to its end; None means no limit, for trusted services.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        bearer: str | None = None,
+        *,
+        organisation: str | None = None,
+        timeout_seconds: float = 30.0,
+        most_bytes: int | None = None,
+    ) -> None:
+        self.address = address
+        self._most_bytes = most_bytes
+        socket = address.removeprefix("unix:") if address.startswith("unix:") else None
+        self.base_url = "http://agent" if socket else address.rstrip("/")
+        self._timeout_seconds = timeout_seconds
+        self._http = httpx2.AsyncClient(
+            base_url=self.base_url,
+            transport=httpx2.AsyncHTTPTransport(uds=socket, limits=_ONE_REQUEST_EACH) if socket else None,
+            limits=_ONE_REQUEST_EACH,
+            headers=({"Authorization": f"Bearer {bearer}"} if bearer else {})
+            | ({ORGANISATION_HEADER: organisation} if organisation else {}),
+            timeout=timeout_seconds,
+            # The authorities that byte threads believe, and SSL_CERT_FILE names. They take 20 ms to load.
+            verify=ssl.create_default_context() if address.startswith("https:") else False,
+            trust_env=not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def ready(self) -> bool:
+        """Whether the service answers and can work."""
+        try:
+            await self._send("GET", "/readyz")
+        except BdnError:
+            return False
+        return True
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        bearer: str | None = None,
+        wait_seconds: float = 0,
+    ) -> bytes:
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        content = body.model_dump_json() if body is not None else None
+        longest = self._timeout_seconds + wait_seconds
+        try:
+            async with asyncio.timeout(longest):
+                async with self._http.stream(
+                    method,
+                    path,
+                    content=content,
+                    params=params,
+                    headers=headers,
+                    timeout=httpx2.Timeout(longest, connect=min(_CONNECT_SECONDS, self._timeout_seconds)),
+                    extensions={"trace": _HandshakeTrace()},
+                ) as response:
+                    answer = await self._read(response, path)
+        except httpx2.RequestError as error:
+            raise ServiceUnreachableError(self.address, str(error) or type(error).__name__) from error
+        except TimeoutError as error:
+            raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
+        if not response.is_success:
+            reported = error_from(response.status_code, answer)
+            if isinstance(reported, StoreUnavailableError):
+                # A gateway's, which does not say in front of whom it stands.
+                raise ServiceUnreachableError(self.address, reported.reason)
+            raise reported
+        return answer
+
+    async def _read(self, response: httpx2.Response, path: str) -> bytes:
+        if self._most_bytes is None:
+            return await response.aread()
+        answer = bytearray()
+        async for piece in response.aiter_bytes():
+            answer += piece
+            if len(answer) > self._most_bytes:
+                raise WrongDocumentError(
+                    f"the answer for {path}", self.address, f"it has more than {self._most_bytes} bytes"
+                )
+        return bytes(answer)
+
+    async def _call(
+        self,
+        kind: type[_Body],
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        wait_seconds: float = 0,
+    ) -> _Body:
+        content = await self._send(method, path, body=body, params=params, wait_seconds=wait_seconds)
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
+
+    async def _poll(
+        self, kind: type[_Body], method: str, path: str, seconds: float, body: BaseModel | None = None
+    ) -> _Body:
+        """``_call`` of a route that may wait for so long before it answers."""
+        wait = {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
+        return await self._call(kind, method, path, body=body, params=wait, wait_seconds=seconds)
+
+
+class _HandshakeTrace:
+    """Closes the connection of a request that is canceled in its TLS handshake, which httpcore leaves open."""
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+
+    async def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        """Called by the ``trace`` extension of httpcore."""
+        if event == "connection.connect_tcp.complete":
+            self._connection = facts["return_value"]
+        elif event == "connection.start_tls.failed":
+            await self._connection.aclose()
+
+
+def _host_of(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError as error:
+        raise InvalidRequestError(f"{address} is no service's address ({error}); such as http://mirror:8460") from None
+
+
+@dataclass(frozen=True)
+class OutageRetry:
+    """Asks a service again while it does not answer: for ``seconds`` after the first failure in a row.
+
+    ``told`` is called with that failure, and with None once there is an answer again.
+    """
+
+    seconds: float = OUTAGE_SECONDS
+    told: Callable[[BdnError | None], None] = lambda _: None
+    policy: RetryPolicy = _OUTAGE_POLICY
+
+    async def ask(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """The answer; ``question`` must be one that changes nothing.
+
+        Raises:
+            BdnError: of ``question``: what is not transient at once, the rest when the time is over.
+        """
+        now = asyncio.get_running_loop().time
+        failures, until = 0, 0.0
+        while True:
+            try:
+                answer = await question()
+            except BdnError as error:
+                if not failures:
+                    until = now() + self.seconds
+                failures += 1
+                delay = self.policy.delay(failures, error, random.random())  # noqa: S311 - not a secret
+                if delay is None or now() + delay > until:
+                    raise
+                if failures == 1:
+                    self.told(error)
+                await asyncio.sleep(delay)
+                continue
+            if failures:
+                self.told(None)
+            return answer
+
+
+OUTAGE_RETRY: Final = OutageRetry()
+
 
 _VERIFICATION_WAIT_SECONDS: Final = 30.0
 

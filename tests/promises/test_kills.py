@@ -1,18 +1,23 @@
-"""An agent and a mirror are killed at every step of their work on the disk, and go on; a job that reads all the while notices nothing."""
+"""Agents and mirrors that are killed at each step, at random, and two agents on one directory."""
 
+import asyncio
+import json
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
-from tests.support.crash.forgetful_mirror import Central, fill
+from tests.support.crash.forgetful_mirror import Central, fill, repositories
 from tests.support.crash.forgetful_node import JOBS, Node, trees
-from tests.support.crash.killing_pairs import two_at_a_time
-from tests.support.crash.killing_reader import Watched, reading
-from tests.support.crash.killing_steps import Fuse
-from tests.support.promises.tally import Scale, Tally
+from tests.support.crash.killing_cluster import NODES, Cluster, Kills
+from tests.support.crash.killing_reader import Watched, reading, reading_all
+from tests.support.crash.killing_steps import Fuse, two_at_a_time
+from tests.support.promises.tally import FULL, Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 AGENT_STEPS, MIRROR_STEPS = 400, 120  # of a whole run, after the start
@@ -90,3 +95,59 @@ def even_sample(total: int, count: int) -> list[int]:
     """One step out of each of ``count`` equal parts of all steps."""
     random = Random(20261122)
     return [random.randint(number * total // count + 1, (number + 1) * total // count) for number in range(count)]
+
+
+# --- The state machine of a node's cache, killed at any call to the disk and opened again, ten thousand times on one directory ---
+PROCESSES = 2
+
+
+@pytest.mark.promise("commit-order", "leases", "space", "whole-files")
+def test_ten_thousand_kills_lose_nothing_that_was_acknowledged_and_show_nothing_that_is_wrong(
+    scale: Scale, tally: Tally
+) -> None:
+    cycles = scale.of(200, 10_000) // PROCESSES
+    command = [sys.executable, "-m", "tests.support.crash.cache_kills"]
+    running = [
+        subprocess.Popen(
+            [*command, str(seed), str(cycles)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        for seed in range(1, 1 + PROCESSES)
+    ]
+    try:
+        outcomes: list[dict[str, Any]] = [json.loads(process.communicate(timeout=1100)[0]) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for outcome in outcomes:
+        counts = outcome["counts"]
+        tally.add(
+            **{name: counts.get(name, 0) for name in ("scenarios", "faults", "refused")}, restarts=counts["kills"]
+        )
+        lost = sum("is lost" in fault for fault in outcome["faults"])
+        tally.add(lost=lost, wrong=len(outcome["faults"]) - lost)
+        assert not outcome["faults"], f"seed {outcome['seed']}, cycle {outcome['cycles']}: {outcome['faults']}"
+        assert outcome["cycles"] == cycles
+        assert counts["ready"] > cycles / 10, "hardly anything was staged"
+
+
+# --- A mirror and two agents of a ring are killed again and again while they mirror, stage, release and evict, and jobs read ---
+
+
+@pytest.mark.promise("whole-files", "commit-order")
+@pytest.mark.parametrize("seed", range(5 if FULL else 1))
+async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_ends_well(
+    tmp_path: Path, hub: Hub, scale: Scale, tally: Tally, seed: int
+) -> None:
+    fill(hub)
+    kills = Kills(scale.of(4, 60))
+    cluster = Cluster(tmp_path, hub, Random(seed), kills)
+    roots = [tmp_path / node / "cache/mounts" for node in NODES]
+    async with reading_all(roots, list(repositories().values())) as seen:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(cluster.lives_of_mirror())
+            for node in NODES:
+                group.create_task(cluster.lives_of_agent(node))
+        await cluster.finish()
+    assert not seen.wrong, f"{seen.wrong[:5]}"
+    assert seen.whole_views
+    tally.add(scenarios=1, kills=kills.done)

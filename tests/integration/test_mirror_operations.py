@@ -1,8 +1,7 @@
-"""The mirror's own tier: what an eviction takes, what it spares, and what a failing store or a running copy does to it.
+"""Prefetches, verifications and evictions as the mirror records them and does its own part of them."""
 
-Here what is evicted is collected at once; how it can be had back is in ``tests/promises/test_restoring.py``.
-"""
-
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +10,287 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest
+from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.ports import StoredChunk
+from bdn.mirror.db.agents import ALIVE_SECONDS
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.retention.store_eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
+from bdn.wire.grants import GrantVerifier
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.agent.rig import Clock
+from tests.support.crash.rot import rot
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.services.cluster import Cluster
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
+MODEL = source("hf://org/model")
+
+
+@pytest.fixture
+async def either(
+    hub: Hub, upstreams: None, database_options: dict[str, Any], tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror that holds a model, on either database."""
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    async with mirror_under_test(tmp_path / "mirror", **database_options) as mirror:
+        await mirror.ready(MODEL)
+        yield mirror
+
+
+async def begun(mirror: MirrorUnderTest, **request: Any) -> Json:
+    answer = await mirror.http.post("/prefetches", json={"source": "hf://org/model"} | request)
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+async def now(mirror: MirrorUnderTest, prefetch: Json, wait_seconds: float = 0) -> Json:
+    return dict((await mirror.http.get(f"/prefetches/{prefetch['id']}", params={"wait": wait_seconds})).json())
+
+
+def report(prefetch: Json, *, running: bool = False, error: Json | None = None, **facts: Any) -> Json:
+    return {"reports": [{"id": prefetch["id"], "running": running, "error": error, "prefetch": facts}]}
+
+
+async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_part(either: MirrorUnderTest) -> None:
+    one, two = FakeAgent(either, "n1"), FakeAgent(either, "n2")
+    await one.beat()
+    await two.beat()
+    waiting = asyncio.create_task(one.beat(wait_seconds=30))
+    await asyncio.sleep(0)
+    prefetch = await begun(either, cluster="c")
+    told = (await asyncio.wait_for(waiting, 10))["pending"]
+
+    assert [command["id"] for command in told] == [prefetch["id"]]
+    assert [command["id"] for command in (await one.beat())["pending"]] == [prefetch["id"]]  # it may have restarted
+    assert (await one.beat(**report(prefetch, running=True, bytes_total=5)))["pending"] == []
+    came = {"node": 0, "cluster": 2, "mirror": 3}
+    assert (await one.beat(**report(prefetch, bytes_total=5, bytes_from=came)))["pending"] == []
+    await one.beat(**report(prefetch, running=True))  # late; what has ended stays as it is
+    half = await now(either, prefetch)
+    assert half["status"] == "RUNNING"
+    assert [(node["node"], node["state"], node["bytes_from"]) for node in half["nodes"]] == [
+        ("n1", "READY", came),
+        ("n2", "PENDING", {"node": 0, "cluster": 0, "mirror": 0}),
+    ]
+
+    ending = asyncio.create_task(now(either, prefetch, 30))
+    await asyncio.sleep(0)
+    error = {"code": "CACHE_FULL", "message": "the cache is full", "retryable": True}
+    await two.beat(**report(prefetch, error=error))
+    done = await asyncio.wait_for(ending, 10)
+    assert (done["status"], done["nodes"][1]["error"]["code"]) == ("FAILED", "CACHE_FULL")
+    assert done["completed_at"]
+
+
+async def test_a_prefetch_is_ready_when_all_its_nodes_are(either: MirrorUnderTest) -> None:
+    one = FakeAgent(either, "n1")
+    await one.beat()
+    prefetch = await begun(either, nodes=["n1"])
+    await one.beat(**report(prefetch))
+    assert (await now(either, prefetch))["status"] == "READY"
+
+
+async def test_a_named_node_that_does_not_live_is_unreachable_at_once(
+    either: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await FakeAgent(either, "n1").beat()
+    monkeypatch.setattr("bdn.mirror.db.agents.ALIVE_SECONDS", -1.0)
+    prefetch = await begun(either, nodes=["n1"])
+    assert (prefetch["status"], [node["state"] for node in prefetch["nodes"]]) == ("FAILED", ["UNREACHABLE"])
+
+
+async def test_what_cannot_be_prefetched_is_refused(hub: Hub, mirror: MirrorUnderTest) -> None:
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    await mirror.ready(MODEL)
+    await FakeAgent(mirror, "n1").beat()
+    table: list[tuple[Json, int]] = [
+        ({"cluster": "nowhere"}, 404),
+        ({"nodes": ["nobody"]}, 404),
+        ({"source": "hf://org/other", "nodes": ["n1"]}, 404),
+        ({"manifest": f"b3:{'0' * 64}", "source": None, "nodes": ["n1"]}, 404),
+        ({"mirror_id": "mir_1", "nodes": ["n1"]}, 422),
+        ({}, 422),
+    ]
+    for changes, status in table:
+        answer = await mirror.http.post("/prefetches", json={"source": "hf://org/model"} | changes)
+        assert answer.status_code == status, (changes, answer.text)
+
+
+async def test_a_source_without_a_revision_means_its_default_or_else_the_newest_of_its_revisions(
+    either: MirrorUnderTest, hub: Hub
+) -> None:
+    await FakeAgent(either, "n1").beat()
+    for repo in ("org/model", "org/pinned"):
+        hub.repo(repo).commit({"a.txt": b"of a branch"}, branch="v1")
+        await either.ready(source(f"hf://{repo}@v1"))
+
+    default, pinned = [await begun(either, source=f"hf://{repo}", nodes=["n1"]) for repo in ("org/model", "org/pinned")]
+
+    assert (default["sources"], pinned["sources"]) == (["hf://org/model"], ["hf://org/pinned@v1"])
+
+
+async def test_a_prefetch_outlives_a_restart_of_the_mirror(hub: Hub, upstreams: None, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        await mirror.ready(MODEL)
+        await FakeAgent(mirror, "n1").beat()
+        prefetch = await begun(mirror, nodes=["n1"])
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        agent = FakeAgent(mirror, "n1")
+        assert [command["id"] for command in (await agent.beat())["pending"]] == [prefetch["id"]]
+        await agent.beat(**report(prefetch))
+        assert (await now(mirror, prefetch))["status"] == "READY"
+
+
+# --- Verifications as the mirror records them: told to agents until they report, on both databases, and on the command line ---
+CONTENT = b"12345"
+DAMAGED = {"tier": "node", "chunk": f"b3:{'1' * 64}", "outcome": "lost", "reason": "its bytes are others"}
+
+
+@pytest.fixture
+async def unscrubbed(
+    hub: Hub, upstreams: None, database_options: dict[str, Any], tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror that holds a model, on unscrubbed database."""
+    hub.repo("org/model").commit({"a.txt": CONTENT})
+    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0, **database_options) as mirror:
+        await mirror.ready(MODEL)
+        yield mirror
+
+
+async def verifying(mirror: MirrorUnderTest, wait: float = 0, **request: Any) -> Json:
+    answer = await mirror.http.post("/verifications", params={"wait": wait}, json=request)
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+async def ended(mirror: MirrorUnderTest, verification: Json) -> Json:
+    answer = await mirror.http.get(f"/verifications/{verification['id']}", params={"wait": LONGEST_SECONDS})
+    assert answer.json()["status"] != "RUNNING"
+    return dict(answer.json())
+
+
+def verified(verification: Json, **facts: Any) -> Json:
+    return {"id": verification["id"], "verify": facts}
+
+
+async def test_store_and_agents_together_make_the_outcome(unscrubbed: MirrorUnderTest) -> None:
+    one, two = FakeAgent(unscrubbed, "n1"), FakeAgent(unscrubbed, "n2")
+    await one.beat()
+    await two.beat()
+    waiting = asyncio.create_task(one.beat(wait_seconds=30))
+    await asyncio.sleep(0)
+    verification = await verifying(unscrubbed, all=True)
+    (command,) = (await asyncio.wait_for(waiting, 10))["pending"]
+    told = command["verify"]
+    assert (told["id"], told["all"], told["manifests"], told["repair"]) == (verification["id"], True, None, True)
+    assert (await one.beat())["pending"] == [command]  # it may have restarted
+    at_work = {"id": told["id"], "running": True}
+    assert (await one.beat(reports=[at_work], wait_seconds=0.2))["pending"] == []
+    assert (await one.beat(reports=[verified(told, items=[DAMAGED], chunks_read=7, bytes_read=70)]))["pending"] == []
+    assert (await verifying(unscrubbed, tier="mirror", all=True, wait=LONGEST_SECONDS))["status"] == "DONE"
+    answer = await unscrubbed.http.get(f"/verifications/{told['id']}")
+    assert answer.json()["status"] == "RUNNING"
+    await two.beat(reports=[verified(told, chunks_read=1, bytes_read=5)])
+    done = await ended(unscrubbed, verification)
+    (item,) = done["items"]
+    assert (done["status"], item["cluster"], item["node"], item["outcome"]) == ("DAMAGED", "c", "n1", "lost")
+    assert (done["chunks_read"], done["bytes_read"]) == (9, 75 + len(CONTENT))
+
+
+async def test_an_agent_that_shall_mend_is_lent_grants_for_what_it_holds_and_no_more(
+    unscrubbed: MirrorUnderTest,
+) -> None:
+    (manifest,) = [item["manifest"] for item in (await unscrubbed.http.get("/manifests")).json()["items"]]
+    other = f"b3:{'2' * 64}"
+    holding = {"complete": True, "bytes": 5, "held_by": []}
+    agent = FakeAgent(unscrubbed, "n1", holdings=[{"manifest": name, **holding} for name in (manifest, other)])
+    await agent.beat()
+    await verifying(unscrubbed, all=True, tier="node")
+    told = (await agent.beat())["pending"][0]["verify"]
+    (token,) = told["grants"]
+    keys = (await agent.beat())["public_keys"]
+    grant = GrantVerifier(keys).verify(token, now=time.time())
+    assert [str(mount.manifest) for mount in grant.mounts] == [manifest]
+    await agent.beat(reports=[verified(told)])
+    await verifying(unscrubbed, all=True, tier="node", repair=False)
+    told = (await agent.beat())["pending"][0]["verify"]
+    assert told["grants"] == []
+
+
+async def test_a_damaged_store_is_repaired_on_either_database(unscrubbed: MirrorUnderTest, hub: Hub) -> None:
+    path = unscrubbed.data_dir / "store/chunks" / digest_of(CONTENT).fanout
+    rot(path, "flipped")
+    done = await verifying(unscrubbed, source="hf://org/model", wait=LONGEST_SECONDS)
+    assert (done["status"], [item["outcome"] for item in done["items"]]) == ("DONE", ["repaired"])
+    assert path.read_bytes() == CONTENT
+    told = await unscrubbed.http.get("/events", params={"digest": str(digest_of(CONTENT))})
+    assert sorted(event["kind"] for event in told.json()["items"]) == ["damaged", "repaired"]
+
+
+async def test_an_agent_that_falls_silent_is_unreachable_and_the_others_count(upstreams: None, tmp_path: Path) -> None:
+    clock = Clock()
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=0, collect_seconds=0) as mirror:
+        one, two = FakeAgent(mirror, "n1"), FakeAgent(mirror, "n2")
+        await one.beat()
+        await two.beat()
+        verification = await verifying(mirror, all=True, tier="node")
+        await one.beat(reports=[verified(verification)])
+        assert (await mirror.http.get(f"/verifications/{verification['id']}")).json()["status"] == "RUNNING"
+        clock.now += ALIVE_SECONDS
+        done = await ended(mirror, verification)
+        assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n2"])
+        late = await verifying(mirror, all=True, tier="node", wait=LONGEST_SECONDS)
+        assert (late["status"], late["unreachable"]) == ("FAILED", ["c/n1", "c/n2"])
+
+
+async def test_what_cannot_be_verified_is_refused(idle: MirrorUnderTest) -> None:
+    table: list[tuple[Json, int]] = [
+        ({}, 422),
+        ({"all": True, "source": "hf://org/model"}, 422),
+        ({"manifest": "latest"}, 422),
+        ({"manifest": f"b3:{'0' * 64}"}, 404),
+        ({"source": "hf://org/other"}, 404),
+        ({"all": True, "node": "nobody"}, 404),
+    ]
+    for body, status in table:
+        assert (await idle.http.post("/verifications", json=body)).status_code == status, body
+    assert (await idle.http.get(f"/verifications/ver_{'0' * 24}")).status_code == 404
+
+
+def test_the_command_tells_damage_that_is_left_from_damage_that_is_repaired(tmp_path: Path, hub: Hub) -> None:
+    hub.repo("org/model").commit({"a.txt": CONTENT})
+    cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
+    with cluster.mirror():
+        shell, store = cluster.shell(), cluster.root / "mirror/data/store"
+        shell.root.mkdir()
+        mirrored = shell.run("bdn", "mirror", "hf://org/model", "--mount", "/m", "--wait", "--json").document
+        manifest = mirrored["sources"][0]["manifest"]
+        chunk = store / "chunks" / digest_of(CONTENT).fanout
+        rot(chunk, "zeroed")
+        looked = shell.run("bdn-admin", "verify", "--all", "--no-repair")
+        assert (looked.code, looked.out.count("damaged mirror")) == (1, 1), looked.out + looked.err
+        assert "a.txt of hf://org/model" in looked.out
+        repaired = shell.run("bdn-admin", "verify", manifest, "--json")
+        assert (repaired.code, [item["outcome"] for item in repaired.document["items"]]) == (0, ["repaired"])
+        assert chunk.read_bytes() == CONTENT
+        assert shell.run("bdn-admin", "verify", "hf://org/other").code == 4
+
+
+# --- The mirror's own tier: what an eviction takes, what it spares, and what a failing store or a running copy does to it ---
+
 
 SHARED, MIB = b"in both", 1024 * 1024
+
+
 in_both_forms = pytest.mark.parametrize("filled", [1, MIB], ids=["packed", "whole"], indirect=True)
+
+
 ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
 
 

@@ -1,0 +1,408 @@
+"""What both HTTP services share: routes, bearers, the error document for every failure, event streams, and uvicorn itself.
+
+Building a route costs a millisecond, so routers are made when their module is imported. What a route needs of one running
+program is ``provided`` by the application that serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Annotated, Any, Final, TypeVar, cast
+
+import h11
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.sse import format_sse_event
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+import bdn
+from bdn.core.errors import BdnError, InternalError, InUseError, InvalidRequestError, LimitExceededError, NotFoundError
+from bdn.core.groups import single_error
+from bdn.wire.errors import ErrorDocument, document_of, status_of
+
+_LIMITED: Final = "bytes of the request"
+# Where half a surrogate pair may stand: as an escape, as bytes, or in a body of UTF-16, which JSON's parser takes as well.
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
+_Kind = TypeVar("_Kind")
+_bearer = HTTPBearer(auto_error=False)
+
+
+def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str | None:
+    return credentials.credentials if credentials else None
+
+
+Bearer = Annotated[str | None, Depends(_bearer_of)]
+
+
+def provided(kind: type[_Kind]) -> _Kind:
+    """A route's dependency: the object of this class that was given to ``new_service``."""
+
+    async def find(request: Request) -> _Kind:
+        found: _Kind = request.app.state.provided[kind]
+        return found
+
+    return cast("_Kind", Depends(find))
+
+
+async def _check_text(request: Request) -> None:
+    """Refuse a body with half a surrogate pair in its text: no answer, file or database could hold what was made of it."""
+    body = await request.body() if request.method in ("POST", "PUT") else b""
+    if not _HALF.search(body):
+        return
+    try:
+        place = _place_of_half(json.loads(body))
+    except (ValueError, RecursionError):
+        return  # not JSON: a route that reads it says so
+    if place is not None:
+        raise InvalidRequestError(f"{place.lstrip('.') or 'the body'}: half a surrogate pair, which is no text")
+
+
+def _place_of_half(value: Any, place: str = "") -> str | None:  # noqa: ANN401 - any JSON
+    """Where in a document text is none, such as ``.weights.0.source``."""
+    match value:
+        case str():
+            return place if any("\ud800" <= sign <= "\udfff" for sign in value) else None
+        case list():
+            parts = [(f"{place}.{index}", one) for index, one in enumerate(value)]
+        case dict():
+            parts = [(place, name) for name in value] + [(f"{place}.{name}", one) for name, one in value.items()]
+        case _:
+            return None
+    return next((found for part, one in parts if (found := _place_of_half(one, part)) is not None), None)
+
+
+_DEPENDENCIES: Final = [Depends(_check_text)]
+_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": ErrorDocument, "description": "Any failure"}}
+
+
+class _Service(FastAPI):
+    """Its document says of failures what they are: JSON also where the answer is a stream or a chunk's bytes."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        if self.openapi_schema is None:
+            for path in super().openapi()["paths"].values():
+                for operation in path.values():
+                    (schema,) = operation["responses"]["default"]["content"].values()
+                    operation["responses"]["default"]["content"] = {"application/json": schema}
+        return super().openapi()
+
+
+def new_router(tag: str) -> APIRouter:
+    """A router for applications of ``new_service``."""
+    return APIRouter(tags=[tag], dependencies=_DEPENDENCIES, responses=_RESPONSES)
+
+
+def new_service(
+    title: str, *, limit_request_bytes: int, routers: Iterable[APIRouter] = (), provides: Iterable[object] = ()
+) -> FastAPI:
+    """An application that answers every failure with the error document of docs/contract.md.
+
+    ``provides`` are the objects that the routes of ``routers`` ask for by their classes.
+    """
+    app = _Service(
+        title=title,
+        version=bdn.__version__,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
+        responses=_RESPONSES,
+        redoc_url=None,
+        dependencies=_DEPENDENCIES,
+    )
+    app.state.provided = {type(each): each for each in provides}
+    for router in routers:
+        app.router.routes.extend(router.routes)  # ``include_router`` would build them again
+    app.add_middleware(_LimitedRequests, limit=limit_request_bytes)
+
+    @app.exception_handler(BdnError)
+    async def on_error(_: Request, error: BdnError) -> JSONResponse:
+        return _answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return _answer(InvalidRequestError(describe_validation(error.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 404:
+            return _answer(NotFoundError(f"path {request.url.path[:200]}"))
+        if error.status_code == 413:
+            return _answer(LimitExceededError(_LIMITED, limit_request_bytes + 1, limit_request_bytes))
+        problem = InvalidRequestError(f"{request.method} {request.url.path[:200]}: {error.detail}")
+        return _answer(problem, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def on_bug(_: Request, error: Exception) -> JSONResponse:
+        return _answer(InternalError(type(error).__name__))  # the server logs it with its traceback
+
+    return app
+
+
+class _LimitedRequests:
+    """Refuses a body over the limit, whether its length is announced or not.
+
+    ``FastAPI(max_body_size=…)`` does the same, but answers an announced length in plain text, past our handlers.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        announced = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        if re.fullmatch(r"[0-9]{1,30}", announced) and int(announced) > self._limit:
+            await _answer(LimitExceededError(_LIMITED, int(announced), self._limit))(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise HTTPException(413)  # an error of ours would be taken for a body that cannot be parsed
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+
+def _answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    challenge = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else {}
+    return JSONResponse(document_of(error), status or status_of(error), headers={**(headers or {}), **challenge})
+
+
+def describe_validation(problems: Any) -> str:  # noqa: ANN401 - pydantic's own list of dictionaries
+    """One line that names each field and what is wrong with it, without repeating the value: it may be a secret."""
+    lines: list[str] = []
+    for problem in problems:
+        parts = [str(part) for part in problem["loc"] if part != "body"]
+        place = "the body" if not parts or problem["type"] == "json_invalid" else ".".join(parts)
+        wrong = "is not a known field" if problem["type"] == "extra_forbidden" else problem["msg"]
+        lines.append(f"{place}: {wrong}")
+    return "; ".join(lines)
+
+
+_Document = TypeVar("_Document", bound=BaseModel)
+_MEDIA_TYPE: Final = "text/event-stream"
+
+EVENTS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "`progress` at least every second, then `done`; the data is the document as JSON",
+        "content": {
+            _MEDIA_TYPE: {
+                "itemSchema": {
+                    "type": "object",
+                    "required": ["event", "data"],
+                    "properties": {"event": {"enum": ["progress", "done"]}, "data": {"type": "string"}},
+                }
+            }
+        },
+    }
+}
+
+
+class EventStream(StreamingResponse):
+    """Each of ``documents`` as an event, ``done`` for the one that ``is_last`` and ``progress`` for those before it.
+
+    A client that does not read holds up ``documents``, which are closed when it leaves. A route of this class says that its
+    status is 200, which FastAPI would read from a constructor with a ``status_code``.
+
+    FastAPI's own stream is not used: where a listener leaves while its socket is full, it closes a queue under the task that
+    still writes to it, and uvicorn logs the traceback of what is no failure of ours.
+    """
+
+    media_type = _MEDIA_TYPE
+
+    def __init__(self, documents: AsyncGenerator[_Document], is_last: Callable[[_Document], bool]) -> None:
+        self._events = _written(documents, is_last)
+        # A proxy such as nginx shall neither keep them nor collect them.
+        super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send them until the client leaves.
+
+        What is under way then is canceled once, and may end in order. Starlette's own way cancels it again at each await: a
+        look at the database could not give its connection back.
+        """
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self.stream_response(send))
+                leaving = group.create_task(self.listen_for_disconnect(receive))
+                sending.add_done_callback(lambda _: leaving.cancel())
+                leaving.add_done_callback(lambda _: sending.cancel())
+
+    async def stream_response(self, send: Send) -> None:
+        """Send them all. Whoever is canceled in here has closed them."""
+        async with aclosing(self._events):
+            await super().stream_response(send)
+
+
+async def _written(documents: AsyncGenerator[_Document], is_last: Callable[[_Document], bool]) -> AsyncGenerator[bytes]:
+    async with aclosing(documents):
+        async for document in documents:
+            event = "done" if is_last(document) else "progress"
+            yield format_sse_event(event=event, data_str=document.model_dump_json())
+
+
+REQUEST_SECONDS: Final = 30.0  # for head and body, which is some megabytes at most
+_IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
+_GRACE_SECONDS = 5  # for answers that are under way when the service stops
+
+
+logger = logging.getLogger(__name__)
+_AGAIN_SECONDS: Final = 60.0
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class TimedProtocol(H11Protocol):
+    """Closes a connection that takes longer than ``request_seconds`` for one request, from its first byte or from connecting.
+
+    uvicorn's own timeouts begin after an answer.
+    """
+
+    request_seconds = REQUEST_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected, and has sent nothing yet."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Some of a request, all of it, or several."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state not in _IN_PART:
+            self._forget()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_seconds, self.transport.close)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the program, which may run several servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Released:
+    """Ends without an error when the server cancels an answer that is under way at its end: a client may not have read it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # nobody else cancels this task, which ends here
+            await self._app(scope, receive, send)
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A listening address; port 0 takes a free one.
+
+    Raises:
+        InUseError: another process listens there.
+        InvalidRequestError: the address is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise binding_error(host, port, error) from error
+    return listener
+
+
+def binding_error(host: str, port: int, error: OSError) -> InUseError | InvalidRequestError:
+    """What it means that an address could not be bound."""
+    if error.errno == errno.EADDRINUSE:
+        return InUseError(f"port {port} of {host}", ("another process",))
+    return InvalidRequestError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
+    """Answer requests on ``listener``, which this closes, until the block ends."""
+    config = uvicorn.Config(
+        _Released(app),
+        http=TimedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    server = _Server(config)
+    log_shortages()
+    with single_error(), contextlib.closing(listener):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(server.serve(sockets=[listener]))
+            try:
+                while not server.started and not task.done():
+                    await asyncio.sleep(0.005)
+                yield
+            finally:
+                server.should_exit = True
+                await asyncio.wait([task])  # or the group would cut it off when the block failed or was canceled
+
+
+class _ShortageHandler:
+    """A loop's exception handler that logs a shortage of descriptors once in a while; other errors go to the one before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._before = loop.get_exception_handler()
+        self._told_at = -_AGAIN_SECONDS
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, ValueError) and "._start_serving(" in context["message"]:
+            return  # a second after a shortage asyncio listens again, once for each place; the socket has been closed since
+        if "socket" in context and isinstance(error, OSError) and error.errno in _SHORTAGES:
+            if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:
+                self._told_at = now
+                logger.warning("connections have to wait: %s; see ulimit -n", error.strerror)
+        elif self._before is None:
+            loop.default_exception_handler(context)
+        else:
+            self._before(loop, context)
+
+
+def log_shortages() -> None:
+    """For the running loop. Asyncio would log a traceback for each place of the backlog, each second."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop.get_exception_handler(), _ShortageHandler):
+        loop.set_exception_handler(_ShortageHandler(loop))
