@@ -42,7 +42,7 @@ async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tup
                 while found.status == "RUNNING":
                     seconds = _LOOK_AGAIN_SECONDS if output.wants_bars else LONGEST_WAIT_SECONDS
                     found = await waiting.ask(partial(client.prefetch_by_id, found.id, seconds))
-                    bar.update(sum(map(_bytes_done, found.nodes)), _bytes_total(found))
+                    bar.update(sum(node.bytes_from.total for node in found.nodes), _bytes_total(found))
     output.result(found, [*map(_node_line, found.nodes), f"{found.status} ({found.id})"])
     return FAILED if found.status == "FAILED" else DONE
 
@@ -51,10 +51,6 @@ def _kind(what: str) -> str:
     if what.startswith("mir_"):
         return "mirror_id"
     return "manifest" if what.startswith("b3:") else "source"
-
-
-def _bytes_done(node: PrefetchNode) -> int:
-    return node.bytes_from.node + node.bytes_from.cluster + node.bytes_from.mirror
 
 
 def _bytes_total(found: Prefetch) -> int | None:

@@ -41,6 +41,11 @@ class BytesFrom(BaseModel):
     cluster: int = 0
     mirror: int = 0
 
+    @property
+    def total(self) -> int:
+        """All tiers together."""
+        return self.node + self.cluster + self.mirror
+
 
 class StageMount(BaseModel):
     """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY."""

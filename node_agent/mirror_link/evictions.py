@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
-from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Victim
+from bdn.core.cache.index import EvictionPlan, Holder, Leased, TierIndex, Victim
 from bdn.core.digest import Digest
 from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.wire.agent_schema import Report
@@ -23,23 +23,7 @@ from node_agent.stage.stage import StageRegistry
 logger = logging.getLogger(__name__)
 
 
-class Index(Protocol):
-    """What the indices of both tiers can say about evictions."""
-
-    def plan(self, manifests: Sequence[Digest], *, force: bool = False) -> EvictionPlan:
-        """What evicting these manifests would take."""
-        ...
-
-    def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
-        """What freeing so many bytes would take."""
-        ...
-
-    def manifests(self) -> tuple[Digest, ...]:
-        """All that there are."""
-        ...
-
-
-Plan = Callable[[Index], EvictionPlan]
+Plan = Callable[[TierIndex[Any]], EvictionPlan]  # of either tier
 
 
 @dataclass(frozen=True)
@@ -87,7 +71,7 @@ class EvictionCommands:
             # Between breaking the leases and here somebody may have taken a new one: that one is respected.
             plan = self._plan(command.model_copy(update={"force": False}))
         account = OnRequest(command, "node", broken)
-        done = await self.cache.evict(plan, _reason(command), account)
+        done = await self.cache.evict(plan, "forced" if command.force else "request", account)
         for victim in done.victims:
             logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
         victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
@@ -104,7 +88,9 @@ class EvictionCommands:
         """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""
         if command.dry_run:
             return await in_thread(self.tier.plan, plan)
-        done = await in_thread(self.tier.evict, plan, _reason(command), OnRequest(command, "cluster", {}))
+        done = await in_thread(
+            self.tier.evict, plan, "forced" if command.force else "request", OnRequest(command, "cluster", {})
+        )
         for victim in done.victims:
             logger.info("evicted the chunks of manifest %s: %d bytes", victim.manifest, victim.size)
         return done
@@ -150,26 +136,19 @@ class EvictionCommands:
                 if mount.source not in sources.setdefault(mount.manifest, []):
                     sources[mount.manifest].append(mount.source)
 
-        def item(manifest: Digest, size: int, holders: list[str], *, refused: bool) -> EvictedItem:
-            return EvictedItem(
+        parted: list[tuple[Victim | Leased, int, bool]] = [(one, one.size, False) for one in plan.victims] + [
+            (one, 0, True) for one in plan.refused
+        ]
+        return [
+            EvictedItem(
                 tier=tier,
                 cluster=self.cluster,
                 node=self.node,
-                manifest=str(manifest),
-                sources=sources.get(str(manifest), []),
+                manifest=str(one.manifest),
+                sources=sources.get(str(one.manifest), []),
                 bytes=size,
-                refused=refused,
-                holders=holders,
+                refused=is_refused,
+                holders=[str(holder) for holder in one.holders],
             )
-
-        return [
-            *(
-                item(gone.manifest, gone.size, [str(one) for one in gone.holders], refused=False)
-                for gone in plan.victims
-            ),
-            *(item(kept.manifest, 0, [str(one) for one in kept.holders], refused=True) for kept in plan.refused),
+            for one, size, is_refused in parted
         ]
-
-
-def _reason(command: EvictCommand) -> EvictionReason:
-    return "forced" if command.force else "request"

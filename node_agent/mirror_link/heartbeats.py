@@ -177,39 +177,30 @@ class AgentHoldings:
         for stage in self.registry.all():
             for mount in stage.record.mounts:
                 sources[mount.manifest][mount.source] = None
-        held = [
-            Holding(
-                manifest=str(manifest),
-                bytes=index.size_of(manifest),
-                complete=index.is_complete(manifest),
-                last_used=index.recency.last_used(manifest),
-                sources=list(sources.get(str(manifest), ())),
-                held_by=[holder.job_id for holder in index.leases.holders(manifest)],
-                cluster_bytes=chunks.get(manifest, (0, 0.0))[0],
+        held = []
+        for manifest in dict.fromkeys((*index.manifests(), *chunks)):
+            is_staged = index.holds(manifest)
+            size, last_used = chunks.get(manifest, (0, 0.0))
+            held.append(
+                Holding(
+                    manifest=str(manifest),
+                    bytes=index.size_of(manifest) if is_staged else 0,
+                    complete=index.is_complete(manifest),
+                    last_used=index.recency.last_used(manifest) if is_staged else last_used,
+                    sources=list(sources.get(str(manifest), ())),
+                    held_by=[holder.job_id for holder in index.leases.holders(manifest)],
+                    cluster_bytes=size,
+                )
             )
-            for manifest in index.manifests()
-        ]
-        staged = frozenset(index.manifests())
-        held += [
-            Holding(
-                manifest=str(manifest),
-                bytes=0,
-                complete=False,
-                last_used=last_used,
-                sources=list(sources.get(str(manifest), ())),
-                cluster_bytes=size,
-            )
-            for manifest, (size, last_used) in chunks.items()
-            if manifest not in staged
-        ]
         return sorted(held, key=lambda holding: holding.last_used or 0)
 
     async def document(self) -> Cache:
         """``GET /cache``."""
-        return Cache(tiers=await self.tiers(), manifests=await self.all(), writes=self._writes())
-
-    def _writes(self) -> Writes:
-        return Writes(direct=self.writes.are_direct, reason=self.writes.reason)
+        return Cache(
+            tiers=await self.tiers(),
+            manifests=await self.all(),
+            writes=Writes(direct=self.writes.are_direct, reason=self.writes.reason),
+        )
 
 
 def _use(ledger: SpaceLedger, leased: int, budgets: tuple[int, int] | None, problem: str | None) -> TierUse:

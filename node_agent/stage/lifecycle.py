@@ -116,7 +116,8 @@ class Lifecycle:
             await self.release_abandoned()
             await self.staging.run(stage)
             record.ready_at = self.clock()
-            record.bytes_per_second = stage.rate.total / max(time.monotonic() - began, 1e-3) or None
+            came = stage.progress.rate.total if stage.progress else 0
+            record.bytes_per_second = came / max(time.monotonic() - began, 1e-3) or None
             record.error = None
             await self._settle(stage, "READY", arrived)
         except BdnError as error:

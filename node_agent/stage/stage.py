@@ -24,42 +24,6 @@ from node_agent.stage.view.destination import Earlier
 _WINDOW_SECONDS: Final = 5.0
 
 
-class StageProgress:
-    """Counts what arrives. Content is fetched once; under every further path and mount it comes from this node."""
-
-    def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest]) -> None:
-        self._paths = [
-            Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
-        ]
-        self._first = {digest: mount for mount, paths in reversed([*enumerate(self._paths)]) for digest in paths}
-        self._mounts: list[Counter[Tier]] = []
-        for manifest, paths in zip(manifests, self._paths, strict=True):
-            to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
-            self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
-        self._coming: dict[Digest, Counter[Tier]] = {}
-
-    def report(self, content: Digest, tier: Tier, size: int) -> None:
-        """Bytes of a content that is coming."""
-        self._coming.setdefault(content, Counter())[tier] += size
-        self._mounts[self._first[content]][tier] += size
-
-    def restart(self, content: Digest) -> None:
-        """What was reported of it is void."""
-        self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
-
-    def finish(self, content: Digest, size: int) -> None:
-        """It is whole; its other paths have it, too."""
-        coming = self._coming.pop(content, None)
-        self._mounts[self._first[content]]["node"] -= sum(coming.values()) if coming else 0
-        for tiers, paths in zip(self._mounts, self._paths, strict=True):
-            tiers["node"] += size * paths[content]
-
-    def bytes_from(self, mount: int) -> BytesFrom:
-        """The bytes of one mount so far."""
-        tiers = self._mounts[mount]
-        return BytesFrom(node=tiers["node"], cluster=tiers["cluster"], mirror=tiers["mirror"])
-
-
 class Rate:
     """Bytes per second over the last seconds. Times are monotonic and given by the caller."""
 
@@ -89,9 +53,42 @@ class Rate:
             self._samples.popleft()
 
 
-def bytes_done(came: BytesFrom) -> int:
-    """All tiers together."""
-    return came.node + came.cluster + came.mirror
+class StageProgress:
+    """Counts what arrives. Content is fetched once; under every further path and mount it comes from this node."""
+
+    def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest]) -> None:
+        self._paths = [
+            Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
+        ]
+        self._first = {digest: mount for mount, paths in reversed([*enumerate(self._paths)]) for digest in paths}
+        self._mounts: list[Counter[Tier]] = []
+        for manifest, paths in zip(manifests, self._paths, strict=True):
+            to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
+            self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
+        self._coming: dict[Digest, Counter[Tier]] = {}
+        self.rate = Rate()
+
+    def report(self, content: Digest, tier: Tier, size: int) -> None:
+        """Bytes of a content that is coming."""
+        self.rate.add(size, time.monotonic())
+        self._coming.setdefault(content, Counter())[tier] += size
+        self._mounts[self._first[content]][tier] += size
+
+    def restart(self, content: Digest) -> None:
+        """What was reported of it is void."""
+        self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
+
+    def finish(self, content: Digest, size: int) -> None:
+        """It is whole; its other paths have it, too."""
+        coming = self._coming.pop(content, None)
+        self._mounts[self._first[content]]["node"] -= sum(coming.values()) if coming else 0
+        for tiers, paths in zip(self._mounts, self._paths, strict=True):
+            tiers["node"] += size * paths[content]
+
+    def bytes_from(self, mount: int) -> BytesFrom:
+        """The bytes of one mount so far."""
+        tiers = self._mounts[mount]
+        return BytesFrom(node=tiers["node"], cluster=tiers["cluster"], mirror=tiers["mirror"])
 
 
 @dataclass
@@ -146,7 +143,6 @@ class NodeStage:
         self.record = record
         self.progress: StageProgress | None = None
         self.budget: RetryBudget | None = None
-        self.rate = Rate()
         self.earlier: Earlier | None = None
         self.warming: Warming | None = None
         self.deadline: float | None = None  # in seconds of the agent's clock that nobody sets
@@ -173,7 +169,6 @@ class NodeStage:
         """The bytes to come are known, and what may be spent on sources that fail."""
         self.progress = progress
         self.budget = budget
-        self.rate = Rate()
 
     def notify(self) -> None:
         """Wake who waits for a change of state."""
@@ -194,7 +189,9 @@ class NodeStage:
         """The stage as the wire shows it."""
         record = self.record
         mounts = [self._mount(index, mount, path_of(mount)) for index, mount in enumerate(record.mounts)]
-        rate = record.bytes_per_second if self.is_terminal else self.rate.per_second(time.monotonic())
+        rate = record.bytes_per_second
+        if not self.is_terminal:
+            rate = self.progress.rate.per_second(time.monotonic()) if self.progress else None
         left = sum(mount.bytes_total - mount.bytes_done for mount in mounts if mount.bytes_total is not None)
         is_known = not self.is_terminal and all(mount.bytes_total is not None for mount in mounts)
         return stage_schema.StageDocument(
@@ -224,7 +221,7 @@ class NodeStage:
             exposure=mount.exposure,
             files_total=mount.files_total,
             bytes_total=mount.bytes_total,
-            bytes_done=bytes_done(came),
+            bytes_done=came.total,
             bytes_from=came,
         )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bdn.core.digest import Digest
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
@@ -32,7 +30,7 @@ class Staging:
         """Let the manifests come onto this node, and the view appear."""
         record = stage.record
 
-        def begin(held: Sequence[Held], missing: frozenset[Digest], budget: RetryBudget) -> _StageWatch:
+        def begin(held: Sequence[Held], missing: frozenset[Digest], budget: RetryBudget) -> StageProgress:
             return self._announce(stage, _by_mount(stage, held), missing, budget)
 
         request = FillRequest(list(record.manifests), record.grant, record.holder, TrafficClass.STAGE, begin)
@@ -49,13 +47,15 @@ class Staging:
         return self.views.is_intact(record.id, manifests)
 
     @staticmethod
-    def _announce(stage: NodeStage, mounts: list[Held], missing: frozenset[Digest], budget: RetryBudget) -> _StageWatch:
+    def _announce(
+        stage: NodeStage, mounts: list[Held], missing: frozenset[Digest], budget: RetryBudget
+    ) -> StageProgress:
         for record, held in zip(stage.record.mounts, mounts, strict=True):
             record.files_total = len(held.manifest.files)
             record.bytes_total = held.manifest.bytes_total
         progress = StageProgress([held.manifest for held in mounts], missing)
         stage.begin(progress, budget)
-        return _StageWatch(stage, progress)
+        return progress
 
     async def _show(self, stage: NodeStage, mounts: list[Held]) -> None:
         record = stage.record
@@ -80,22 +80,6 @@ class Staging:
         built = await in_thread(self.views.publish, stage.record.id, manifests, stage.stop)
         await in_thread(self.views.expose, stage.record.id, list(manifests))
         return built
-
-
-@dataclass(frozen=True)
-class _StageWatch:
-    stage: NodeStage
-    progress: StageProgress
-
-    def report(self, file: Digest, tier: Tier, size: int) -> None:
-        self.progress.report(file, tier, size)
-        self.stage.rate.add(size, time.monotonic())
-
-    def restart(self, file: Digest) -> None:
-        self.progress.restart(file)
-
-    def finish(self, file: Digest, size: int) -> None:
-        self.progress.finish(file, size)
 
 
 def _by_mount(stage: NodeStage, held: Sequence[Held]) -> list[Held]:

@@ -25,9 +25,9 @@ from node_agent.cache.cache_events import over_budget
 from node_agent.cache.held_chunks import HeldChunks
 from tests.support.agent.mirror import AgentMirror, failing, flipped, held_by
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent.peer import ask
 from tests.support.agent.process import Program
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
+from tests.support.agent.site import ask
 from tests.support.content.trees import tree
 from tests.support.crash.rot import cached, flip
 from tests.support.network.ports import free_port

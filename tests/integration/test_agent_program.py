@@ -23,13 +23,13 @@ from node_agent.fill.part import Bitmap
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import FORMS, AgentMirror, held_by
 from tests.support.agent.mounts import needs_mounts, read_only
-from tests.support.agent.peer import ask
 from tests.support.agent.process import Program
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.agent.site import ask
 from tests.support.content.trees import tree
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.network.authority import Authority, new_authority
-from tests.support.network.tls_face import tls_face
+from tests.support.network.tunnels import tls_face
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 

@@ -18,7 +18,7 @@ from node_agent.stage.warm import STEP, Warmer
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import unmounting
 from tests.support.agent.rig import MIB, Rig, noise, staged
-from tests.support.services.resident import drop_from_memory, resident_bytes
+from tests.support.services.processes import drop_from_memory, resident_bytes
 
 FILES = {"weights/model.bin": noise(17 * MIB + 3), "config.json": b"{}", "empty": b""}
 TOTAL = sum(map(len, FILES.values()))

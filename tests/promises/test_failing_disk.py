@@ -17,9 +17,8 @@ from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
-from tests.support.agent.peer import ask
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
-from tests.support.agent.site import Site, serving_agent
+from tests.support.agent.site import Site, ask, serving_agent
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
 from tests.support.promises.tally import Tally

@@ -26,7 +26,7 @@ from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
-from tests.support.network.fault_proxy_bytes import ByteProxy
+from tests.support.network.fault_proxy import ByteProxy
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)

@@ -24,8 +24,7 @@ from tests.support.content.trees import tree
 from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
-from tests.support.network.fault_proxy import Fault, parted
-from tests.support.network.fault_proxy_bytes import ByteProxy
+from tests.support.network.fault_proxy import ByteProxy, Fault, parted
 from tests.support.network.fault_proxy_faults import falls_silent, name_of, resets_at_once
 from tests.support.network.fault_proxy_ring import FaultyRing, faulty_ring
 from tests.support.promises.tally import Tally

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -23,7 +23,7 @@ from bdn.mirror.db.operations import MIRROR, OPEN
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
 from bdn.wire.errors import ErrorBody
-from bdn.wire.operation_schema import Tier
+from bdn.wire.operation_schema import EvictionRequest, VerificationRequest
 from bdn.wire.shapes import moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
@@ -103,23 +103,7 @@ COLLECTION: Final = OperationKind("collection", "col_")
 _KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, COLLECTION)}
 
 
-class Narrowed(Protocol):
-    """A request that may be for one tier, one cluster or one node; null is any."""
-
-    @property
-    def tier(self) -> Tier | None:
-        """Whose caches, or the mirror's store."""
-        ...
-
-    @property
-    def cluster(self) -> str | None:
-        """Agents of this cluster."""
-        ...
-
-    @property
-    def node(self) -> str | None:
-        """The agent of this node."""
-        ...
+Narrowed = EvictionRequest | VerificationRequest  # for one tier, one cluster or one node; null is any
 
 
 class Operations:

@@ -1,11 +1,10 @@
 """A small world of manifests for a cache that is killed again and again: shared files, slabs, empty files, files of chunks."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of, file_digest
@@ -37,7 +36,7 @@ class World:
     chunks: dict[Digest, bytes]
 
     @classmethod
-    def of(cls, seed: int, count: int = 6) -> World:
+    def of(cls, seed: int, count: int = 6) -> Self:
         chance = random.Random(seed)
         small = [_noise(chance, chance.choice([8, 40, 120, 300])) for _ in range(8)]
         large = [_noise(chance, chance.choice([CHUNK + 1, 2 * CHUNK, 4 * CHUNK + 77, 6 * CHUNK])) for _ in range(5)]

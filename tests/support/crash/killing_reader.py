@@ -4,8 +4,6 @@
 was seen, and size and digest of each of its files. It ends with its standard input, and writes what it saw.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -15,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 from blake3 import blake3
 
@@ -30,7 +29,7 @@ class Watched:
     files: dict[str, tuple[int, str]]
 
     @classmethod
-    def of(cls, view: Path, files: Mapping[str, bytes], *, stays: bool) -> Watched:
+    def of(cls, view: Path, files: Mapping[str, bytes], *, stays: bool) -> Self:
         found = {path: (len(content), blake3(content).hexdigest()) for path, content in files.items()}
         return cls(str(view), stays, found)
 

@@ -1,13 +1,12 @@
 """Writes at places of a file, noted, and failing or falling short as a test says."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -24,7 +23,7 @@ class Writes:
     steps: list[Step] = field(default_factory=list)
 
     @classmethod
-    def noted(cls, monkeypatch: pytest.MonkeyPatch) -> Writes:
+    def noted(cls, monkeypatch: pytest.MonkeyPatch) -> Self:
         writes, real = cls(), os.pwrite
 
         def pwrite(descriptor: int, content: memoryview, offset: int) -> int:

@@ -1,7 +1,5 @@
 """The real commands in processes of their own, with an environment that knows nothing of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.network.egress import ALLOW_LOOPBACK
 from tests.support.services.forked import Program, fork
@@ -71,7 +69,7 @@ class Shell:
     def data(self) -> Path:
         return self.root / "data"
 
-    def executed(self) -> Shell:
+    def executed(self) -> Self:
         """The same user, whose commands are executed."""
         return replace(self, is_forked=False)
 

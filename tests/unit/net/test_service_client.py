@@ -26,8 +26,7 @@ from bdn.wire.mirror_schema import Mirror, MirrorSource
 from bdn.wire.stage_schema import StageDocument, StageRequest
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 from tests.support.content.names import named
-from tests.support.network.scripted import Scripted
-from tests.support.network.service import listening
+from tests.support.network.service import Scripted, listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NOW = datetime(2026, 11, 20, tzinfo=UTC)

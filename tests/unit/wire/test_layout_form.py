@@ -1,7 +1,6 @@
 """A layout's document, read without models, is the one that the models write and read."""
 
 import json
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,9 +21,6 @@ LARGE = FileLayout.of(CHUNK_SIZE + 1, (named("first"), named("second")))
 PACKED = FileLayout.packed(digest_of(b"small"), 5, SLAB, 100)
 LAYOUT = Layout(MANIFEST, 8461, {LARGE.digest: LARGE, PACKED.digest: PACKED})
 
-KEYS = st.sampled_from(["manifest", "data_port", "files", "digest", "size", "chunks", "slab", "offset"])
-VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.just(str(MANIFEST))
-JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
 
 digests = st.binary(min_size=32, max_size=32).map(digest_of)
 
@@ -65,13 +61,6 @@ def test_files_of_one_slab_share_its_name_in_memory() -> None:
     assert one is not None
     assert other is not None
     assert one.slab is other.slab
-
-
-@given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_a_layout_or_refused_with_our_error(document: bytes) -> None:
-    with suppress(MalformedDocumentError):
-        layout = Layout.parse(document)
-        assert Layout.parse(layout.encode()) == layout
 
 
 WRONG: dict[str, dict[str, Any]] = {
