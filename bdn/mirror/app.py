@@ -41,14 +41,10 @@ from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import VerificationService
 from bdn.mirror.retention.collector import Collector
-from bdn.mirror.retention.restorations import Restorations
-from bdn.mirror.retention.store_eviction import StoreEviction
-from bdn.mirror.scrub.from_agents import AgentSource
-from bdn.mirror.scrub.from_upstream import UpstreamSource
-from bdn.mirror.scrub.reading import StoreReading
+from bdn.mirror.retention.store_eviction import Restorations, StoreEviction
+from bdn.mirror.scrub.keeper import Keeper, StoreReading, StoreVerification
 from bdn.mirror.scrub.repair import Repair
-from bdn.mirror.scrub.rounds import Keeper
-from bdn.mirror.scrub.store_verification import StoreVerification
+from bdn.mirror.scrub.repair_sources import AgentSource, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries

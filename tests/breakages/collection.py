@@ -106,12 +106,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "before = collectable_before(now, 0, None)\n            await damaged",
          "test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it"),
     ],
-    "bdn/mirror/retention/restorations.py": [
+    "bdn/mirror/retention/store_eviction.py": [
         ("a restoration only says that it restored",
          "restored = sorted(await mirrors.restore(session, organisation, named))", "restored = sorted(named)",
          "test_what_was_evicted_is_restored_or_collected_and_why_says_so"),
-    ],
-    "bdn/mirror/retention/store_eviction.py": [
         ("mirrors publish while an eviction looks at what they have published", "await mirrors.hold_claims(session)",
          "pass", "test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_who_is_at_work"),
     ],

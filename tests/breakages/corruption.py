@@ -114,11 +114,9 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'if is_same and not await contents.is_lost(session, row.manifest or "", organisation):', "if is_same:",
          "test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk"),
     ],
-    "bdn/mirror/scrub/from_agents.py": [
+    "bdn/mirror/scrub/repair_sources.py": [
         ("agents are not asked", "if living:", "if not living:",
          "test_a_stage_that_gets_wrong_bytes_makes_the_mirror_look_and_another_agent_s_copy_mends_it"),
-    ],
-    "bdn/mirror/scrub/from_upstream.py": [
         ("the whole file is read for one chunk", "ByteRange(piece.start, piece.start + piece.size), accept)",
          "ByteRange(0, piece.content_size), accept)",
          "test_a_verification_finds_every_damage_and_says_what_became_of_it"),
@@ -126,11 +124,25 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "await self.reader.read([wanted], on_wrong=once_more)", "await self.reader.read([wanted])",
          "test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_that_range_once_more"),
     ],
-    "bdn/mirror/scrub/reading.py": [
+    "bdn/mirror/scrub/keeper.py": [
         ("the scrub tells nobody of wrong records", "await self.damaged_records.tell(record, wrong)", "pass",
          "test_the_scrub_finds_a_damaged_record_within_its_period"),
         ("a record that was restored counts as damaged for ever", "await self.damaged_records.check_again()", "pass",
          "test_the_scrub_finds_a_damaged_record_within_its_period"),
+        ("every process reads the store", 'async with self.database.alone("store keeper"):',
+         "async with self.database.alone(str(id(self))):",
+         "test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was"),
+        ("repairs wait for the end of verifications",
+         "has_repaired = await self._repair_next()\n        has_verified = await self.verification.go_on()",
+         ("has_verified = await self.verification.go_on()\n"
+          "        has_repaired = not has_verified and await self._repair_next()"),
+         "test_a_repair_does_not_wait_for_the_end_of_a_verification"),
+        ("a verification that was killed is forgotten",
+         'rows = await operations.open_of_mirror(session, "verification")',
+         'rows = [row for row in await operations.open_of_mirror(session, "verification") if not row.created_at]',
+         "test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it"),
+        ("who hears not of all damage hears nothing of that", "mine.error = too_many.model_dump()", "pass",
+         "test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all"),
     ],
     "bdn/mirror/scrub/repair.py": [
         ("that nobody has a damaged chunk is not written down", "await self.damages.give_up(digest)", "pass",
@@ -143,24 +155,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a chunk that cannot be replaced ends the verification's part", "await self.damages.examine(digest)  #",
          "raise  #",
          "test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verification_from_what_stands_behind_it"),
-    ],
-    "bdn/mirror/scrub/rounds.py": [
-        ("every process reads the store", 'async with self.database.alone("store keeper"):',
-         "async with self.database.alone(str(id(self))):",
-         "test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was"),
-        ("repairs wait for the end of verifications",
-         "has_repaired = await self._repair_next()\n        has_verified = await self.verification.go_on()",
-         ("has_verified = await self.verification.go_on()\n"
-          "        has_repaired = not has_verified and await self._repair_next()"),
-         "test_a_repair_does_not_wait_for_the_end_of_a_verification"),
-    ],
-    "bdn/mirror/scrub/store_verification.py": [
-        ("a verification that was killed is forgotten",
-         'rows = await operations.open_of_mirror(session, "verification")',
-         'rows = [row for row in await operations.open_of_mirror(session, "verification") if not row.created_at]',
-         "test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it"),
-        ("who hears not of all damage hears nothing of that", "mine.error = too_many.model_dump()", "pass",
-         "test_more_than_is_listed_is_repaired_all_the_same_and_the_verification_says_that_it_told_not_all"),
     ],
     "bdn/mirror/served_chunks.py": [
         ("a reader's suspicion is not heard", "self._wait_for(self.damages.examine(request.digest))", "pass",

@@ -16,8 +16,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import FileLayout
+from bdn.mirror.scrub.keeper import StoreVerification
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
-from bdn.mirror.scrub.store_verification import StoreVerification
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER

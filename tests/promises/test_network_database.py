@@ -20,7 +20,7 @@ from bdn.mirror.db.alone import LockLostError
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.ingest import worker
-from bdn.mirror.scrub import rounds as keeping
+from bdn.mirror.scrub import keeper as keeping
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise

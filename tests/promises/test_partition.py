@@ -14,7 +14,7 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.mirror.api import control
 from bdn.mirror.ingest import worker
-from bdn.mirror.scrub import rounds as keeping
+from bdn.mirror.scrub import keeper as keeping
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

@@ -25,7 +25,7 @@ from bdn.mirror.operations.evictions import EvictionService
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import VerificationService
-from bdn.mirror.retention.restorations import Restorations
+from bdn.mirror.retention.store_eviction import Restorations
 from bdn.net.api_server import new_router, provided
 from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.operation_schema import (

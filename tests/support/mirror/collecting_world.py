@@ -26,8 +26,7 @@ from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
 from bdn.mirror.ingest.copy_missing import StoredContents
 from bdn.mirror.retention.collector import Collected, Collector
-from bdn.mirror.retention.restorations import Restorations
-from bdn.mirror.retention.store_eviction import StoreEviction
+from bdn.mirror.retention.store_eviction import Restorations, StoreEviction
 from bdn.store.directory import DirectoryStore
 from bdn.wire.operation_schema import EvictCommand, RestorationRequest
 from tests.support.mirror.slabs import pack
