@@ -80,9 +80,7 @@ class Story:
         stages = sorted(self.agent.stages.registry.all(), key=lambda stage: stage.record.state != "READY")
         for stage in stages:
             for mount in stage.record.mounts:
-                root = stage.record.destination or self.agent.stages.lifecycle.views.place(
-                    stage.record.id, mount.mount_location
-                )
+                root = self.agent.stages.path_of(stage.record, mount)
                 if path.is_relative_to(root):
                     return stage, mount, str(path.relative_to(root))
         raise NotFoundError(f"a stage of this node that shows {path}")

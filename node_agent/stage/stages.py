@@ -33,7 +33,7 @@ class StageService:
 
     def document(self, stage: NodeStage) -> stage_schema.StageDocument:
         """The stage as the wire shows it."""
-        return stage.document(lambda mount: self._path(stage.record, mount))
+        return stage.document(lambda mount: str(self.path_of(stage.record, mount)))
 
     async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncGenerator[stage_schema.StageDocument]:
         """The stage's document again and again, at least every interval, the last time in a terminal state."""
@@ -173,6 +173,6 @@ class StageService:
             ],
         )
 
-    def _path(self, record: StageRecord, mount: MountRecord) -> str:
-        place = record.destination or self.lifecycle.views.place(record.id, mount.mount_location)
-        return str(place)
+    def path_of(self, record: StageRecord, mount: MountRecord) -> Path:
+        """Where its job sees the mount."""
+        return record.destination or self.lifecycle.views.place(record.id, mount.mount_location)

@@ -462,9 +462,7 @@ async def test_an_eviction_of_one_organisation_leaves_the_other_s_files_readable
     assert await read(reader, digest_of(SECRET), headers) == (404, b"")
 
 
-async def test_one_request_that_packs_the_same_files_publicly_and_privately_serves_both(
-    guarded: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_one_request_packs_the_same_files_publicly_and_privately(guarded: MirrorUnderTest, hub: Hub) -> None:
     for name in ("open", "closed"):
         hub.repo(f"org/{name}", private=name == "closed").commit({"one.txt": SHARED, "two.txt": OTHER})
     wanted = [source("hf://org/open", "/a"), source("hf://org/closed", "/b", **with_secret("hub-token"))]

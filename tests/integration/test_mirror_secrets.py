@@ -157,9 +157,7 @@ async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: Open
     await database.close()
 
 
-async def test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left(
-    mirror_with: OpenMirror, database_url: str
-) -> None:
+async def test_an_operator_rotates_all_secrets_and_counts_them(mirror_with: OpenMirror, database_url: str) -> None:
     database = Database(database_url)
     older = SecretTable(database, Keyring.parse(KEY))
     for organisation in ("default", "acme", "rival"):
@@ -213,9 +211,7 @@ async def test_a_mirror_does_not_start_with_something_that_is_no_key(mirror_with
             pytest.fail("it started")
 
 
-async def test_a_row_that_was_moved_to_another_name_or_organisation_is_refused(
-    mirror_with: OpenMirror, database_url: str
-) -> None:
+async def test_a_row_moved_to_another_owner_is_refused(mirror_with: OpenMirror, database_url: str) -> None:
     async with mirror_with() as mirror:
         await put(mirror, "one")
         await put(mirror, "two", "other")

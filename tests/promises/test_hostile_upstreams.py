@@ -325,9 +325,7 @@ def outcome(target: Target, content: bytes) -> str | None:
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors(
-    name: str, tally: Tally, scale: Scale
-) -> None:
+def test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors(name: str, tally: Tally, scale: Scale) -> None:
     target = TARGETS[name]
     wrong: list[str] = []
     for content in all_of(target.seeds, scale.of(120, 1_500)):
