@@ -27,7 +27,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "await in_thread(self.events.decided, kept((found.manifest for found in left), error))", "pass",
          "test_what_the_disk_did_not_let_go_is_said_to_be_there"),
         ("a use after the clock went back is an old one", "max(self._wall(), self._last + _STEP_SECONDS)",
-         "self._wall()", "test_age_is_the_order_of_use_whatever_the_clock_says"),
+         "self._wall()", "test_age_is_the_order_of_use_not_the_clock"),
     ],
     "node_agent/cache/cache_events.py": [
         ("what made room does not say for which job", 'return about_holder("made_room", victim.manifest, holder, ',
@@ -40,7 +40,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what a start finds is not written down", "await in_thread(journal.record, scanner.decisions)", "pass",
          "test_whatever_happens_the_last_event_about_a_manifest_explains_where_it_is"),
         ("uses before a restart are forgotten by the clock of uses", "uses.seen(order.last_used(manifest))", "pass",
-         "test_age_is_the_order_of_use_whatever_the_clock_says"),
+         "test_age_is_the_order_of_use_not_the_clock"),
     ],
     "node_agent/disk/cache_directory.py": [
         ("two agents have one directory", "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
@@ -78,11 +78,11 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("an eviction does not say whom it spared", "also = [*account.spared(done.refused), *", "also = [*",
          "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
         ("a plan is carried out", "        if command.dry_run:\n            return plan(self.cache.index)\n", "",
-         "test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_stay_whole"),
+         "test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leases_hold"),
     ],
     "node_agent/stage/housekeeping.py": [
         ("leases end with the process", "self.lifecycle.lease_again(record)", "pass",
-         "test_ten_thousand_kills_lose_nothing_that_was_acknowledged_and_show_nothing_that_is_wrong"),
+         "test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong"),
         ("what could not be mended is never tried again", "self.lifecycle.mend(stage)\n\n    async def run",
          "pass\n\n    async def run",
          "test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so"),
@@ -93,7 +93,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          ("self.lifecycle.live_on(stage)\n"
           "                if stage.deadline is not None and record.created_at < self.lifecycle.clock() - 3600:\n"
           "                    stage.deadline = 0.0"),
-         "test_an_agent_that_was_down_for_longer_than_the_time_to_live_gives_it_again"),
+         "test_an_agent_that_was_down_gives_the_time_again"),
     ],
     "node_agent/stage/lifecycle.py": [
         ("a stage is mended while it is being released", "not stage.is_working and not stage.lock.locked() and",
@@ -132,7 +132,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a READY stage does not notice that its file was put aside",
          "return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))",
          "return stage.mend_at is not None",
-         "test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"),
+         "test_a_ready_stage_says_what_it_lost_and_heals"),
     ],
     "node_agent/stage/record.py": [
         ("what ran out does not say when", '{"ending": ending, "expires_at": record.expires_at}', '{"ending": ending}',
@@ -146,16 +146,16 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a stage that shows nothing is renewed", "if stage.is_ending:", "if False:",
          "test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else[keep_records]"),
         ("a pull whose leases have ended is READY", "is_ready and not known.is_ending and", "is_ready and",
-         "test_a_pull_whose_release_was_not_recorded_is_leased_again_by_the_next_pull"),
+         "test_a_pull_whose_release_was_lost_leases_again"),
         ("a stage that failed is mended", 'if stage.record.state != "READY":  #', "if False:  #",
          "test_a_stage_that_is_asked_for_while_it_fails_leases_nothing"),
         ("whoever asks for a stage is told READY although it is known to show a torn file",
          'if stage.record.state != "READY" or stage.record.error:', 'if stage.record.state != "READY":',
-         "test_nobody_is_told_that_a_stage_is_ready_which_is_known_to_show_a_torn_file"),
+         "test_a_stage_that_shows_a_torn_file_is_not_ready"),
     ],
     "node_agent/stage/staging.py": [
         ("the view of a running job is exchanged although it healed where it stands",
          "if stage.is_mending and await in_thread(self._is_whole, stage, held):", "if False:",
-         "test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands"),
+         "test_a_ready_stage_says_what_it_lost_and_heals"),
     ],
 }

@@ -4,7 +4,7 @@
 BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/disk/durable.py": [
         ("records are renamed before they are durable", "                os.fsync(descriptor)", "                pass",
-         "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"),
+         "test_an_agent_that_lost_power_has_all_that_was_ready"),
     ],
     "bdn/mirror/db/database.py": [
         ("commits are not synced", '"synchronous=FULL"', '"synchronous=OFF"',
@@ -20,18 +20,18 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "node_agent/disk/places.py": [
         ("the folders of the cache are not synced", "sync_folder(folder)", "pass",
-         "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"),
+         "test_an_agent_that_lost_power_has_all_that_was_ready"),
     ],
     "node_agent/fill/part.py": [
         ("a file's name is not synced", "            sync_folder(target.parent)\n", "",
-         "test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage"),
+         "test_an_agent_that_lost_power_has_all_that_was_ready"),
         ("the record of durable chunks is not synced", "        os.fdatasync(self._bitmap_descriptor)\n", "",
          "test_after_a_power_loss_a_fill_goes_on_from_the_last_batch"),
         ("the name of a part is not synced",
          "        sync_folder(self._path.parent)  # what is durable is found again only under its name\n", "",
          "test_after_a_power_loss_a_fill_goes_on_from_the_last_batch"),
         ("a sync that failed is forgotten", "            self._is_suspect = True\n", "",
-         "test_a_sync_that_failed_is_not_made_good_by_one_that_succeeds_afterwards"),
+         "test_a_sync_that_failed_is_not_made_good_by_the_next"),
     ],
     "node_agent/stage/view/destination.py": [
         ("the folders of a pulled view are not synced", "                sync_folders(self.aside)\n", "",

@@ -310,9 +310,7 @@ def test_a_node_is_fed_by_the_cluster_cache_and_the_cache_is_emptied_by_command(
 # --- What a user and an operator see of the egress guard ---
 
 
-def test_a_refused_upstream_ends_a_command_with_1_and_says_what_the_operator_can_do(
-    shell: Shell, hub: Hub, tmp_path: Path
-) -> None:
+def test_a_refused_upstream_ends_a_command_with_1_and_says_what_helps(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"config.json": b"{}"})
 
     pulled = shell.run("bdn", "pull", "hf://org/model", "out", "--json", BDN_EGRESS_ALLOW="")

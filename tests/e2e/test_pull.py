@@ -49,9 +49,7 @@ def test_a_pulled_repository_is_what_snapshot_download_gives(shell: Shell, hub: 
     assert tree(tmp_path / "out") == tree(tmp_path / "theirs") == model()
 
 
-def test_patterns_select_what_the_equivalent_patterns_of_snapshot_download_select(
-    shell: Shell, hub: Hub, tmp_path: Path
-) -> None:
+def test_patterns_select_what_those_of_snapshot_download_select(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit(model())
 
     pulled = shell.run(
@@ -250,9 +248,7 @@ def test_a_folder_of_a_private_bucket_is_pulled_once_and_no_secret_stays_behind(
     assert not [secret for secret in secrets if any(secret.encode() in content for content in left)]
 
 
-def test_one_object_that_is_stored_compressed_is_pulled_as_it_is_stored(
-    shell: Shell, bucket: GcsBucket, tmp_path: Path
-) -> None:
+def test_one_object_stored_compressed_is_pulled_as_it_is(shell: Shell, bucket: GcsBucket, tmp_path: Path) -> None:
     stored = gzip.compress(b"x" * 1000, mtime=0)
     bucket.put({"tokenizer.json": stored}, encoding="gzip")
 

@@ -244,9 +244,7 @@ def test_what_was_prefetched_is_staged_without_moving_a_byte(node: Shell) -> Non
     assert tree(Path(mount["path"])) == MODEL
 
 
-def test_the_exit_code_of_a_prefetch_tells_a_node_without_room_from_what_nobody_knows(
-    node: Shell, services: tuple[Cluster, Shell]
-) -> None:
+def test_the_exit_code_of_a_prefetch_tells_why_it_failed(node: Shell, services: tuple[Cluster, Shell]) -> None:
     mirrored(node)
     with services[0].agent("small", BDN_AGENT_CACHE_BYTES="1MB"):
         done = node.run("bdn-admin", "prefetch", "hf://org/model", "--node", "small", "--wait", "--json")

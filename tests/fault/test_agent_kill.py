@@ -122,9 +122,7 @@ async def test_an_agent_that_is_killed_in_the_middle_of_filling_slabs_goes_on_wi
             assert list((tmp_path / "cache/filling").iterdir()) == []
 
 
-async def test_whatever_moment_an_agent_is_killed_at_every_file_under_its_name_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_agent_killed_at_any_moment_has_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache directory is copied at every step of a slab, and an agent is started on each copy."""
     files = {f"{number:03}.bin": number.to_bytes(4, "big") * 25 for number in range(12)}
     moments: list[Path] = []
@@ -238,9 +236,7 @@ def net() -> Iterator[network.Network]:
 
 
 @pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable() or "there is a network")
-def test_members_that_die_vanish_or_hang_cost_nobody_else_the_stage(
-    net: network.Network, tmp_path: Path, content: Content
-) -> None:
+def test_members_that_die_cost_nobody_else_the_stage(net: network.Network, tmp_path: Path, content: Content) -> None:
     with ring(net, tmp_path, content, 4, RATE) as built:
         killed, vanished, hung, *others = built.members
         before = built.host.sent_bytes
@@ -257,9 +253,7 @@ def test_members_that_die_vanish_or_hang_cost_nobody_else_the_stage(
 
 
 @pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable() or "there is a network")
-def test_members_that_lie_leave_or_join_cost_nobody_else_the_stage(
-    net: network.Network, tmp_path: Path, content: Content
-) -> None:
+def test_members_that_lie_cost_nobody_else_the_stage(net: network.Network, tmp_path: Path, content: Content) -> None:
     # At half the rate: on a machine that is busy with other tests, the network is to be what members wait for, not the CPU.
     with ring(net, tmp_path, content, 3, RATE // 2) as built:
         liar, leaving, other = built.members

@@ -42,9 +42,7 @@ def recorded(mirror: ServingProcess) -> set[int]:
     return {index for (index,) in mirror.query("SELECT chunk_index FROM copied_chunks")}
 
 
-async def test_a_mirror_killed_again_and_again_reads_only_what_was_not_recorded_and_ends_with_the_same_bytes(
-    upstreams: None, hub: Hub, tmp_path: Path
-) -> None:
+async def test_a_mirror_killed_again_and_again_reads_little_twice(upstreams: None, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"model.safetensors": LARGE, "config.json": b"{}"})
     random, asked, mirror_id = Random(20261120), Counter[int](), ""
     before: set[int] = set()
@@ -91,9 +89,7 @@ async def test_a_mirror_killed_again_and_again_reads_only_what_was_not_recorded_
     assert set(asked) == set(range(CHUNKS))
 
 
-async def test_a_mirror_that_is_asked_to_stop_gives_its_claim_back_and_the_next_one_goes_on_at_once(
-    upstreams: None, hub: Hub, tmp_path: Path
-) -> None:
+async def test_a_mirror_that_stops_gives_its_claim_back_at_once(upstreams: None, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"model.safetensors": GeneratedContent(3 * CHUNK_SIZE)})
     hub.fail(stall(), origin="cdn", skip=2)
     async with await ServingProcess.start(tmp_path) as mirror:
@@ -217,9 +213,7 @@ async def test_a_second_mirror_and_a_taken_port_are_in_use_and_the_log_holds_no_
         assert secret not in mirror.log
 
 
-async def test_a_mirror_loads_the_sdk_of_a_scheme_when_somebody_asks_for_it_and_no_other(
-    upstreams: None, hub: Hub, tmp_path: Path
-) -> None:
+async def test_a_mirror_loads_the_sdk_of_a_scheme_on_demand(upstreams: None, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"a.txt": b"1"})
     loaded: list[set[str]] = []
     for number, asked in enumerate([[], [source("hf://org/model")]]):

@@ -159,9 +159,7 @@ async def test_a_page_that_fails_is_asked_for_again_and_the_pages_before_it_are_
 
 
 @ONE_UPSTREAM
-async def test_what_is_done_to_upstreams_can_be_read_from_the_metrics(
-    hasty: MirrorUnderTest, upstream: ScriptedUpstream
-) -> None:
+async def test_what_is_done_to_upstreams_is_measured(hasty: MirrorUnderTest, upstream: ScriptedUpstream) -> None:
     upstream.fail(answer(500), times=2)
     upstream.fail(rate_limited(2), skip=2)
     upstream.fail(answer(403), file=SMALL)

@@ -79,9 +79,7 @@ async def test_the_order_of_use_survives_a_restart(rig: Rig, mirror: AgentMirror
 
 
 @in_both_forms
-async def test_what_two_manifests_share_is_counted_once_and_stays_while_one_needs_it(
-    rig: Rig, mirror: AgentMirror
-) -> None:
+async def test_what_two_manifests_share_is_counted_once_and_stays_for_either(rig: Rig, mirror: AgentMirror) -> None:
     shared = noise(MIB, 1)
     one = mirror.publish({"shared": shared, "own": noise(MIB, 2)})
     two = mirror.publish({"shared": shared, "own": noise(MIB, 3)})
@@ -301,9 +299,7 @@ async def test_two_stages_that_need_the_same_file_fetch_it_once(rig: Rig, mirror
 
 
 @in_both_forms
-async def test_a_follower_goes_on_with_its_own_grant_when_that_of_the_leader_ends(
-    rig: Rig, mirror: AgentMirror
-) -> None:
+async def test_a_follower_goes_on_with_its_own_grant_when_the_leaders_ends(rig: Rig, mirror: AgentMirror) -> None:
     async with rig.agent() as agent:
         fill = await shared_fill(agent, mirror, failing(GrantExpiredError("just now")))
         fill.gate.set()

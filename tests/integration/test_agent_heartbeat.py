@@ -101,9 +101,7 @@ async def test_new_holdings_are_told_at_once_and_not_told_again(tmp_path: Path) 
             await mirror.heard(lambda beat: beat.holdings is None)
 
 
-async def test_what_changes_right_after_a_change_was_told_waits_for_what_changes_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_changes_after_a_change_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_NEWS_PAUSE_SECONDS", 3600)
     async with listening() as mirror:
         manifest = mirror.publish({"f": b"content"})
@@ -140,9 +138,7 @@ async def test_a_command_is_carried_out_and_reported(tmp_path: Path) -> None:
             await mirror.heard(lambda beat: not beat.reports)  # told until it was heard
 
 
-async def test_a_command_that_the_mirror_repeats_is_carried_out_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repeated_command_is_carried_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carried: list[str] = []
     real = EvictionCommands.evict
 

@@ -55,9 +55,7 @@ def figures(agent: Agent, use: Any) -> dict[str, float]:
     return metrics(agent.metrics.render(use).decode())
 
 
-async def test_many_peers_who_ask_for_one_chunk_cost_one_read_of_the_mirror(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_many_peers_cost_one_read_of_the_mirror(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
@@ -83,9 +81,7 @@ async def test_a_slab_is_obtained_as_a_chunk(rig: Rig, mirror: AgentMirror, peer
         )
 
 
-async def test_what_is_held_is_served_after_a_restart_without_the_mirror_and_nothing_else(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_what_is_held_is_served_after_a_restart(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest = mirror.publish(FILES)
     grant = mirror.grant(manifest)
     async with rig.agent() as agent:
@@ -119,9 +115,7 @@ async def test_who_owns_nothing_obtains_nothing(rig: Rig, mirror: AgentMirror, p
         assert (await agent.holdings.tiers()).keys() == {"node"}
 
 
-async def test_a_grant_is_good_for_the_chunks_of_its_own_manifests_alone(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_a_grant_is_good_for_its_own_chunks_alone(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     mine, theirs = mirror.publish(FILES), mirror.publish({"theirs": noise(MIB, 3)})
     secret = digest_of(noise(MIB, 3))
     async with rig.agent() as agent:
@@ -135,9 +129,7 @@ async def test_a_grant_is_good_for_the_chunks_of_its_own_manifests_alone(
         assert expired.value.code == "GRANT_EXPIRED"
 
 
-async def test_a_chunk_of_two_manifests_is_read_once_and_stays_with_either(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_a_chunk_of_two_manifests_is_read_once(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     one, two = mirror.publish({"a": LARGE}), mirror.publish({"b": LARGE, "c": b"more"})
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
@@ -148,9 +140,7 @@ async def test_a_chunk_of_two_manifests_is_read_once_and_stays_with_either(
         assert await ask(peer, agent.data_port, FIRST, mirror.grant(two), two) == FIRST
 
 
-async def test_a_failing_mirror_is_an_error_for_all_who_wait_and_the_next_one_asks_again(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_a_failing_mirror_fails_all_who_wait(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest = mirror.publish(FILES)
     grant = mirror.grant(manifest)
     async with rig.agent() as agent:
@@ -176,9 +166,7 @@ async def test_wrong_bytes_from_the_mirror_are_not_kept(rig: Rig, mirror: AgentM
         assert await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest) == FIRST
 
 
-async def test_the_tiers_have_budgets_of_their_own_and_a_full_one_sends_peers_on(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_the_tiers_have_budgets_of_their_own(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest, other = mirror.publish(FILES), mirror.publish({"theirs": noise(3 * MIB, 3)})
     clock = Clock(time.time())
     async with rig.agent(clock, cache_bytes=10 * MIB, cluster_cache_bytes=10 * MIB) as agent:
@@ -216,9 +204,7 @@ async def test_an_eviction_reaches_the_tier_that_it_names(rig: Rig, mirror: Agen
         assert [(item.tier, item.refused) for item in refused] == [("node", True)]
 
 
-async def test_a_chunk_that_a_whole_file_has_is_not_kept_twice(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_a_chunk_of_a_whole_file_is_kept_once(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
@@ -231,9 +217,7 @@ async def test_a_chunk_that_a_whole_file_has_is_not_kept_twice(
         assert await ask(peer, agent.data_port, FIRST, mirror.grant(manifest), manifest) == FIRST
 
 
-async def test_who_asks_while_a_fill_reads_the_chunk_waits_for_it(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_who_asks_during_a_fill_waits_for_it(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest, gate, reading = mirror.publish(FILES), threading.Event(), asyncio.Event()
     mirror.faults[digest_of(FIRST)] = [held_by(gate)]
     loop = asyncio.get_running_loop()
@@ -250,9 +234,7 @@ async def test_who_asks_while_a_fill_reads_the_chunk_waits_for_it(
         assert mirror.chunk_requests[digest_of(FIRST)] == 1
 
 
-async def test_a_dedicated_cluster_cache_serves_and_stages_nothing(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_a_dedicated_cluster_cache_stages_nothing(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent(roles="cluster", cache_bytes=30 * MIB, cluster_cache_bytes=None) as agent:
         await agent.heartbeats.beat()
@@ -291,9 +273,7 @@ async def test_an_owner_that_is_killed_while_it_obtains_leaves_nothing_half(
     assert (mirror.chunk_requests[digest_of(FIRST)], mirror.chunk_requests[digest_of(LAST)]) == (1, 2)
 
 
-async def test_a_suspected_chunk_of_the_cluster_tier_is_read_and_one_that_is_wrong_is_obtained_again(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_a_suspected_wrong_chunk_is_fetched_again(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest = mirror.publish(FILES)
     grant = mirror.grant(manifest)
     async with rig.agent() as agent:
@@ -306,9 +286,7 @@ async def test_a_suspected_chunk_of_the_cluster_tier_is_read_and_one_that_is_wro
         assert mirror.chunk_requests == {digest_of(FIRST): 2}
 
 
-async def test_a_suspected_chunk_of_a_whole_file_that_is_wrong_is_not_given_and_the_scrub_is_told(
-    rig: Rig, mirror: AgentMirror, peer: ConnectionPool
-) -> None:
+async def test_a_suspected_file_is_told_to_the_scrub(rig: Rig, mirror: AgentMirror, peer: ConnectionPool) -> None:
     manifest = mirror.publish(FILES)
     grant = mirror.grant(manifest)
     async with rig.agent() as agent:

@@ -115,9 +115,7 @@ async def test_a_slab_that_comes_wrong_is_fetched_again(mirror: AgentMirror, tmp
     assert mirror.chunk_requests[slab] == 2
 
 
-async def test_a_slab_that_the_mirror_has_lost_fails_the_stage_and_leaves_no_trace(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_slab_that_the_mirror_lost_fails_the_stage_alone(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(SMALL)
     mirror.every = missing
     rig = Rig(mirror, tmp_path)
@@ -138,9 +136,7 @@ def lie(mirror: AgentMirror, manifest: Manifest, number: int, **changes: object)
     return body
 
 
-async def test_a_layout_that_lies_about_a_file_is_an_error_that_names_it_and_nothing_is_published(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_layout_that_lies_about_a_file_publishes_nothing(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(SMALL)
     body = lie(mirror, manifest, 50, offset=7)
     rig = Rig(mirror, tmp_path)
@@ -155,9 +151,7 @@ async def test_a_layout_that_lies_about_a_file_is_an_error_that_names_it_and_not
         assert agent.cache.index.ledger.used_bytes == 0
 
 
-async def test_a_layout_that_lies_about_a_slab_s_size_never_delivers_wrong_bytes(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_layout_that_lies_about_a_slab_never_delivers_it(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(SMALL)
     lie(mirror, manifest, 3, size=29_900)
     rig = Rig(mirror, tmp_path)
@@ -167,9 +161,7 @@ async def test_a_layout_that_lies_about_a_slab_s_size_never_delivers_wrong_bytes
         files_of(rig)
 
 
-async def test_a_layout_whose_slice_cannot_be_is_refused_before_anything_is_fetched(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_layout_whose_slice_cannot_be_fetches_nothing(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(SMALL)
     lie(mirror, manifest, 3, offset=30_000)
     async with Rig(mirror, tmp_path).agent() as agent:
@@ -193,9 +185,7 @@ async def test_files_of_several_slabs_are_all_there(mirror: AgentMirror, tmp_pat
     assert mirror.requests == len({slab_of(body) for body in bodies}) > 20
 
 
-async def test_a_file_that_comes_whole_for_one_stage_and_packed_for_another_is_filled_once(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_file_that_comes_whole_and_packed_is_filled_once(mirror: AgentMirror, tmp_path: Path) -> None:
     content = noise(300, 1)
     packed = mirror.publish({"a": content, "b": noise(300, 2)})
     mirror.is_packed = False
@@ -213,9 +203,7 @@ async def test_a_file_that_comes_whole_for_one_stage_and_packed_for_another_is_f
     assert tree(Path(done[1].mounts[0].path)) == {"a": content, "b": noise(300, 2)}
 
 
-async def test_a_stage_that_is_released_in_the_middle_of_a_slab_leaves_nothing_uncounted(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_stage_released_within_a_slab_leaves_nothing_uncounted(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(SMALL)
     gate = threading.Event()
     mirror.every = held_by(gate)

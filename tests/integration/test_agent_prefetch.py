@@ -77,9 +77,7 @@ async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror
         assert (stage.mounts[0].bytes_from.node, mirror.requests) == (SIZE, 0)
 
 
-async def test_the_mirror_hears_that_what_was_prefetched_is_whole_and_in_use_by_nobody(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_the_mirror_hears_that_a_prefetch_is_whole_and_unused(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)
     mirror.heartbeats.clear()
     async with Rig(mirror, tmp_path).agent() as agent:

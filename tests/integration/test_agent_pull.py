@@ -59,9 +59,7 @@ async def test_a_pull_puts_links_at_the_directory(rig: Rig, mirror: AgentMirror,
         assert is_leased(agent, manifest)
 
 
-async def test_the_same_pull_again_returns_at_once_also_after_a_restart(
-    rig: Rig, mirror: AgentMirror, dest: Path
-) -> None:
+async def test_the_same_pull_again_returns_at_once(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
     manifest = mirror.publish(OLD)
     async with rig.agent() as agent:
         await pulled(agent, mirror, manifest, dest)
@@ -75,9 +73,7 @@ async def test_the_same_pull_again_returns_at_once_also_after_a_restart(
         assert (mirror.requests, mirror.documents) == (0, {})
 
 
-async def test_a_changed_source_replaces_the_view_and_ends_the_old_lease(
-    rig: Rig, mirror: AgentMirror, dest: Path
-) -> None:
+async def test_a_changed_source_replaces_the_view_and_its_lease(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
     old, new = mirror.publish(OLD), mirror.publish(NEW)
     async with rig.agent() as agent:
         first = await pulled(agent, mirror, old, dest)
@@ -104,9 +100,7 @@ async def test_a_damaged_view_is_mended_by_the_same_pull(rig: Rig, mirror: Agent
         assert mirror.requests == 0
 
 
-async def test_a_directory_of_the_users_is_refused_before_anything_is_fetched(
-    rig: Rig, mirror: AgentMirror, dest: Path
-) -> None:
+async def test_a_directory_of_the_users_is_refused_at_once(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
     manifest = mirror.publish(OLD)
     dest.mkdir(parents=True)
     (dest / "mine").write_bytes(b"mine")
@@ -163,9 +157,7 @@ async def test_releasing_a_pull_leaves_the_directory_to_its_user(rig: Rig, mirro
         assert tree(dest) == OLD
 
 
-async def test_a_pull_that_was_interrupted_does_not_go_on_behind_the_users_back(
-    rig: Rig, mirror: AgentMirror, dest: Path
-) -> None:
+async def test_a_pull_that_was_interrupted_stays_interrupted(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
     manifest = mirror.publish({"large": noise(20 * MIB, 7)})
     rig.given["cache_bytes"] = 30 * MIB
     asked, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -214,9 +206,7 @@ async def test_a_relative_directory_is_meant_from_where_the_caller_stands(
 
 
 @needs_mounts
-async def test_a_pull_to_another_file_system_is_a_copy_that_is_recognised(
-    rig: Rig, mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_pull_to_another_file_system_is_a_copy(rig: Rig, mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(OLD)
     with mounted_tmpfs(tmp_path / "other", "8m") as other:
         async with rig.agent() as agent:

@@ -45,9 +45,7 @@ def ring(mirror: AgentMirror, tmp_path: Path) -> Ring:
 
 
 @pytest.mark.parametrize(("form", "count"), [("whole", 3), ("packed", 8)])
-async def test_a_cold_cluster_reads_each_chunk_from_the_mirror_once(
-    ring: Ring, mirror: AgentMirror, count: int
-) -> None:
+async def test_a_cold_cluster_reads_each_chunk_once(ring: Ring, mirror: AgentMirror, count: int) -> None:
     manifest = mirror.publish(FILES)
     async with ring.nodes(count, byte_threads=2):
         stages = await ring.staged_by_all(manifest)
@@ -103,9 +101,7 @@ async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring
         assert documents == stages  # what was spent is still there when the peer is well again
 
 
-async def test_a_member_that_joins_in_the_middle_is_asked_for_what_is_not_begun(
-    ring: Ring, mirror: AgentMirror
-) -> None:
+async def test_a_member_that_joins_late_is_asked_for_what_is_not_begun(ring: Ring, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     first = mirror.chunks(manifest, "large.safetensors")[0]
     gate = threading.Event()
@@ -126,9 +122,7 @@ async def test_a_member_that_joins_in_the_middle_is_asked_for_what_is_not_begun(
             assert set(mirror.chunk_requests.values()) == {1}
 
 
-async def test_what_the_cluster_holds_comes_while_the_mirrors_chunks_are_out_of_reach(
-    ring: Ring, mirror: AgentMirror
-) -> None:
+async def test_what_the_cluster_holds_comes_while_the_mirror_is_away(ring: Ring, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     async with ring.nodes(3) as agents:
         await ring.staged_by_all(manifest, agents[:2])
@@ -140,9 +134,7 @@ async def test_what_the_cluster_holds_comes_while_the_mirrors_chunks_are_out_of_
 
 
 @IN_BOTH_FORMS
-async def test_a_cluster_serves_a_node_that_joined_last_while_the_mirror_is_away(
-    ring: Ring, mirror: AgentMirror
-) -> None:
+async def test_a_cluster_serves_a_late_node_while_the_mirror_is_away(ring: Ring, mirror: AgentMirror) -> None:
     """It never saw the manifest, and owns a third of chunks that only others hold."""
     manifest = mirror.publish(FILES)
     async with ring.nodes(2) as agents:

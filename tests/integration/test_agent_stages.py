@@ -337,9 +337,7 @@ async def test_a_grant_with_a_new_key_is_believed_once_the_mirror_was_asked(rig:
         assert stage.state == "READY"
 
 
-async def test_a_stage_that_is_released_while_it_is_staged_has_stopped_when_the_call_returns(
-    rig: Rig, mirror: AgentMirror
-) -> None:
+async def test_a_stage_released_while_it_is_staged_has_stopped_on_return(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -369,9 +367,7 @@ async def stage_rests(agent: Agent, stage_id: str) -> None:
 # --- What a stage of several manifests may push out ---
 
 
-async def test_making_room_for_one_manifest_never_evicts_another_of_the_same_stage(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_making_room_for_one_manifest_evicts_none_of_its_stage(mirror: AgentMirror, tmp_path: Path) -> None:
     """The stage needs NEW and OLD; OLD is held, used by nobody, and the least recently used of all."""
     old, recent, new = (mirror.publish({"file.bin": noise(MIB, seed)}) for seed in range(3))
     clock = Clock(time.time())
@@ -402,9 +398,7 @@ def _remembered(agent: Agent) -> tuple[set[str], int]:
 
 
 @pytest.mark.usefixtures("three_are_kept")
-async def test_the_newest_ended_stages_are_remembered_in_memory_and_on_disk_beside_all_that_stand(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_the_newest_ended_stages_are_remembered_also_on_disk(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest, clock, rig = mirror.publish({"a": b"a"}), now(), Rig(mirror, tmp_path)
     async with rig.agent(clock) as agent:
         await staged(agent, mirror, manifest, job="stands")
@@ -418,9 +412,7 @@ async def test_the_newest_ended_stages_are_remembered_in_memory_and_on_disk_besi
 
 
 @pytest.mark.usefixtures("three_are_kept")
-async def test_a_stage_that_its_job_asks_for_while_it_is_being_forgotten_stands_on_disk_and_in_the_book(
-    mirror: AgentMirror, tmp_path: Path
-) -> None:
+async def test_a_stage_asked_for_while_it_is_being_forgotten_stands(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest, clock = mirror.publish({"a": b"a"}), now()
     async with Rig(mirror, tmp_path).agent(clock) as agent:
         stages = []

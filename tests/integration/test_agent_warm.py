@@ -235,9 +235,7 @@ async def test_a_file_that_cannot_be_read_ends_it_and_nothing_else(rig: Rig) -> 
 MANY = {f"{number}.txt": str(number).encode() for number in range(50)}
 
 
-async def test_a_warm_stage_waits_for_the_disk_twice_whatever_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_warm_stage_waits_for_the_disk_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For its record once it is READY, and for the folder of the records: only that must survive a power cut."""
     synced: list[str] = []
     real = os.fsync
@@ -259,9 +257,7 @@ async def test_a_warm_stage_waits_for_the_disk_twice_whatever_its_size(
     assert synced == [str(written.with_name(f"{written.name}.tmp")), str(places.stages)]
 
 
-async def test_the_record_of_a_stage_that_is_ready_is_durable_before_anybody_hears_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_ready_stage_is_durable_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[str] = []
     real = os.fsync
 

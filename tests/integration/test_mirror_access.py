@@ -48,9 +48,7 @@ async def test_a_grant_is_verified_with_the_public_key_alone(mirror: MirrorUnder
         verifier.verify(f"{head}.{claims[:-2]}AA.{signature}", now=time.time())
 
 
-async def test_the_signing_key_survives_a_restart_and_is_readable_by_its_owner_alone(
-    upstreams: None, tmp_path: Path
-) -> None:
+async def test_the_signing_key_survives_a_restart_and_is_its_owners_alone(upstreams: None, tmp_path: Path) -> None:
     async with mirror_under_test(tmp_path) as mirror:
         grant = (await mirror.ready(source("hf://org/one")))["grant"]
     async with mirror_under_test(tmp_path) as mirror:
@@ -84,9 +82,7 @@ async def as_organisation(mirror: MirrorUnderTest, organisation: str, wanted: Js
     return done.id, done.bytes_transferred, str(done.sources[0].manifest)
 
 
-async def test_private_content_is_never_found_through_another_organisation_s_identity(
-    mirror: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_private_content_is_never_found_by_another_organisation(mirror: MirrorUnderTest, hub: Hub) -> None:
     private = source("hf://org/private", **with_secret("hub-token"))
     acme, moved, manifest = await as_organisation(mirror, "acme", private)
     assert moved == 7

@@ -57,9 +57,7 @@ async def test_the_epoch_grows_when_members_change_and_only_then(idle: MirrorUnd
     assert (await one.beat(boot_id="after a restart"))["epoch"] == moved["epoch"]
 
 
-async def test_an_agent_that_is_silent_is_no_member_and_not_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_agent_that_is_silent_is_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bdn.mirror.operations.heartbeats.LOOK_SECONDS", 0.0)
     clock = SetClock()
     async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
@@ -78,9 +76,7 @@ async def test_an_agent_that_is_silent_is_no_member_and_not_alive(
     assert [agent["alive"] for agent in agents] == [False, True]
 
 
-async def test_a_mirror_that_heard_of_nobody_for_a_while_forgets_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_mirror_that_heard_of_nobody_forgets_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bdn.mirror.operations.heartbeats.LOOK_SECONDS", 0.0)
     clock = SetClock()
     async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
@@ -145,9 +141,7 @@ async def test_holdings_stay_until_others_are_reported(mirror: MirrorUnderTest, 
     assert (await mirror.http.get("/manifests")).json()["items"][0]["nodes"] == {}
 
 
-async def test_a_command_answers_the_open_heartbeat_at_once_and_its_report_ends_the_eviction(
-    mirror: MirrorUnderTest, manifest: str
-) -> None:
+async def test_a_command_answers_the_open_heartbeat_at_once(mirror: MirrorUnderTest, manifest: str) -> None:
     agent = FakeAgent(mirror, "n1", holdings=[{"manifest": manifest, "bytes": 5}])
     await agent.beat()
     waiting = asyncio.create_task(agent.beat(wait_seconds=30))
@@ -259,9 +253,7 @@ async def test_an_agent_that_was_silent_before_is_named_as_unreachable(
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 
 
-async def test_what_an_agent_leases_stays_unless_forced_and_the_holder_is_named(
-    mirror: MirrorUnderTest, manifest: str
-) -> None:
+async def test_what_an_agent_leases_stays_unless_forced(mirror: MirrorUnderTest, manifest: str) -> None:
     agent = FakeAgent(mirror, "n1", holdings=[{"manifest": manifest, "bytes": 5, "held_by": ["job-7"]}])
     await agent.beat()
     before = mirror.chunks()

@@ -19,8 +19,7 @@ from sqlalchemy.engine import Connection
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.store.damage import content_fault
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout, content_fault
 from bdn.mirror.db import contents, mirrors, objects, operations, records
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.errors import DatabaseUnavailableError
@@ -127,9 +126,7 @@ async def test_a_database_of_a_newer_version_is_refused_and_left_alone(url: str)
     await database.close()
 
 
-async def test_a_mirror_on_postgresql_does_not_start_before_the_migration(
-    tmp_path: Path, empty_postgres_url: str
-) -> None:
+async def test_a_mirror_on_postgresql_waits_for_the_migration(tmp_path: Path, empty_postgres_url: str) -> None:
     with pytest.raises(DatabaseNotMigratedError, match="'bdn migrate'"):
         async with mirror_under_test(tmp_path, database_url=empty_postgres_url):
             pytest.fail("it started")
@@ -156,9 +153,7 @@ async def test_records_and_objects_of_a_source_with_thousands_of_revisions_can_b
     await database.close()
 
 
-async def test_of_a_file_of_very_many_chunks_the_wanted_objects_alone_are_made_and_not_in_the_loop_s_thread(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_a_file_of_many_chunks_only_wanted_ones_are_made(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     database, chunk, chunks = Database(url), digest_of(b"chunk"), 20_000
     await database.migrate()
     layout = FileLayout.of((chunks - 1) * CHUNK_SIZE + 1, (chunk,) * chunks)

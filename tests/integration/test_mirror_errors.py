@@ -117,9 +117,7 @@ async def test_a_source_that_cannot_be_had_fails_the_mirror_with_its_own_error(
     assert not mirror.chunks()
 
 
-async def test_the_first_source_s_error_is_the_mirror_s_and_the_others_are_done(
-    mirror: MirrorUnderTest, model: None
-) -> None:
+async def test_the_first_error_is_the_mirrors_and_the_rest_is_done(mirror: MirrorUnderTest, model: None) -> None:
     document = await mirror.mirror(source("hf://org/none"), source("hf://org/model", "/two"))
     assert [part["status"] for part in document["sources"]] == ["FAILED", "READY"]
     assert document["error"] == document["sources"][0]["error"]

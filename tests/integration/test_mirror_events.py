@@ -80,9 +80,7 @@ async def test_a_mirror_tells_what_it_brought_and_what_it_had(mirror: MirrorUnde
     assert facts["revision"] == again["sources"][0]["resolved_revision"]
 
 
-async def test_an_organisation_sees_what_concerns_its_manifests_without_the_names_of_others(
-    mirror: MirrorUnderTest, manifest: str
-) -> None:
+async def test_an_organisation_sees_its_events_without_others_names(mirror: MirrorUnderTest, manifest: str) -> None:
     strange = f"b3:{'7' * 64}"
     request: dict[str, Fact] = {"eviction": "evi_1", "asked_by": "an operator of theirs", "holders": ["job secret-job"]}
     forced = Event.of(
@@ -220,9 +218,7 @@ async def test_an_eviction_tells_agents_who_asked(mirror: MirrorUnderTest, manif
     assert (command["asked_by"], command["organisation"]) == ("an operator of default", "default")
 
 
-async def test_what_was_evicted_from_the_mirror_and_restored_is_on_record(
-    mirror: MirrorUnderTest, manifest: str
-) -> None:
+async def test_what_was_evicted_and_restored_is_on_record(mirror: MirrorUnderTest, manifest: str) -> None:
     evicted = await mirror.evict(manifest=manifest, tier="mirror")
     (gone, *_) = await shown(mirror, manifest=manifest)
     assert (gone["kind"], gone["facts"]["eviction"]) == ("tombstoned", evicted["id"])

@@ -35,9 +35,7 @@ from tests.support.mirror.service import Json, mirror_under_test
 pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.content.cloud_fixtures")
 
 
-async def test_a_role_is_taken_with_the_mirror_s_own_identity_token(
-    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
-) -> None:
+async def test_a_role_is_taken_with_the_mirrors_identity(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
     bucket.put({"w/a.bin": b"weights"})
     async with trusted_mirror(clouds, tmp_path) as mirror:
         document = await mirror.ready(aws_oidc(f"s3://{bucket.name}/w"))
@@ -56,9 +54,7 @@ async def test_a_dry_run_names_no_mirror(clouds: Clouds, bucket: S3Bucket, tmp_p
     assert clouds.sts.sessions[0].subject == "v=1:org=default:job=plan:type=mirror"
 
 
-async def test_a_role_is_assumed_with_the_mirror_s_own_keys_and_the_organisation_s_external_id(
-    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
-) -> None:
+async def test_a_role_is_assumed_with_the_external_id(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
     bucket.put({"w/a.bin": b"weights"})
     async with trusted_mirror(clouds, tmp_path, issuer_url="") as mirror:
         document = await mirror.ready(aws_assume_role(f"s3://{bucket.name}/w"))
@@ -67,9 +63,7 @@ async def test_a_role_is_assumed_with_the_mirror_s_own_keys_and_the_organisation
         assert clouds.sts.bodies[0]["ExternalId"] == "bdn:default"
 
 
-async def test_a_service_account_is_impersonated_with_the_mirror_s_own_identity_token(
-    clouds: Clouds, tmp_path: Path
-) -> None:
+async def test_a_service_account_is_impersonated_with_the_mirrors_identity(clouds: Clouds, tmp_path: Path) -> None:
     bucket = clouds.gcs.bucket("weights")
     bucket.put({"w/a.bin": b"weights"})
     async with trusted_mirror(clouds, tmp_path) as mirror:
@@ -307,9 +301,7 @@ async def test_many_files_at_once_take_the_role_once(clouds: Clouds, bucket: S3B
     assert len({session.name for session in clouds.sts.sessions}) == 2
 
 
-async def test_a_mirror_is_canceled_while_a_token_service_is_silent(
-    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
-) -> None:
+async def test_a_mirror_is_canceled_while_sts_is_silent(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
     clouds.gcs.bucket("weights").put({"w/a.bin": b"weights"})
     clouds.google.script.add(stall(), times=None)
     clouds.sts.script.add(stall(), times=None)

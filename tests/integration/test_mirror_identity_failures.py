@@ -59,9 +59,7 @@ WEB_TRUSTS: list[tuple[str, WebTrust | None, str, list[str]]] = [
 ]
 
 
-async def test_a_role_that_does_not_trust_the_token_says_what_to_change(
-    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
-) -> None:
+async def test_a_role_without_trust_says_what_to_change(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
     async with trusted_mirror(clouds, tmp_path) as mirror:
         for _, trust, code, facts in WEB_TRUSTS:
             clouds.sts.log.clear()
@@ -146,9 +144,7 @@ async def test_a_role_that_may_not_read_the_bucket_is_told_so(clouds: Clouds, bu
 # --- AWS_ASSUME_ROLE -------------------------------------------------------------------------------------------------
 
 
-async def test_another_organisation_s_role_is_refused_and_the_external_id_told(
-    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
-) -> None:
+async def test_another_organisations_role_is_refused(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
     clouds.sts.roles[ASSUMED_ROLE] = AccountTrust("AKIAOPERATOR", "bdn:acme")
     async with trusted_mirror(clouds, tmp_path) as mirror:
         error = await mirror.failed(aws_assume_role(f"s3://{bucket.name}/w"))
@@ -239,9 +235,7 @@ GOOGLE_FAULTS: list[tuple[str, Fault, str, list[str]]] = [
 
 
 @pytest.mark.parametrize("path", ["/v1/token", "generateAccessToken"])
-async def test_a_failure_of_google_s_token_services_is_told_by_its_code(
-    clouds: Clouds, tmp_path: Path, path: str
-) -> None:
+async def test_a_failure_of_google_is_told_by_its_code(clouds: Clouds, tmp_path: Path, path: str) -> None:
     clouds.gcs.bucket("weights")
     async with trusted_mirror(clouds, tmp_path) as mirror:
         for _, fault, code, facts in GOOGLE_FAULTS:
@@ -262,9 +256,7 @@ async def test_a_failure_of_google_that_passes_is_survived(clouds: Clouds, tmp_p
             assert len(clouds.google.issued) == issued + 1
 
 
-async def test_what_waits_for_a_token_service_does_not_multiply_its_attempts(
-    clouds: Clouds, bucket: S3Bucket, tmp_path: Path
-) -> None:
+async def test_token_services_do_not_multiply_attempts(clouds: Clouds, bucket: S3Bucket, tmp_path: Path) -> None:
     clouds.gcs.bucket("weights")
     clouds.sts.script.add(answer(503), times=None)
     clouds.google.script.add(answer(503), times=None)

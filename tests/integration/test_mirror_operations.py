@@ -121,9 +121,7 @@ async def test_what_cannot_be_prefetched_is_refused(hub: Hub, mirror: MirrorUnde
         assert answer.status_code == status, (changes, answer.text)
 
 
-async def test_a_source_without_a_revision_means_its_default_or_else_the_newest_of_its_revisions(
-    either: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_a_source_without_a_revision_means_its_default_or_the_newest(either: MirrorUnderTest, hub: Hub) -> None:
     await FakeAgent(either, "n1").beat()
     for repo in ("org/model", "org/pinned"):
         hub.repo(repo).commit({"a.txt": b"of a branch"}, branch="v1")
@@ -366,9 +364,7 @@ async def test_by_source_all_its_revisions_go_and_shared_contents_stay(mirror: M
     await check_store(mirror)
 
 
-async def test_by_source_with_its_revision_only_what_was_mirrored_by_that_name_goes(
-    mirror: MirrorUnderTest, hub: Hub, filled: Filled
-) -> None:
+async def test_by_source_and_revision_only_that_goes(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
     hub.repo("org/three").commit({"a.txt": b"1"})
     tagged = (await mirror.ready(source("hf://org/three@main")))["sources"][0]["manifest"]
     assert (await evicted(mirror, source="hf://org/three@main"))[1].keys() == {tagged}
@@ -431,9 +427,7 @@ async def test_lru_bytes_spare_the_mirror_unless_its_tier_is_named(mirror: Mirro
     assert await held(mirror) == set(filled.names.values())
 
 
-async def test_a_dry_run_tells_the_same_and_changes_nothing_but_its_record(
-    mirror: MirrorUnderTest, filled: Filled
-) -> None:
+async def test_a_dry_run_tells_the_same_and_changes_nothing(mirror: MirrorUnderTest, filled: Filled) -> None:
     requests: list[Json] = [{"all": True}, {"lru_bytes": 1, "tier": "mirror"}, {"source": "hf://org/one"}]
     planned: Any = None
     for request in requests:
@@ -461,9 +455,7 @@ async def test_a_selector_says_exactly_one_thing(idle: MirrorUnderTest, subtests
     assert idle.count("operations") == 0
 
 
-async def test_what_a_mirror_that_runs_has_published_is_not_evicted_forced_or_not(
-    mirror: MirrorUnderTest, hub: Hub, filled: Filled
-) -> None:
+async def test_what_a_running_mirror_published_stays(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
     hub.fail(stall(), origin="cdn")
     begun = await mirror.begin(TWO, source("hf://org/slow"))
@@ -479,9 +471,7 @@ async def test_what_a_mirror_that_runs_has_published_is_not_evicted_forced_or_no
     assert (await evicted(mirror, manifest=filled["two"]))[0] == "DONE"
 
 
-async def test_a_mirror_whose_worker_has_not_stopped_loses_no_chunk_that_it_may_count_on(
-    mirror: MirrorUnderTest, hub: Hub, filled: Filled
-) -> None:
+async def test_a_worker_that_has_not_stopped_loses_nothing(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
     hub.repo("org/slow").commit({"slow.bin": b"slow"})
     hub.fail(stall(), origin="cdn")
     begun = await mirror.begin(source("hf://org/slow"))
@@ -498,9 +488,7 @@ async def test_a_mirror_whose_worker_has_not_stopped_loses_no_chunk_that_it_may_
     assert mirror.chunks() == {}
 
 
-async def test_a_chunk_survives_as_long_as_another_file_has_it_whole_or_half_copied(
-    upstreams: None, hub: Hub, tmp_path: Path
-) -> None:
+async def test_a_chunk_survives_as_long_as_another_file_has_it(upstreams: None, hub: Hub, tmp_path: Path) -> None:
     # Made of the same bytes, so that they begin with equal chunks: a file of two, and one of three.
     for count, name in enumerate(("two", "three"), start=1):
         hub.repo(f"org/{name}").commit({f"{name}.bin": GeneratedContent(count * CHUNK_SIZE + 10 + count)})

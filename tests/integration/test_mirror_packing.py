@@ -15,17 +15,16 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.source.upstream import Identity
-from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.slabs import SEAL_SIZE, seal_of
+from bdn.core.store import SEAL_SIZE, FileLayout, Slab, seal_of
 from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.keys import load_signer
 from bdn.mirror.retention.store_eviction import EvictionWeights
-from bdn.store.memory import MemoryStore
 from bdn.wire.mirror_schema import LayoutBody
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
+from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 from tests.support.mirror.slabs import pack
 
@@ -462,9 +461,7 @@ async def test_an_eviction_of_one_organisation_leaves_the_other_s_files_readable
     assert await read(reader, digest_of(SECRET), headers) == (404, b"")
 
 
-async def test_one_request_that_packs_the_same_files_publicly_and_privately_serves_both(
-    guarded: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_one_request_packs_the_same_files_publicly_and_privately(guarded: MirrorUnderTest, hub: Hub) -> None:
     for name in ("open", "closed"):
         hub.repo(f"org/{name}", private=name == "closed").commit({"one.txt": SHARED, "two.txt": OTHER})
     wanted = [source("hf://org/open", "/a"), source("hf://org/closed", "/b", **with_secret("hub-token"))]

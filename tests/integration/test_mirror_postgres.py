@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.db import mirrors, tombstones
+from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
@@ -84,9 +84,7 @@ async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnd
     assert (await pg_mirror.ready(MODEL))["bytes_transferred"] == 0  # it was not collected yet
 
 
-async def test_many_requests_at_once_are_shared_by_two_workers_and_read_each_file_once_per_worker(
-    database_url: str, tmp_path: Path, hub: Hub
-) -> None:
+async def test_many_requests_at_once_are_shared_by_two_workers(database_url: str, tmp_path: Path, hub: Hub) -> None:
     files = {f"{number}.json": b"%d" % number for number in range(20)}
     hub.repo("org/many").commit(files)
     size = sum(map(len, files.values()))
@@ -130,7 +128,7 @@ async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_
 ) -> None:
     async with beside(database_url, tmp_path, jobs=1, tombstone_seconds=0) as mirror:
         await mirror.ready(MODEL)
-        look = tombstones.an_expired
+        look = mirrors.an_expired_manifest
         seen: list[str] = []
         requests: list[asyncio.Task[Json]] = []
 
@@ -143,7 +141,7 @@ async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_
                 seen.append("went on" if requests[0].done() else "waits")
             return found
 
-        monkeypatch.setattr(tombstones, "an_expired", look_slowly)
+        monkeypatch.setattr(mirrors, "an_expired_manifest", look_slowly)
         evicted = await mirror.evict(all=True)
         assert (evicted["status"], seen) == ("DONE", ["waits"])
         document = await mirror.ended((await requests[0])["id"])

@@ -51,9 +51,7 @@ async def test_a_store_that_was_removed_or_cannot_be_read_is_not_ready_but_alive
     ).status_code == 503  # not "not found": agents would believe it
 
 
-async def test_a_mirror_into_a_store_that_is_gone_fails_and_publishes_nothing(
-    mirror: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_a_mirror_into_a_store_that_is_gone_publishes_nothing(mirror: MirrorUnderTest, hub: Hub) -> None:
     hub.repo("org/model").commit({"a.txt": b"1"})
     shutil.rmtree(mirror.data_dir / "store")
     assert (await mirror.failed(source("hf://org/model")))["code"] == "STORE_UNAVAILABLE"

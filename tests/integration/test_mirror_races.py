@@ -123,9 +123,7 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
     assert document["status"] in ("READY", "FAILED")
 
 
-async def test_a_signed_address_that_expires_in_the_middle_of_a_file_is_renewed(
-    upstreams: None, hub: Hub, tmp_path: Path
-) -> None:
+async def test_a_signed_address_that_expires_is_renewed(upstreams: None, hub: Hub, tmp_path: Path) -> None:
     hub.fail(stall(), origin="cdn")
     async with mirror_under_test(tmp_path, transfers=1) as mirror:
         begun = await mirror.begin({**MODEL, "allow_patterns": ["*.safetensors"]})
@@ -137,9 +135,7 @@ async def test_a_signed_address_that_expires_in_the_middle_of_a_file_is_renewed(
     assert hub.log.count("/resolve/", method="HEAD") == 2
 
 
-async def test_an_address_that_is_refused_is_asked_for_once_more_and_then_it_is_a_refusal(
-    mirror: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_an_address_that_is_refused_is_asked_for_once_more(mirror: MirrorUnderTest, hub: Hub) -> None:
     hub.fail(answer(403), origin="cdn", times=2)  # both chunks, once each
     await mirror.ready(MODEL)
     assert hub.log.count("/resolve/.*safetensors", method="HEAD") == 2
@@ -171,9 +167,7 @@ async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(
     await mirror.tree((await mirror.ready(MODEL))["sources"][0]["manifest"])
 
 
-async def test_a_mirror_that_goes_on_after_a_restart_stays_at_the_commit_that_it_was_resolved_to(
-    upstreams: None, hub: Hub, tmp_path: Path
-) -> None:
+async def test_a_mirror_that_goes_on_stays_at_its_commit(upstreams: None, hub: Hub, tmp_path: Path) -> None:
     repo = hub.repo("org/moving")
     first = repo.commit({"a.bin": LARGE, "b.txt": b"old"})
     hub.fail(stall(), origin="cdn")

@@ -136,9 +136,7 @@ async def test_equal_files_within_a_source_are_read_once(mirror: MirrorUnderTest
     assert hub.log.bytes_served(origin="cdn") == LARGE.size
 
 
-async def test_two_sources_of_one_request_are_two_manifests_under_one_grant(
-    mirror: MirrorUnderTest, hub: Hub, bucket: S3Bucket
-) -> None:
+async def test_two_sources_are_two_manifests_of_one_grant(mirror: MirrorUnderTest, hub: Hub, bucket: S3Bucket) -> None:
     model, data = hub_model(hub), {**s3_folder(bucket, "data", {"a.csv": b"1,2"}), "mount_location": "/data"}
     document = await mirror.ready(model, data)
     assert [part["source"] for part in document["sources"]] == [model["source"], data["source"]]
@@ -280,9 +278,7 @@ async def test_an_unchanged_source_is_decided_by_its_listing_alone(
     assert hub.log.count("/resolve/") == 0
 
 
-async def test_an_unchanged_bucket_is_decided_by_its_listing_alone(
-    numbers: NumberedBucket, mirror: MirrorUnderTest
-) -> None:
+async def test_an_unchanged_bucket_is_known_by_its_listing(numbers: NumberedBucket, mirror: MirrorUnderTest) -> None:
     wanted = source(f"s3://{NAME}/")
     first = await mirror.ready(wanted)
     assert (first["files_total"], first["bytes_transferred"]) == (len(numbers.keys), numbers.bytes_total)
@@ -443,9 +439,7 @@ async def test_what_came_wrong_is_kept_and_what_is_right_is_published(
     assert (await mirror.tree(right["sources"][0]["manifest"]))[path] == content
 
 
-async def test_evicting_everything_leaves_the_evidence_for_thirty_days(
-    upstreams: None, hub: Hub, tmp_path: Path
-) -> None:
+async def test_evicting_everything_leaves_the_evidence(upstreams: None, hub: Hub, tmp_path: Path) -> None:
     days = [0]
     hub.repo("org/model").commit({"config.json": SMALL})
     hub.fail(flip_byte(), "resolve-cache.*config.json", times=2)

@@ -15,8 +15,7 @@ from sqlalchemy import text
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
 from bdn.mirror.db import credentials
 from bdn.mirror.db.database import Database
-from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secrets import SecretTable
+from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, rate_limited, truncate
 from tests.doubles.hub import Hub
@@ -157,9 +156,7 @@ async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: Open
     await database.close()
 
 
-async def test_an_operator_rotates_the_secrets_of_all_and_hears_how_many_are_left(
-    mirror_with: OpenMirror, database_url: str
-) -> None:
+async def test_an_operator_rotates_all_secrets_and_counts_them(mirror_with: OpenMirror, database_url: str) -> None:
     database = Database(database_url)
     older = SecretTable(database, Keyring.parse(KEY))
     for organisation in ("default", "acme", "rival"):
@@ -213,9 +210,7 @@ async def test_a_mirror_does_not_start_with_something_that_is_no_key(mirror_with
             pytest.fail("it started")
 
 
-async def test_a_row_that_was_moved_to_another_name_or_organisation_is_refused(
-    mirror_with: OpenMirror, database_url: str
-) -> None:
+async def test_a_row_moved_to_another_owner_is_refused(mirror_with: OpenMirror, database_url: str) -> None:
     async with mirror_with() as mirror:
         await put(mirror, "one")
         await put(mirror, "two", "other")

@@ -160,9 +160,7 @@ async def test_an_agent_s_token_beats_for_its_cluster_and_reads_nothing(guarded:
 
 
 @ONE_KIND
-async def test_a_controller_evicts_what_its_organisation_has_on_the_mirror_and_nothing_else(
-    guarded: MirrorUnderTest, hub: Hub
-) -> None:
+async def test_what_a_controller_evicts_is_its_organisations_alone(guarded: MirrorUnderTest, hub: Hub) -> None:
     hub.repo("org/one").commit({"a.txt": b"1"})
     await guarded.ready(source("hf://org/one"))
     agent = FakeAgent(guarded, "n1")
@@ -217,9 +215,7 @@ async def test_a_secret_of_one_organisation_opens_nothing_for_another(
         assert outcomes == [("READY", None), ("FAILED", "SECRET_NOT_FOUND")]
 
 
-async def test_a_token_that_is_revoked_at_one_replica_ends_at_the_other(
-    postgres_url: str, upstreams: None, tmp_path: Path
-) -> None:
+async def test_a_revoked_token_ends_at_every_replica(postgres_url: str, upstreams: None, tmp_path: Path) -> None:
     settings: Json = {**GUARDED, "database_url": postgres_url, "work": False}
     async with (
         mirror_under_test(tmp_path / "x", **settings) as one,

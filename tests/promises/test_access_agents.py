@@ -121,9 +121,7 @@ def shape(answer: httpx2.Response, asked: Digest) -> tuple[object, ...]:
     return answer.status_code, headers, answer.content.replace(asked.hex.encode(), b"X" * 64)
 
 
-async def test_an_agent_gives_chunks_to_grants_that_name_their_manifest_alone(
-    node: Node, scale: Scale, tally: Tally
-) -> None:
+async def test_an_agent_gives_chunks_to_grants_that_name_them_alone(node: Node, scale: Scale, tally: Tally) -> None:
     held = {"a", "b"}
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{node.agent.data_port}", trust_env=False) as plane:
         for named in (None, "a", "b", "nothing", "cold"):
@@ -158,9 +156,7 @@ async def test_an_agent_gives_manifests_and_layouts_to_grants_that_name_them_alo
                     tally.add(scenarios=1, refused=may != "OK")
 
 
-async def test_a_stage_takes_a_grant_that_is_whole_and_signed_and_not_over(
-    node: Node, scale: Scale, tally: Tally
-) -> None:
+async def test_a_stage_takes_a_whole_signed_and_living_grant(node: Node, scale: Scale, tally: Tally) -> None:
     transport = httpx2.ASGITransport(app=build_app(node.agent), raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://agent") as control:
         before = (await control.get("/stages")).json()
@@ -175,9 +171,7 @@ async def test_a_stage_takes_a_grant_that_is_whole_and_signed_and_not_over(
         assert (await control.get("/stages")).json() == before
 
 
-async def test_a_slab_with_another_organisations_files_is_read_by_nobody_else(
-    server: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_slab_of_others_is_read_by_nobody_else(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     """Both have the very same private tree; each has packed it together with files of its own."""
     mirror, tree = server.renewed(is_packed=True), {"t1": b"the same", "t2": b"in both"}
     manifest = mirror.publish(tree)
@@ -204,9 +198,7 @@ async def test_a_slab_with_another_organisations_files_is_read_by_nobody_else(
                 tally.add(scenarios=3, refused=1)
 
 
-async def test_a_layout_that_names_another_organisations_slab_opens_it_to_nobody(
-    server: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_layout_that_names_others_slab_opens_nothing(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     """A mirror that errs: the owner brings what it is told to bring, looks at it, and does not look for it for ever."""
     mirror, tree = server.renewed(is_packed=True), {"t1": b"the same", "t2": b"in both"}
     manifest = mirror.publish(tree)

@@ -8,8 +8,7 @@ import httpx2
 import pytest
 
 from bdn.core.digest import Digest, digest_of
-from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secrets import SecretTable
+from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, tampered
@@ -171,9 +170,7 @@ async def test_who_may_read_which_manifest(world: World, tally: Tally) -> None:
                 tally.add(scenarios=3, refused=3)
 
 
-async def test_who_may_read_which_chunk_on_the_api_and_on_the_data_plane(
-    world: World, scale: Scale, tally: Tally
-) -> None:
+async def test_who_may_read_which_chunk_on_either_plane(world: World, scale: Scale, tally: Tally) -> None:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{world.data_port}", trust_env=False) as plane:
         for position, bearer in enumerate(READS):
             for verb, ranged in VERBS[: 3 if position % scale.of(9, 1) == 0 else 1]:
@@ -321,9 +318,7 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(mirror_with_key
         tally.add(scenarios=1)
 
 
-async def test_whoever_is_no_operator_rotates_its_own_secrets_and_hears_of_no_others(
-    mirror_with_keys: World, tally: Tally
-) -> None:
+async def test_whoever_is_no_operator_rotates_its_own_secrets_alone(mirror_with_keys: World, tally: Tally) -> None:
     older = SecretTable(mirror_with_keys.mirror.service.requests.database, Keyring.parse(OLDER_KEY))
     for organisation in ("a", "b"):
         await older.set(organisation, "team", "x")
@@ -407,9 +402,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(mirror_wit
     ] == ["of-a"]
 
 
-async def test_an_eviction_of_another_s_manifest_takes_nothing_and_says_nothing(
-    mirror_with_keys: World, tally: Tally
-) -> None:
+async def test_an_eviction_of_anothers_manifest_takes_nothing(mirror_with_keys: World, tally: Tally) -> None:
     shapes = []
     for digest in (str(mirror_with_keys.manifests["a-private"]), str(UNKNOWN)):
         body = {"manifest": digest, "tier": "mirror"}

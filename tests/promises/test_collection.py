@@ -193,9 +193,7 @@ async def _ended(world: World) -> None:
         assert {manifest for (manifest,) in said} == world.manifests.keys(), "what went is not on record"
 
 
-def test_whatever_happens_in_whatever_order_nothing_that_is_named_goes_and_nothing_else_stays(
-    tally: Tally, scale: Scale
-) -> None:
+def test_whatever_happens_nothing_named_goes_and_nothing_else_stays(tally: Tally, scale: Scale) -> None:
     CollectionMachine.tally = tally
     run_state_machine_as_test(
         CollectionMachine,
@@ -242,9 +240,7 @@ async def _steps(tmp_path: Path) -> list[str]:
         return names
 
 
-async def test_at_each_step_of_a_collection_others_may_do_anything_and_it_may_be_killed(
-    tally: Tally, scale: Scale
-) -> None:
+async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(tally: Tally, scale: Scale) -> None:
     here = folder()
     try:
         names = await _steps(here)

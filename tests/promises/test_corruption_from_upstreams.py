@@ -147,9 +147,7 @@ def model(hub: Hub) -> Iterator[Hub]:
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # httpx2 leaves a refused socket to itself
-def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_look_and_another_agent_s_copy_mends_it(
-    model: Hub, tmp_path: Path, tally: Tally
-) -> None:
+def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them(model: Hub, tmp_path: Path, tally: Tally) -> None:
     environment = {"HF_ENDPOINT": model.url, "BDN_SCRUB_SECONDS": "0"}
     with (
         services.mirror(tmp_path / "mirror", **environment) as mirror,

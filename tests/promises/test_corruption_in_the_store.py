@@ -15,7 +15,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.mirror.scrub.keeper import StoreVerification
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from bdn.store.directory import DirectoryStore
@@ -110,9 +110,7 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
         yield found
 
 
-async def test_the_scrub_finds_every_damage_within_its_period_and_only_the_damaged_bytes_are_read_again(
-    store: Store, tally: Tally, scale: Scale
-) -> None:
+async def test_the_scrub_finds_every_damage_and_fetches_it_alone(store: Store, tally: Tally, scale: Scale) -> None:
     await until(lambda: store.mirror.rows("scrubs")["scrubs"])  # the round that a new store begins with
     sample = Random(20261122).sample(SCENARIOS, scale.of(4, len(SCENARIOS)))
     for repaired, (how, place) in enumerate(sample, start=1):
@@ -138,9 +136,7 @@ async def _until_scrubbed(store: Store) -> None:
             pass
 
 
-async def test_a_verification_finds_every_damage_and_says_what_became_of_it(
-    store: Store, tally: Tally, scale: Scale
-) -> None:
+async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: Tally, scale: Scale) -> None:
     kept = 0
     for how, place in Random(20261123).sample(SCENARIOS, scale.of(4, len(SCENARIOS))):
         name = store.rot(how, place)
@@ -170,9 +166,7 @@ async def test_more_than_is_listed_is_repaired_all_the_same_and_the_verification
     assert (again["status"], again["error"], again["items"]) == ("DONE", None, [])
 
 
-async def test_what_was_only_looked_for_is_not_served_and_is_fetched_by_the_next_mirror_of_the_source(
-    store: Store, tally: Tally
-) -> None:
+async def test_what_was_only_looked_for_is_fetched_by_the_next_mirror(store: Store, tally: Tally) -> None:
     for place, content in PLACES.items():
         name = store.rot("flipped", place)
         found = await store.verify(all=True, repair=False)
@@ -201,9 +195,7 @@ async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Sto
         tally.add(scenarios=1, faults=2, refused=1, repaired=1, wrong=not await store.is_right())
 
 
-async def test_what_nobody_has_stays_damaged_is_not_served_and_is_repaired_once_somebody_has_it(
-    store: Store, tally: Tally
-) -> None:
+async def test_what_nobody_has_is_not_served_and_repaired_once_somebody_has_it(store: Store, tally: Tally) -> None:
     store.rot("truncated", "middle")
     store.repository.disabled = True
     found = await store.verify(all=True)
@@ -250,9 +242,7 @@ async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_n
     tally.add(scenarios=1, faults=1, repaired=1, refused=1, wrong=wrong)
 
 
-async def test_a_chunk_that_may_not_be_read_is_told_and_repaired_and_the_scrub_goes_on(
-    store: Store, tally: Tally
-) -> None:
+async def test_a_chunk_that_may_not_be_read_is_repaired_and_the_scrub_goes_on(store: Store, tally: Tally) -> None:
     await until(lambda: store.mirror.rows("scrubs")["scrubs"])
     store.hub.log.clear()
     with not_permitted({store.path("middle")}):
@@ -264,9 +254,7 @@ async def test_a_chunk_that_may_not_be_read_is_told_and_repaired_and_the_scrub_g
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-async def test_a_chunk_that_nobody_may_touch_keeps_neither_the_scrub_nor_a_verification_from_what_stands_behind_it(
-    store: Store, tally: Tally
-) -> None:
+async def test_a_chunk_that_nobody_may_touch_keeps_nobody_from_the_rest(store: Store, tally: Tally) -> None:
     await until(lambda: store.mirror.rows("scrubs")["scrubs"])
     with not_permitted({store.path("middle")}, also_moving=True):
         store.clock.now += PERIOD
@@ -336,9 +324,7 @@ def manifest_of(document: Json) -> str:
     return str(document["sources"][0]["manifest"])
 
 
-async def test_who_suspects_a_chunk_of_the_api_is_not_given_it_before_it_was_read_and_found_right(
-    store: Store, tally: Tally
-) -> None:
+async def test_who_suspects_a_chunk_of_the_api_gets_it_after_it_was_read(store: Store, tally: Tally) -> None:
     name = store.rot("flipped", "one")
     store.repository.disabled = True
     suspecting = {SUSPECT_HEADER: "1"}
@@ -464,9 +450,7 @@ async def test_the_scrub_finds_a_damaged_record_within_its_period(records: Recor
         tally.add(scenarios=1, faults=1)
 
 
-async def test_who_reads_a_damaged_record_is_refused_and_a_verification_names_it(
-    records: Records, tally: Tally
-) -> None:
+async def test_a_damaged_record_is_refused_and_a_verification_names_it(records: Records, tally: Tally) -> None:
     for place, how in product(RECORDS, RECORD_DAMAGES):
         async with records.damaged(place, how) as name:
             path = f"/manifests/{records.manifest}" + ("" if place == "manifest" else "/layout")
@@ -501,9 +485,7 @@ async def test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it(
         tally.add(scenarios=1, faults=1, refused=1)
 
 
-async def test_without_a_backup_what_has_a_damaged_record_is_evicted_collected_and_mirrored_again(
-    records: Records, tally: Tally
-) -> None:
+async def test_a_damaged_record_without_backup_is_evicted_and_mirrored_again(records: Records, tally: Tally) -> None:
     for place in RECORDS:
         async with records.damaged(place, "truncated"):
             assert (await records.mirror.evict(manifest=records.manifest, tier="mirror"))["status"] == "DONE"

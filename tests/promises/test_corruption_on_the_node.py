@@ -159,9 +159,7 @@ async def test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stag
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_without_a_grant_that_is_good_it_is_put_aside_and_a_command_may_lend_one(
-    rig: Rig, mirror: AgentMirror, tally: Tally
-) -> None:
+async def test_without_a_good_grant_damage_is_put_aside(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
     manifest, clock = mirror.publish(FILES), now()
     async with rig.agent(clock, auth="token", token="t") as agent:
         stage = await staged(agent, mirror, manifest)
@@ -214,9 +212,7 @@ async def half_filled(agent: Agent, mirror: AgentMirror, part: Manifest) -> Mani
     return whole
 
 
-async def test_who_replaces_a_file_brings_nothing_else_of_a_manifest_that_was_never_filled(
-    rig: Rig, mirror: AgentMirror, tally: Tally
-) -> None:
+async def test_who_replaces_a_file_brings_nothing_else(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
     part, clock = mirror.publish({path: FILES[path] for path in FILES if path != "weights"}), now()
     async with rig.agent(clock) as agent:
         whole = await half_filled(agent, mirror, part)
@@ -315,9 +311,7 @@ async def test_a_file_on_a_place_that_does_not_keep_bytes_is_filled_anew_elsewhe
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_file_whose_chunks_nobody_knows_is_checked_as_a_whole(
-    rig: Rig, mirror: AgentMirror, tally: Tally
-) -> None:
+async def test_a_file_with_unknown_chunks_is_checked_whole(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
     manifest, clock = mirror.publish(FILES), now()
     async with rig.agent(clock, auth="token", token="t") as agent:
         await staged(agent, mirror, manifest)
@@ -334,9 +328,7 @@ async def test_a_file_whose_chunks_nobody_knows_is_checked_as_a_whole(
 
 
 @needs_xfs
-async def test_rot_that_the_page_cache_hides_is_found_on_the_disk(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_rot_that_the_page_cache_hides_is_found(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     manifest, clock, image = mirror.publish(FILES), now(), tmp_path / "image"
     content = FILES["weights"]
     with mounted_xfs(tmp_path / "xfs", image) as disk:
@@ -363,9 +355,7 @@ async def test_rot_that_the_page_cache_hides_is_found_on_the_disk(
 # --- the cluster tier ---
 
 
-async def test_a_wrong_chunk_of_the_cluster_tier_is_dropped_with_its_bytes_kept(
-    rig: Rig, mirror: AgentMirror, tally: Tally
-) -> None:
+async def test_a_wrong_chunk_of_the_cluster_tier_is_dropped(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
     manifest, clock = mirror.publish(FILES), now()
     content = FILES["weights"][:CHUNK_SIZE]
     chunk = digest_of(content)
@@ -481,9 +471,7 @@ async def test_nothing_is_written_through_a_link_that_somebody_put_into_a_view(
 # --- who notices ---
 
 
-async def test_a_fill_that_finds_a_wrong_chunk_here_makes_the_scrub_look_at_its_file(
-    rig: Rig, mirror: AgentMirror, tally: Tally
-) -> None:
+async def test_a_fill_that_finds_damage_tells_the_scrub(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
     first = mirror.publish({"a": FILES["weights"]})
     second = mirror.publish({"b": FILES["weights"][:CHUNK_SIZE] + b"another end"})
     async with rig.agent(scrub_seconds=0) as agent:
@@ -499,9 +487,7 @@ async def test_a_fill_that_finds_a_wrong_chunk_here_makes_the_scrub_look_at_its_
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_peer_that_gets_a_wrong_chunk_makes_its_holder_look_at_its_file(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_peer_that_gets_wrong_bytes_tells_the_holder(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     ring = Ring(mirror, tmp_path)
     manifest = mirror.publish(FILES)
     async with ring.agent("holder", scrub_seconds=0) as holder, ring.agent("asker", roles="node") as asker:
@@ -539,9 +525,7 @@ async def test_a_wrong_file_is_not_served_while_it_is_repaired(rig: Rig, mirror:
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_the_mirror_commands_a_verification_and_hears_what_was_found(
-    rig: Rig, mirror: AgentMirror, tally: Tally
-) -> None:
+async def test_the_mirror_commands_a_verification(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent() as agent:
         await staged(agent, mirror, manifest)

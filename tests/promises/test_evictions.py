@@ -31,9 +31,7 @@ SEED = 20261122
 
 
 @pytest.mark.promise("whole-files", "commit-order")
-def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leased_manifests_stay_whole(
-    scale: Scale, tally: Tally
-) -> None:
+def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leases_hold(scale: Scale, tally: Tally) -> None:
     seeds = scale.of(1, 4)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.crash.eviction_kills", str(seeds)],

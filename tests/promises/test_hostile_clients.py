@@ -333,9 +333,7 @@ async def test_the_mirror_answers_whatever_its_own_description_makes_up(
         assert (await mirror.http.get("/healthz")).status_code == 200
 
 
-async def test_the_agent_answers_whatever_its_own_description_makes_up(
-    outside: Path, tally: Tally, scale: Scale
-) -> None:
+async def test_the_agent_answers_what_its_description_makes_up(outside: Path, tally: Tally, scale: Scale) -> None:
     with AgentMirror().running() as mirror:
         async with serving_agent(Rig(mirror, outside)) as site:
             fuzzed = Fuzzed(build_app(site.agent), site.http, {}, tally)

@@ -23,9 +23,9 @@ from bdn.core.errors import BdnError
 from bdn.core.source.upstream import UpstreamFile, normalise_path
 from bdn.core.source.weights import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selector
-from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
@@ -325,9 +325,7 @@ def outcome(target: Target, content: bytes) -> str | None:
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_a_parser_reads_its_valid_forms_and_answers_everything_else_with_its_own_errors(
-    name: str, tally: Tally, scale: Scale
-) -> None:
+def test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors(name: str, tally: Tally, scale: Scale) -> None:
     target = TARGETS[name]
     wrong: list[str] = []
     for content in all_of(target.seeds, scale.of(120, 1_500)):

@@ -55,9 +55,7 @@ async def survive(root: Path, step: int, tally: Tally) -> None:
 
 
 @pytest.mark.promise("whole-files", "commit-order")
-async def test_an_agent_killed_at_any_step_goes_on_and_readers_see_whole_files_alone(
-    tmp_path: Path, scale: Scale, tally: Tally
-) -> None:
+async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, scale: Scale, tally: Tally) -> None:
     steps = even_sample(AGENT_STEPS, scale.of(3, 60))
 
     async def one(number: int) -> None:
@@ -102,9 +100,7 @@ PROCESSES = 2
 
 
 @pytest.mark.promise("commit-order", "leases", "space", "whole-files")
-def test_ten_thousand_kills_lose_nothing_that_was_acknowledged_and_show_nothing_that_is_wrong(
-    scale: Scale, tally: Tally
-) -> None:
+def test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong(scale: Scale, tally: Tally) -> None:
     cycles = scale.of(200, 10_000) // PROCESSES
     command = [sys.executable, "-m", "tests.support.crash.cache_kills"]
     running = [

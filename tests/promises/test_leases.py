@@ -123,9 +123,7 @@ def stage_of(agent: Agent, number: int) -> NodeStage:
     return next(stage for stage in agent.stages.registry.all() if stage.record.job_id == f"job-{number}")
 
 
-async def test_an_agent_that_was_down_for_longer_than_the_time_to_live_gives_it_again(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_an_agent_that_was_down_gives_the_time_again(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     wall, elapsed = Clock(), Clock(1e6)
     async with Rig(mirror, tmp_path).agent(wall, elapsed) as agent:
         await ready(agent, mirror, 0, 60)
@@ -143,9 +141,7 @@ async def test_an_agent_that_was_down_for_longer_than_the_time_to_live_gives_it_
     tally.add(scenarios=2)
 
 
-async def test_age_is_the_order_of_use_whatever_the_clock_says(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_age_is_the_order_of_use_not_the_clock(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     wall = Clock()
     for jump, number in ((DAY, 0), (-2 * DAY, 1), (DAY / 2, 2)):
         async with Rig(mirror, tmp_path).agent(wall) as agent:  # what was used before the restart counts as well
@@ -285,9 +281,7 @@ async def test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_aga
     tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_pull_whose_release_was_not_recorded_is_leased_again_by_the_next_pull(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_pull_whose_release_was_lost_leases_again(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     manifest, place = mirror.publish(MODEL), tmp_path / "mine"
     async with Rig(mirror, tmp_path / "data").agent() as agent:
         stage = await agent.stages.pull(mirror.grant(manifest), place)
@@ -401,9 +395,7 @@ def inode(path: Path) -> int:
     return path.stat().st_ino
 
 
-async def test_nobody_is_told_that_a_stage_is_ready_which_is_known_to_show_a_torn_file(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_stage_that_shows_a_torn_file_is_not_ready(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     rig, manifest = Rig(mirror, tmp_path), mirror.publish(LOST_MODEL)
     async with rig.agent() as agent:
         place = Path((await staged(agent, mirror, manifest)).mounts[0].path)
@@ -427,9 +419,7 @@ async def test_nobody_is_told_that_a_stage_is_ready_which_is_known_to_show_a_tor
     tally.add(scenarios=2, faults=1, refused=2, repaired=1)
 
 
-async def test_a_ready_stage_says_what_the_scrub_had_to_put_aside_and_heals_where_it_stands(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_ready_stage_says_what_it_lost_and_heals(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     files = {**LOST_MODEL, "weights": noise(CHUNK_SIZE + 100)}
     manifest, elapsed = mirror.publish(files), Clock(0.0)
     async with Rig(mirror, tmp_path, {"scrub_rate": 10**12}).agent(elapsed=elapsed) as agent:

@@ -75,9 +75,7 @@ async def test_a_fault_that_lasts_fails_the_stage_and_names_the_place(
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_mirror_that_refuses_connections_is_named_and_is_asked_again(
-    ring: FaultyRing, place: str, tally: Tally
-) -> None:
+async def test_a_mirror_that_refuses_connections_is_named(ring: FaultyRing, place: str, tally: Tally) -> None:
     manifest = ring.mirror.publish(FILES)
     proxy = ring.api if place == "api" else ring.content
     async with asyncio.timeout(LONGEST_SECONDS), ring.agent("node-1", byte_threads=2) as agent:

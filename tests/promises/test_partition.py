@@ -43,9 +43,7 @@ def ring(server: AgentMirror, tmp_path: Path) -> Iterator[FaultyRing]:
 
 
 @pytest.mark.parametrize("how", ["parted", "refused"])
-async def test_a_cluster_serves_what_it_holds_while_the_mirror_is_away_for_the_whole_stage(
-    ring: FaultyRing, how: str, tally: Tally
-) -> None:
+async def test_a_cluster_serves_what_it_holds_without_the_mirror(ring: FaultyRing, how: str, tally: Tally) -> None:
     """Also to a node that never saw the manifest and owns chunks that only others hold."""
     manifest = ring.mirror.publish(FILES)
     async with asyncio.timeout(60), ring.agent("node-1") as first, ring.agent("node-2") as second:
@@ -67,9 +65,7 @@ async def test_a_cluster_serves_what_it_holds_while_the_mirror_is_away_for_the_w
 
 
 @pytest.mark.parametrize("fault", [parted, falls_silent, resets_at_once], ids=name_of)
-async def test_a_node_that_sees_the_mirror_and_no_peer_stages_from_the_mirror(
-    ring: FaultyRing, fault: Fault, tally: Tally
-) -> None:
+async def test_a_node_that_sees_no_peer_asks_the_mirror(ring: FaultyRing, fault: Fault, tally: Tally) -> None:
     """Neither what it asks peers nor what they answer arrives; or they hear it, and it does not hear them."""
     manifest = ring.mirror.publish(FILES)
     async with asyncio.timeout(60), ring.agent("node-1") as first, ring.agent("node-2") as second:
@@ -270,9 +266,7 @@ async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_no
 
 @needs_forgetful_disks
 @pytest.mark.usefixtures("repositories")
-async def test_a_store_that_is_away_is_named_to_everybody_and_comes_back_whole(
-    disk: ForgetfulDisk, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_store_that_is_away_is_named_to_everybody(disk: ForgetfulDisk, tmp_path: Path, tally: Tally) -> None:
     async with mirror_on(disk, tmp_path) as mirror:
         kept, lost = await mirror.ready(MODEL), await mirror.ready(OTHER)
         manifest, victim = kept["sources"][0]["manifest"], lost["sources"][0]["manifest"]

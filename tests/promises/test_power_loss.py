@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as filling
@@ -73,9 +73,7 @@ async def survive(root: Path, step: int, way: Way, tally: Tally) -> None:
 
 
 @pytest.mark.promise("whole-files", "commit-order")
-async def test_an_agent_that_lost_power_at_any_step_has_whole_files_and_every_ready_stage(
-    tmp_path: Path, scale: Scale, tally: Tally
-) -> None:
+async def test_an_agent_that_lost_power_has_all_that_was_ready(tmp_path: Path, scale: Scale, tally: Tally) -> None:
     random = Random(20261122)
     steps = [random.randint(-_START_STEPS + 10, -1), *random.sample(range(1, 480), scale.of(1, 30))]
 
@@ -159,9 +157,7 @@ def test_after_a_power_loss_a_fill_goes_on_from_the_last_batch(
     tally.add(scenarios=1, faults=1)
 
 
-async def test_a_sync_that_failed_is_not_made_good_by_one_that_succeeds_afterwards(
-    disk: ForgetfulDisk, tally: Tally
-) -> None:
+async def test_a_sync_that_failed_is_not_made_good_by_the_next(disk: ForgetfulDisk, tally: Tally) -> None:
     """Linux tells a failed write once, and takes the pages for clean from then on: they have to be written again."""
     with AgentMirror().running() as mirror:
         manifest, rig = mirror.publish({"large": LARGE}), Rig(mirror, disk.place)

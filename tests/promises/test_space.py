@@ -92,9 +92,7 @@ async def test_ten_stages_at_once_on_a_small_disk_never_fill_it(
     assert gauge.most <= budget + 4 * MIB, "records and views are small; content is not"
 
 
-async def test_of_eight_stages_of_thirty_percent_three_proceed_and_five_are_told_the_numbers(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_of_eight_stages_on_a_small_disk_three_proceed(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     async with Rig(mirror, tmp_path, {"cache_bytes": 10 * MIB, "cluster_cache_bytes": 0}).agent() as agent:
         await agent.heartbeats.beat()
         jobs = [staged(agent, mirror, mirror.publish({"f": noise(3 * MIB, one)}), job=f"{one}") for one in range(8)]
@@ -152,9 +150,7 @@ async def test_a_neighbour_that_fills_the_disk_does_not_empty_the_cache_and_stag
 
 
 @needs_mounts
-async def test_a_million_small_files_on_a_disk_with_few_inodes_are_refused_before_the_first_byte(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_too_few_inodes_refuse_before_the_first_byte(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     with mounted_tmpfs(tmp_path / "disk", "64m,nr_inodes=700") as disk:
         async with Rig(mirror, disk, {"cluster_cache_bytes": 0}).agent() as agent:
             await agent.heartbeats.beat()
@@ -174,9 +170,7 @@ async def test_a_million_small_files_on_a_disk_with_few_inodes_are_refused_befor
 
 
 @needs_mounts
-async def test_an_agent_that_starts_on_a_full_disk_serves_what_it_holds_and_recovers(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_an_agent_that_starts_on_a_full_disk_serves(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     with mounted_tmpfs(tmp_path / "disk", "16m") as disk:
         rig = Rig(mirror, disk, {"cluster_cache_bytes": 0})
         files = {"f": noise(4 * MIB, 1)}
@@ -200,9 +194,7 @@ async def test_an_agent_that_starts_on_a_full_disk_serves_what_it_holds_and_reco
 
 
 @needs_mounts
-async def test_an_agent_that_starts_on_a_read_only_disk_serves_what_it_holds_says_so_and_recovers(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_an_agent_on_a_read_only_disk_serves(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     rig = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0})
     files = {"f": noise(2 * MIB, 1)}
     async with rig.agent() as agent:
@@ -226,9 +218,7 @@ async def test_an_agent_that_starts_on_a_read_only_disk_serves_what_it_holds_say
 
 
 @needs_mounts
-async def test_a_disk_that_turns_read_only_fails_new_stages_and_leaves_what_is_there(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_disk_that_turns_read_only_fails_stages(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     rig, files, other = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}), {"f": noise(2 * MIB, 1)}, {"g": b"g"}
     async with rig.agent() as agent:
         await agent.heartbeats.beat()
@@ -248,9 +238,7 @@ async def test_a_disk_that_turns_read_only_fails_new_stages_and_leaves_what_is_t
 
 
 @needs_quota
-async def test_a_quota_fails_the_stage_that_it_stops_by_name_and_evicts_nothing(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_quota_fails_the_stage_that_it_stops(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     """statvfs knows nothing of it: the file system has room for all."""
     with mounted_quota(tmp_path / "disk", tmp_path / "image", "24M") as place:
         rig, files = Rig(mirror, place, {"cluster_cache_bytes": 0}), {"f": noise(6 * MIB, 1)}

@@ -146,9 +146,7 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_
     tally.add(scenarios=5)
 
 
-async def test_a_database_of_a_later_version_is_refused_and_not_touched(
-    upstreams: None, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_database_of_a_later_version_is_refused(upstreams: None, tmp_path: Path, tally: Tally) -> None:
     async with mirror_under_test(tmp_path):
         pass
     database = tmp_path / "mirror.sqlite"
@@ -195,9 +193,7 @@ async def test_a_cache_of_the_first_version_keeps_its_files_and_its_stages(tmp_p
 
 
 @pytest.mark.parametrize("content", [b"2\n", b"", b"\xff\x00"])
-async def test_a_cache_of_an_unknown_format_is_refused_and_not_touched(
-    content: bytes, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_cache_of_an_unknown_format_is_refused(content: bytes, tmp_path: Path, tally: Tally) -> None:
     with AgentMirror().running() as mirror:
         manifest, rig = mirror.publish(FILES), Rig(mirror, tmp_path)
         async with rig.agent() as agent:

@@ -136,9 +136,7 @@ async def test_what_was_collected_says_so_and_when_to_all_who_had_it_and_a_dry_r
 
 
 @pytest.mark.promise("corruption")
-async def test_a_damaged_chunk_of_the_store_and_its_repair_are_on_record_for_all_who_have_the_manifest(
-    mirror: MirrorUnderTest, tally: Tally
-) -> None:
+async def test_damage_of_the_store_and_its_repair_are_told_to_all(mirror: MirrorUnderTest, tally: Tally) -> None:
     manifest = await mirrored(mirror, MODEL)
     await mirrored(mirror, MODEL, "rival")
     chunk = str(digest_of(FILES["weights"]))
