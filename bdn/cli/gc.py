@@ -9,7 +9,7 @@ import click
 
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import DONE, FAILED, Output, command_line, waiting_for
-from bdn.core.store.collection import Kind
+from bdn.core.store import Kind
 from bdn.core.units import format_size, parse_duration
 from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.operation_schema import Collection, CollectionRequest, RestorationRequest

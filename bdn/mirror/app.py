@@ -47,18 +47,17 @@ from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.scrub.repair_sources import AgentSource, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store_opener import open_store
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
-from bdn.mirror.upstream.sealing import Keyring
-from bdn.mirror.upstream.secrets import Secrets, SecretTable
+from bdn.mirror.upstream.secrets import Keyring, Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.mirror.waiting import Watch
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.settings import UpstreamSettings
+from bdn.store.directory import open_store
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.pacing import Pacer, pacer
 from bdn.transfer.ranged import RangedReader

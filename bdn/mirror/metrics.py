@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
 from bdn.core.ports import Inspection
-from bdn.mirror.db import agents, contents, mirrors, objects, quarantine, tombstones
+from bdn.mirror.db import agents, contents, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
 
 
@@ -61,11 +61,11 @@ class Metrics:
         async with self._database.read() as session:
             by_status = await mirrors.count_by_status(session)
             count, size = await contents.totals(session)
-            quarantined = await quarantine.count(session)
+            quarantined = await damaged.count_wrong_files(session)
             rows = await agents.all_agents(session)
             wrong = await contents.all_damaged(session)
             newest = await objects.scrub_state(session)
-            given_up = await tombstones.count_restorable(session)
+            given_up = await mirrors.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))
         self._contents.set(count)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from bdn.core.digest import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import ChunkStore
-from bdn.core.store.layout import Slice
+from bdn.core.store import Slice
 from bdn.mirror.access.access import Access
 from bdn.mirror.damages import ChunkDamagedError, Damages
 from bdn.mirror.db import contents

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from bdn.core.egress import EgressPolicy
-from bdn.core.store.collection import GRACE_SECONDS, TOMBSTONE_SECONDS
+from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.settings import FileSettings, Port, Rate, Size, default_data_dir
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
 

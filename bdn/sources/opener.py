@@ -23,7 +23,7 @@ from bdn.sources.sign_in import SignIn
 _OPENERS: Final[Mapping[Scheme, str]] = {
     "hf": "bdn.sources.huggingface.source:open_hugging_face",
     "s3": "bdn.sources.s3.source:open_s3",
-    "r2": "bdn.sources.s3.r2:open_r2",
+    "r2": "bdn.sources.s3.source:open_r2",
     "gs": "bdn.sources.gcs.source:open_gcs",
 }
 

@@ -8,7 +8,7 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
-from bdn.sources.credentials import DEFAULT_REGION, S3Credentials
+from bdn.sources.sign_in import DEFAULT_REGION, S3Credentials
 
 HUGGING_FACE: Final = "https://huggingface.co"
 CLOUDFLARE_R2: Final = "https://{account}[.jurisdiction].r2.cloudflarestorage.com"

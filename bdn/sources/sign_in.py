@@ -1,18 +1,163 @@
-"""The ways to sign in to a source, resolved: what a request's ``auth`` has become once names and tokens are at hand.
+"""The ways to sign in to a source, and what a secret has to look like for each upstream.
 
-ARNs, regions and e-mail addresses come from users and become parts of host names and paths, so a value that does not
-look like one refuses to exist.
+No value of a secret is ever in an error, a repr or a log. ARNs, regions and e-mail addresses come from users and become parts of
+host names and paths, so a value that does not look like one refuses to exist.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from bdn.core.errors import InvalidRequestError
-from bdn.sources.credentials import Secret
+from bdn.core.errors import InvalidRequestError, SecretMalformedError
+
+DEFAULT_REGION: Final = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A named secret, resolved just now."""
+
+    name: str
+    value: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Credentials:
+    """Keys of an S3 account.
+
+    ``region`` is None where the secret does not name one; ``expires_at`` (seconds since the epoch) is None where the keys
+    do not end by themselves.
+    """
+
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    region: str | None = None
+    expires_at: float | None = None
+
+
+class S3CredentialsProvider(Protocol):
+    """Where the keys of S3 come from: a secret, or a token service that issues them for an hour."""
+
+    async def get(self) -> S3Credentials:
+        """The keys to use now.
+
+        Asked very often (for each of a million files), so it answers from memory, without a task or a lock, until a while
+        before ``expires_at``. The very same object is returned while the keys are the same.
+
+        Raises:
+            BdnError: mapped already; a source passes it on as it is.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StaticS3Credentials:
+    """Keys that stay what they are."""
+
+    credentials: S3Credentials
+
+    async def get(self) -> S3Credentials:
+        """The keys."""
+        return self.credentials
+
+
+def hugging_face_token(secret: Secret) -> str:
+    """The plain token. White space around it is forgiven: files end with a newline.
+
+    Raises:
+        SecretMalformedError: empty, or not one printable word, which could not stand in a header.
+    """
+    token = secret.value.strip()
+    if not token:
+        raise SecretMalformedError(secret.name, "is empty; it should be a plain Hugging Face token (hf_…)")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise SecretMalformedError(secret.name, "is not a plain Hugging Face token (hf_…), without quotes or JSON")
+    return token
+
+
+def s3_credentials(secret: Secret) -> S3Credentials:
+    """From the JSON that docs/contract.md describes, or with the older key names, without ``aws_``.
+
+    Raises:
+        SecretMalformedError: not a JSON object, or naming the missing key.
+    """
+    document = _json_object(secret.value)
+    if document is None:
+        raise SecretMalformedError(
+            secret.name,
+            'is not a JSON object; it should be {"aws_access_key_id": …, "aws_secret_access_key": …, '
+            '"aws_region": …, "aws_session_token": …}, the last two optional',
+        )
+
+    def member(name: str) -> str | None:
+        value = document.get(f"aws_{name}", document.get(name))
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            raise SecretMalformedError(secret.name, f'has an "aws_{name}" that is not a string')
+        return value
+
+    access_key_id, secret_access_key = member("access_key_id"), member("secret_access_key")
+    if access_key_id is None:
+        raise SecretMalformedError(secret.name, 'lacks the key "aws_access_key_id"')
+    if secret_access_key is None:
+        raise SecretMalformedError(secret.name, 'lacks the key "aws_secret_access_key"')
+    return S3Credentials(access_key_id, secret_access_key, member("session_token"), member("region"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAccountKey:
+    """What of a Google service account's JSON is used. ``token_url`` is None where it does not name one."""
+
+    client_email: str
+    private_key: str = field(repr=False)
+    private_key_id: str
+    token_url: str | None = None
+
+
+def service_account_key(secret: Secret) -> ServiceAccountKey:
+    """From the JSON that Google's console gives out, or its short form: email, private key and its id.
+
+    Every other member is left alone, so that a user's JSON cannot say more than who they are and who believes it.
+
+    Raises:
+        SecretMalformedError: not a JSON object, of another kind of account, or naming the missing key.
+    """
+    document = _json_object(secret.value)
+    if document is None:
+        raise SecretMalformedError(
+            secret.name,
+            'is not a JSON object; it should be the key of a Google service account: {"type": "service_account", '
+            '"client_email": …, "private_key": …, "private_key_id": …, "token_uri": …}',
+        )
+
+    def member(name: str) -> str:
+        value = document.get(name)
+        if value is None or value == "":
+            raise SecretMalformedError(secret.name, f'lacks the key "{name}"')
+        if not isinstance(value, str):
+            raise SecretMalformedError(secret.name, f'has a "{name}" that is not a string')
+        return value
+
+    if document.get("type", "service_account") != "service_account":
+        raise SecretMalformedError(secret.name, 'has a "type" other than "service_account"')
+    token_url = member("token_uri") if "token_uri" in document else None
+    return ServiceAccountKey(member("client_email"), member("private_key"), member("private_key_id"), token_url)
+
+
+def _json_object(text: str) -> dict[str, object] | None:
+    # The parser's own error carries the whole text, so it ends here and is nobody's cause.
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
 
 AWS_AUDIENCE: Final = "sts.amazonaws.com"
 

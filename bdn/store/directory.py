@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
+from urllib.parse import unquote, urlsplit
 
 from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
-from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.ports import Buffer, StoredChunk
+from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
+from bdn.core.ports import Buffer, MirrorStore, StoredChunk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import make_folder, sync_folder
 
@@ -343,3 +344,14 @@ def is_wrong(path: Path, digest: Digest) -> bool:
     """Whether the file is not what its name says. Reads all of it."""
     with path.open("rb", buffering=0) as file:
         return fault_of(file, digest) is not None
+
+
+def open_store(address: str, *, exclusive: bool) -> MirrorStore:
+    """The store that ``BDN_STORE`` names. ``exclusive`` says that nobody else writes there, so leftovers may go."""
+    url = urlsplit(address)
+    if url.scheme != "file" or not url.path.startswith("/") or url.netloc:
+        raise InvalidRequestError(f"BDN_STORE={address!r} is not supported by this version; use file:///absolute/path")
+    store = DirectoryStore(Path(unquote(url.path)))
+    if exclusive:
+        store.clear_incoming()
+    return store

@@ -14,7 +14,7 @@ from typing import Final, Self
 from bdn.core.chunk import chunk_count
 from bdn.core.digest import Digest
 from bdn.core.manifest import MalformedDocumentError
-from bdn.core.store.layout import FileLayout, Slice
+from bdn.core.store import FileLayout, Slice
 
 _ENTRY_BYTES: Final = 300  # of one file, with its slab and without its chunks
 _NAME_BYTES: Final = 70  # of a chunk

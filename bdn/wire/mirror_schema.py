@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel
 
 from bdn.core.digest import Digest
-from bdn.core.store.layout import FileLayout, Slice
+from bdn.core.store import FileLayout, Slice
 from bdn.wire.errors import ErrorBody
 
 MirrorStatus = Literal["PENDING", "SYNCING", "READY", "FAILED", "CANCELED"]

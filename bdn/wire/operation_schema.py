@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from bdn.core.errors import InvalidRequestError, LimitExceededError
-from bdn.core.store.collection import Kind
+from bdn.core.store import Kind
 from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.http_fields import LONGEST_SOURCE
 from bdn.wire.shapes import OperationModel, Quantity, StrictModel

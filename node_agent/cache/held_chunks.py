@@ -15,7 +15,7 @@ from bdn.core.chunk import CHUNK_SIZE, chunk_range
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
-from bdn.core.store.slabs import SEAL_SIZE, is_closed_to
+from bdn.core.store import SEAL_SIZE, is_closed_to
 from bdn.disk.durable import disk_errors
 from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
 from bdn.wire.operation_schema import Tier

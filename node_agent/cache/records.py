@@ -12,7 +12,7 @@ from typing import Final
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InternalError
 from bdn.core.manifest import Manifest
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.wire.layout_form import Layout
 from node_agent.disk.places import Places

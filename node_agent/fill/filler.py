@@ -17,7 +17,7 @@ from bdn.core.digest import Digest
 from bdn.core.groups import single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
-from bdn.core.store.layout import FileLayout, PlacedChunk, Slice
+from bdn.core.store import FileLayout, PlacedChunk, Slice
 from bdn.disk.direct import DirectWrites
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch

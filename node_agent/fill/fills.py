@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bdn.core.digest import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks, to_the_end
 

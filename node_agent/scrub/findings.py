@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from bdn.core.cache.scrub_round import Position, ScrubbedTier, ScrubRound
 from bdn.core.digest import Digest
 from bdn.core.events import Event
-from bdn.core.store.layout import FileLayout, PlacedChunk
+from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.durable import disk_errors, write_at_once
 from bdn.wire.errors import ErrorBody
 from bdn.wire.operation_schema import DamagedItem, Outcome, Tier, VerifyReport, listed

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of, file_digest
-from bdn.core.store.layout import FileLayout, PlacedChunk
+from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.transfer.byte_threads import BufferPool
 from bdn.wire.operation_schema import Outcome, Tier

@@ -14,7 +14,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.manifest import FileEntry
-from bdn.core.store.layout import FileLayout, PlacedChunk
+from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, sync_folder, write_all, write_durably
 from bdn.transfer.byte_threads import BufferPool

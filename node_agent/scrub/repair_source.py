@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, GrantInvalidError, InternalError, NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.store.layout import FileLayout, PlacedChunk
+from bdn.core.store import FileLayout, PlacedChunk
 from bdn.transfer.byte_threads import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.layout_form import Layout

@@ -11,7 +11,7 @@ from typing import Final
 
 from bdn.core.digest import Digest
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.wire.operation_schema import Outcome
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier

@@ -1,8 +1,13 @@
 """How much of a disk's rate an agent's fill is, for disks of several rates: which disk is the limit, and not the code."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-from tests.benchmarks import capped_disk, fio
+from tests.benchmarks import disk, fio
 from tests.benchmarks.cold_stages import ColdStages
 from tests.benchmarks.mirrored import mirrored
 from tests.benchmarks.report import Figure, Missing, Row, ratios
@@ -18,12 +23,12 @@ CAPS = (1.2, 1.6, 2.0, 2.4)  # GB/s
 
 def measure() -> Sequence[Row]:
     """The agent and the disk in turn, at each rate."""
-    if why := fio.missing() or capped_disk.missing():
+    if why := fio.missing() or no_cap():
         return [Missing("fill of a disk that is capped", why)]
     rows: list[Row] = []
     with (
         mirrored(FILES, scaled_size(SIZE)) as content,
-        capped_disk.capped_disk(content.root) as disk,
+        capped_disk(content.root) as disk,
         content.agent("capped") as agent,
     ):
         disk.take(agent.process.pid)
@@ -39,3 +44,44 @@ def measure() -> Sequence[Row]:
                 Figure(f"a disk of {cap} GB/s: ratio, pair by pair", "x", ratios(ours.rates, theirs), ">= 0.90"),
             ]
     return rows
+
+
+_CONTROLLER: Final = Path("/sys/fs/cgroup/blkio")
+_LIMIT: Final = "blkio.throttle.write_bps_device"
+
+
+def no_cap() -> str:
+    """Why it cannot be had; empty when it can."""
+    return "" if os.access(_CONTROLLER / _LIMIT, os.W_OK) else "needs root and the blkio controller of cgroup v1"
+
+
+@dataclass(frozen=True)
+class CappedDisk:
+    """The disk below a folder, as slow as ``cap`` says for whoever it is told of. Past the page cache only: others write back."""
+
+    group: Path
+    device: str
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """The beginning of a command that is to have this disk."""
+        return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.group / "cgroup.procs"))
+
+    def take(self, process: int) -> None:
+        """This process has this disk from now on."""
+        (self.group / "cgroup.procs").write_text(str(process))
+
+    def cap(self, rate: float) -> None:
+        """It writes ``rate`` GB/s at most from now on."""
+        (self.group / _LIMIT).write_text(f"{self.device} {int(rate * 1e9)}")
+
+
+@contextmanager
+def capped_disk(folder: Path) -> Iterator[CappedDisk]:
+    """The disk that ``folder`` lies on. Its processes have ended when the block ends."""
+    group = _CONTROLLER / f"bdn-benchmark-{os.getpid()}"
+    group.mkdir()
+    try:
+        yield CappedDisk(group, disk.number_of(folder))
+    finally:
+        group.rmdir()

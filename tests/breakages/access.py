@@ -20,7 +20,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          '_facts("tier reason path:name"))',
          "test_of_a_private_slab_its_owner_alone_hears"),
     ],
-    "bdn/core/store/slabs.py": [
+    "bdn/core/store.py": [
         ("of a private slab everybody hears who has one of its files",
          "return None if scope == PUBLIC else scope.removeprefix(_OWNED)", "return None",
          "test_of_a_private_slab_its_owner_alone_hears"),

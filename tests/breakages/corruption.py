@@ -23,12 +23,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return began is None",
          "test_the_scrub_finds_every_damage_and_fetches_it_alone"),
     ],
-    "bdn/core/store/damage.py": [
+    "bdn/core/store.py": [
         ("the record of a file is believed when it has as many chunks as the file",
          "return None if file_digest(size, names) == digest else", "return None if names else",
          "test_a_damaged_record_is_refused_and_a_verification_names_it"),
-    ],
-    "bdn/core/store/layout.py": [
         ("a layout is believed when it has as many chunks as the file",
          "if not fits or file_digest(self.size, self.chunks) != self.digest:", "if not fits:",
          "test_a_layout_that_does_not_make_up_the_file_is_refused"),

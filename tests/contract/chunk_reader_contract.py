@@ -9,8 +9,8 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, NotFoundError
-from bdn.store.memory import MemoryStore
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk
+from tests.support.content.memory_store import MemoryStore
 from tests.support.content.names import named
 from tests.support.content.readers import read_chunk, read_named
 

@@ -8,10 +8,10 @@ import pytest
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.http1.pool import ConnectionPool
-from bdn.store.memory import MemoryStore
 from bdn.transfer.chunk_readers import ChunkReader, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
 from tests.contract.chunk_reader_contract import ChunkReaderContract
+from tests.support.content.memory_store import MemoryStore
 from tests.support.content.readers import CountedWaits, ScriptedReader, StoreReader
 from tests.support.content.shelves import Shelf, serving
 from tests.support.network.raw_server import RawServer

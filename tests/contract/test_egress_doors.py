@@ -15,14 +15,12 @@ from bdn.core.errors import EgressRefusedError
 from bdn.core.ports import Location
 from bdn.core.source.weights import parse_source
 from bdn.net.http1.pool import ConnectionPool
-from bdn.sources.credentials import Secret
-from bdn.sources.gcs.federated_tokens import ServiceAccountTokens
-from bdn.sources.gcs.key_tokens import KeyTokens
+from bdn.sources.gcs.tokens import KeyTokens, ServiceAccountTokens
 from bdn.sources.guarded_connector import guarded_connector
 from bdn.sources.opener import open_source
 from bdn.sources.s3.role import AwsRoleCredentials
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Assertion, AwsRole, AwsWebIdentity, GoogleServiceAccount
+from bdn.sources.sign_in import Assertion, AwsRole, AwsWebIdentity, GoogleServiceAccount, Secret
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.contract.egress_contract import Door, EgressContract, FollowingEgressContract
 from tests.doubles.gcs_accounts import GoogleAccount

@@ -17,9 +17,9 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.source.weights import BucketUri, parse_source
-from bdn.sources.credentials import Secret
 from bdn.sources.gcs.source import open_gcs
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.gcs import GcsServer, gcs_error

@@ -21,12 +21,11 @@ from bdn.core.errors import (
 )
 from bdn.core.ports import Source
 from bdn.core.source.weights import BucketUri
-from bdn.sources.credentials import Secret, service_account_key
 from bdn.sources.gcs.bucket import GcsEndpoint
-from bdn.sources.gcs.key_tokens import KeyTokens
 from bdn.sources.gcs.source import open_gcs
+from bdn.sources.gcs.tokens import KeyTokens
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import AwsAssumedRole, AwsRole
+from bdn.sources.sign_in import AwsAssumedRole, AwsRole, Secret, service_account_key
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop
 from tests.doubles.gcs import GcsServer

@@ -25,10 +25,10 @@ from bdn.core.errors import (
 )
 from bdn.core.ports import Source
 from bdn.core.source.weights import parse_source
-from bdn.sources.credentials import Secret
 from bdn.sources.huggingface.session import PATIENCE
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, stall, truncate
 from tests.doubles.hub import Hub

@@ -11,9 +11,9 @@ from bdn.core.errors import SourceNotFoundError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.core.source.weights import parse_source
-from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed
 from tests.doubles.content import Content, GeneratedContent, git_blob_of, sha256_of

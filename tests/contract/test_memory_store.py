@@ -3,8 +3,8 @@
 import pytest
 
 from bdn.core.ports import CollectableStore
-from bdn.store.memory import MemoryStore
 from tests.contract.chunk_store_contract import ChunkStoreContract
+from tests.support.content.memory_store import MemoryStore
 
 
 class TestMemoryStore(ChunkStoreContract):

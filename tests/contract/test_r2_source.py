@@ -11,10 +11,9 @@ from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.ports import Source
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.weights import parse_source
-from bdn.sources.credentials import S3Credentials, Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import AwsAssumedRole, AwsRole, SignIn
+from bdn.sources.sign_in import AwsAssumedRole, AwsRole, S3Credentials, Secret, SignIn
 from tests.contract.access_contract import Access, AccessContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
 from tests.doubles.ranges import read_range

@@ -17,9 +17,9 @@ from bdn.core.errors import (
 )
 from bdn.core.ports import Source
 from bdn.core.source.weights import BucketUri, parse_source
-from bdn.sources.credentials import S3Credentials, Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import S3Credentials, Secret
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.ranges import read_range

@@ -12,11 +12,11 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
 from bdn.core.ports import Source
 from bdn.core.source.weights import BucketUri
-from bdn.sources.credentials import S3Credentials, StaticS3Credentials
 from bdn.sources.s3.bucket import S3Bucket, connect
 from bdn.sources.s3.client import HeadAnswer, ListingAnswer, S3Endpoint
 from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import S3Credentials, StaticS3Credentials
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer
 from tests.doubles.ranges import read_range

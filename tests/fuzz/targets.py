@@ -15,17 +15,17 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.patterns import Patterns, compile_pattern, select
 from bdn.core.source.upstream import UnsafePathError, normalise_path
-from bdn.core.source.weights import normalise_mount, parse_source
-from bdn.core.store.layout import FileLayout, Slice
+from bdn.core.source.weights import Patterns, compile_pattern, normalise_mount, parse_source, select
+from bdn.core.store import FileLayout, Slice
 from bdn.core.units import format_size, parse_size
 from bdn.net.chunk_server.messages import RequestRefusedError, find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import parse_head as parse_answer
 from bdn.net.http1.connection import ProtocolError
-from bdn.sources.credentials import Secret, hugging_face_token, s3_credentials, service_account_key
-from bdn.sources.s3.listing import NotAListingError, read_page
+from bdn.sources.s3.bucket import read_page
+from bdn.sources.s3.errors import NotAListingError
+from bdn.sources.sign_in import Secret, hugging_face_token, s3_credentials, service_account_key
 from bdn.wire.agent_schema import Heartbeat
 from bdn.wire.errors import error_from
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key

@@ -19,8 +19,7 @@ from sqlalchemy.engine import Connection
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.store.damage import content_fault
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout, content_fault
 from bdn.mirror.db import contents, mirrors, objects, operations, records
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.errors import DatabaseUnavailableError

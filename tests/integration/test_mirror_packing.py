@@ -15,17 +15,16 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.source.upstream import Identity
-from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.slabs import SEAL_SIZE, seal_of
+from bdn.core.store import SEAL_SIZE, FileLayout, Slab, seal_of
 from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.keys import load_signer
 from bdn.mirror.retention.store_eviction import EvictionWeights
-from bdn.store.memory import MemoryStore
 from bdn.wire.mirror_schema import LayoutBody
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
+from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 from tests.support.mirror.slabs import pack
 

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.db import mirrors, tombstones
+from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
@@ -128,7 +128,7 @@ async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_
 ) -> None:
     async with beside(database_url, tmp_path, jobs=1, tombstone_seconds=0) as mirror:
         await mirror.ready(MODEL)
-        look = tombstones.an_expired
+        look = mirrors.an_expired_manifest
         seen: list[str] = []
         requests: list[asyncio.Task[Json]] = []
 
@@ -141,7 +141,7 @@ async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_
                 seen.append("went on" if requests[0].done() else "waits")
             return found
 
-        monkeypatch.setattr(tombstones, "an_expired", look_slowly)
+        monkeypatch.setattr(mirrors, "an_expired_manifest", look_slowly)
         evicted = await mirror.evict(all=True)
         assert (evicted["status"], seen) == ("DONE", ["waits"])
         document = await mirror.ended((await requests[0])["id"])

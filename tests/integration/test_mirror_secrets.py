@@ -15,8 +15,7 @@ from sqlalchemy import text
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
 from bdn.mirror.db import credentials
 from bdn.mirror.db.database import Database
-from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secrets import SecretTable
+from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, rate_limited, truncate
 from tests.doubles.hub import Hub

@@ -8,8 +8,7 @@ import httpx2
 import pytest
 
 from bdn.core.digest import Digest, digest_of
-from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secrets import SecretTable
+from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, tampered

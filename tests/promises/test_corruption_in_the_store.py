@@ -15,7 +15,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.mirror.scrub.keeper import StoreVerification
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from bdn.store.directory import DirectoryStore

@@ -23,9 +23,9 @@ from bdn.core.errors import BdnError
 from bdn.core.source.upstream import UpstreamFile, normalise_path
 from bdn.core.source.weights import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selector
-from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog

@@ -8,7 +8,7 @@ from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
 from bdn.core.source.upstream import Identity, UnsafePathError, check_tree
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from tests.support.content.names import named
 
 near_chunk_borders = st.builds(

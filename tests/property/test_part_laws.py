@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.store.layout import FileLayout, PlacedChunk
+from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as module

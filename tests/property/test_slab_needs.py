@@ -6,7 +6,7 @@ What is damaged is read by nobody, and kept for those who have nothing else: it 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.store.slabs import SlabNeeds
+from bdn.core.store import SlabNeeds
 
 SCOPES = ("public", "organisation:a", "organisation:b")
 CONTENTS = "abcd"  # few, so that they often lie in several slabs

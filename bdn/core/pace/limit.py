@@ -13,7 +13,7 @@ from enum import Enum, auto
 from math import log
 from typing import Final
 
-from bdn.core.store.slabs import SMALL_FILE_SIZE
+from bdn.core.store import SMALL_FILE_SIZE
 
 _LEAST_CHANGE: Final = log(1.08)  # of the number in flight; a smaller one tells nothing
 

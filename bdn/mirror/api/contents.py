@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from bdn.core.caller import Role
 from bdn.core.digest import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.store.damage import manifest_fault
+from bdn.core.store import manifest_fault
 from bdn.mirror.access.access import Access
 from bdn.mirror.api.parameters import Controller, Organisation
 from bdn.mirror.damages import DamagedRecords

@@ -22,9 +22,8 @@ from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, sele
 from bdn.core.digest import Digest
 from bdn.core.manifest import Manifest
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.store.layout import FileLayout, Slab, Slice
-from bdn.core.store.slabs import PUBLIC, scope_of
-from bdn.mirror.db import tombstones
+from bdn.core.store import PUBLIC, FileLayout, Slab, Slice, scope_of
+from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, in_key_order, insert, insert_new
 from bdn.mirror.db.records import check_contents
 from bdn.mirror.db.tables import (
@@ -199,7 +198,7 @@ async def publish(session: WriteSession, manifest: Manifest, now: float, organis
     names = manifest.digest.hex if is_known else wanted
     if lost := await unreadable(session, names, scope_of(organisation)):
         return [Digest(digest) for digest in lost]
-    await tombstones.lift(session, organisation, manifest.digest.hex)
+    await mirrors.lift_tombstone(session, organisation, manifest.digest.hex)
     if is_known:
         await touch(session, [manifest.digest.hex], now)
         return []

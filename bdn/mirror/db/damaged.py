@@ -1,15 +1,23 @@
-"""The register of chunks and slabs that the store does not hold as their names say. What follows from it is in ``contents``."""
+"""The register of what is wrong: chunks and slabs that the store does not hold as their names say, files that came wrong.
+
+What follows from damage is in ``contents``. The chunks of a file that came with the wrong content stay in the store as evidence,
+and no manifest ever names them.
+"""
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import ColumnElement, delete, exists, func, literal, select
 
 from bdn.core.digest import Digest
-from bdn.core.store.slabs import owner_of
+from bdn.core.errors import ChecksumMismatchError
+from bdn.core.store import owner_of
 from bdn.mirror.db.contents import split_digests, unreadable
 from bdn.mirror.db.database import ReadSession, WriteSession, insert_new
 from bdn.mirror.db.origins import is_mirrored_for
@@ -20,6 +28,7 @@ from bdn.mirror.db.tables import (
     DamagedContentRow,
     ManifestContentRow,
     ManifestRow,
+    QuarantinedFileRow,
     SlabRow,
     SlabScopeRow,
     SlabSliceRow,
@@ -138,3 +147,46 @@ async def concerned(session: ReadSession, digest: str) -> list[tuple[str, str | 
         query = slab if owner is None else slab.where(is_mirrored_for(owner))
         found += [(manifest, owner) for manifest in (await session.execute(query)).scalars()]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class WrongFile:
+    """What was wrong with which file, and the chunks that came."""
+
+    source: str
+    path: str
+    size: int
+    error: ChecksumMismatchError
+    chunks: tuple[Digest, ...]
+
+
+async def keep_wrong_file(session: WriteSession, mirror_id: str, file: WrongFile) -> str:
+    """Remember the evidence, and name it. So long as it is kept, its chunks are not collected."""
+    name = f"qua_{secrets.token_hex(12)}"
+    session.add(
+        QuarantinedFileRow(
+            id=name,
+            created_at=time.time(),
+            mirror_id=mirror_id,
+            source=file.source,
+            path=file.path,
+            size=file.size,
+            expected=file.error.expected,
+            actual=file.error.actual,
+            chunks=b"".join(chunk.to_bytes() for chunk in file.chunks),
+        )
+    )
+    await session.flush()
+    return name
+
+
+async def narrow_evidence(session: WriteSession, name: str, right: Collection[Digest]) -> None:
+    """Only what is not among these chunks was wrong. Without this, a right chunk would rest for as long as the evidence."""
+    row = await session.get(QuarantinedFileRow, name)
+    if row is not None:
+        row.chunks = b"".join(raw for raw in split_digests(row.chunks) if Digest.from_bytes(raw) not in right)
+
+
+async def count_wrong_files(session: ReadSession) -> int:
+    """How many files are kept."""
+    return (await session.execute(select(func.count()).select_from(QuarantinedFileRow))).scalar_one()

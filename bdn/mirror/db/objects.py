@@ -13,8 +13,7 @@ from sqlalchemy import Row, select
 
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
-from bdn.core.store.damage import content_fault
-from bdn.core.store.slabs import scope_of
+from bdn.core.store import content_fault, scope_of
 from bdn.mirror.db.contents import is_of, split_digests
 from bdn.mirror.db.database import ReadSession, WriteSession
 from bdn.mirror.db.records import of_manifests

@@ -10,8 +10,7 @@ from sqlalchemy import ColumnElement, exists, func, select
 
 from bdn.core.chunk import chunk_range
 from bdn.core.digest import Digest
-from bdn.core.store.damage import Needed, Piece, manifest_fault
-from bdn.core.store.slabs import scope_of
+from bdn.core.store import Needed, Piece, manifest_fault, scope_of
 from bdn.mirror.db.contents import is_of, split_digests
 from bdn.mirror.db.database import ReadSession, batches
 from bdn.mirror.db.tables import (

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Row, select
 
 from bdn.core.digest import Digest
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store.damage import content_fault, manifest_fault
+from bdn.core.store import content_fault, manifest_fault
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow
 

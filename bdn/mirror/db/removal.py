@@ -10,8 +10,8 @@ from typing import Final
 from sqlalchemy import Row, delete, exists, func, select
 from sqlalchemy.orm import aliased
 
-from bdn.core.store.slabs import SlabNeeds
-from bdn.mirror.db import tombstones
+from bdn.core.store import SlabNeeds
+from bdn.mirror.db import mirrors
 from bdn.mirror.db.contents import chunks_are_sound, split_digests
 from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.records import check_contents
@@ -51,7 +51,7 @@ async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[
     other = aliased(ManifestContentRow)
     names = (
         select(func.count())
-        .where(other.content == ManifestContentRow.content, other.manifest.not_in(tombstones.dead()))
+        .where(other.content == ManifestContentRow.content, other.manifest.not_in(mirrors.dead_manifests()))
         .scalar_subquery()
     )
     query = (
@@ -141,7 +141,7 @@ async def take_manifest(session: WriteSession, manifest: str, now: float) -> Tak
     contents = list((await session.execute(alone)).scalars())
     await session.execute(delete(ManifestContentRow).where(ManifestContentRow.manifest == manifest))
     await session.execute(delete(ManifestRow).where(ManifestRow.digest == manifest))
-    await tombstones.collect(session, manifest, now)
+    await mirrors.mark_collected(session, manifest, now)
     chunks, size = await _take(session, contents)
     return Taken(1, chunks, size)
 

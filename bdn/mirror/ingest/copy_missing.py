@@ -16,11 +16,10 @@ from bdn.core.errors import ChecksumMismatchError, NotFoundError, SourceChangedE
 from bdn.core.groups import single_error
 from bdn.core.ports import ChunkStore, Source
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.slabs import is_small, parcels
-from bdn.mirror.db import contents, mirrors, quarantine
+from bdn.core.store import FileLayout, Slab, is_small, parcels
+from bdn.mirror.db import contents, damaged, mirrors
+from bdn.mirror.db.damaged import WrongFile
 from bdn.mirror.db.database import Database, WriteSession
-from bdn.mirror.db.quarantine import WrongFile
 from bdn.mirror.ingest.copier import ChunkStored, Copier, Packer
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
@@ -403,7 +402,7 @@ class Progress:
             async with self.writing(canceled_too=True) as session:
                 own |= await contents.copied_chunks(session, identity_key)
                 chunks = (*wrong.chunks, *(own[index] for index in sorted(own)))
-                name = await quarantine.keep(session, self.mirror_id, replace(wrong, chunks=chunks))
+                name = await damaged.keep_wrong_file(session, self.mirror_id, replace(wrong, chunks=chunks))
                 await contents.forget_chunks(session, [identity_key])
             self._chunks = [chunk for chunk in self._chunks if chunk[0] != identity_key]
         facts = {"source": wrong.source, "path": wrong.path, "expected": wrong.error.expected}
@@ -413,7 +412,7 @@ class Progress:
     async def narrow(self, evidence: str, layout: FileLayout) -> None:
         """The file came right after all: of what is kept, its right chunks are no evidence."""
         async with self.writing(canceled_too=True) as session:
-            await quarantine.narrow(session, evidence, layout.chunks)
+            await damaged.narrow_evidence(session, evidence, layout.chunks)
 
     def abandon(self) -> None:
         """The end: what could not be told never will be, and nobody may build on it."""

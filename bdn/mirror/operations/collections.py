@@ -13,7 +13,7 @@ from typing import Final
 from bdn.core.errors import BdnError, InternalError
 from bdn.core.groups import single_error
 from bdn.core.pace.rounds import is_round_due
-from bdn.core.store.collection import KINDS
+from bdn.core.store import KINDS
 from bdn.mirror.db import mirrors, operations
 from bdn.mirror.db.database import Database
 from bdn.mirror.operations.operations import COLLECTION, Operations

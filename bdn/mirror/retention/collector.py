@@ -28,9 +28,9 @@ from typing import Final, Protocol
 from bdn.core.digest import Digest
 from bdn.core.events import Event
 from bdn.core.ports import CollectableStore, StoredChunk
-from bdn.core.store.collection import EVIDENCE_SECONDS, KINDS, Kind, collectable_before
+from bdn.core.store import EVIDENCE_SECONDS, KINDS, Kind, collectable_before
 from bdn.mirror.damages import DamagedRecords
-from bdn.mirror.db import damaged, events, mirrors, removal, tombstones
+from bdn.mirror.db import damaged, events, mirrors, removal
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.removal import Taken
 
@@ -148,7 +148,7 @@ class Collector:
         rows = _Rows()
         while True:
             async with sessions.write() as session:
-                manifest = await tombstones.an_expired(session, now - self.tombstone_seconds)
+                manifest = await mirrors.an_expired_manifest(session, now - self.tombstone_seconds)
                 if manifest is None:
                     return rows
                 taken = await removal.take_manifest(session, manifest, now)

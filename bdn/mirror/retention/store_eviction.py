@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from bdn.core.errors import Fact, NotFoundError
 from bdn.core.events import Event
-from bdn.core.store.slabs import SlabNeeds
-from bdn.mirror.db import agents, contents, events, mirrors, operations, removal, tombstones
+from bdn.core.store import SlabNeeds
+from bdn.mirror.db import agents, contents, events, mirrors, operations, removal
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.retention.collector import Collector
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, RestorationRequest, RestoredItem
@@ -48,7 +48,7 @@ class StoreEviction:
                 part.result = {"items": [item.model_dump(mode="json") for item in items]}
                 victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
                 if not command.dry_run:
-                    await tombstones.write(session, organisation, victims, command.id, now)
+                    await mirrors.give_up(session, organisation, victims, command.id, now)
                     await events.record(session, _decided(items, command, organisation), now)
             if not command.dry_run and victims and not self.tombstone_seconds:
                 await self.collector.collect_expired()
@@ -63,7 +63,7 @@ class StoreEviction:
         busy = await mirrors.running_with(session, organisation)
         holders = await _holders(session)
         candidates = await self._candidates(session, command, organisation)
-        shared = await tombstones.others_read(session, organisation, candidates)
+        shared = await mirrors.others_read(session, organisation, candidates)
         until = moment(now + self.tombstone_seconds) if self.tombstone_seconds else None
         items: list[EvictedItem] = []
         weights = EvictionWeights()
@@ -156,7 +156,7 @@ class EvictionWeights:
         facts = await removal.slab_facts(session, slabs)
         facts.tell(self._needs)
         inside = sorted({content for content, _ in facts.slices})
-        living = await tombstones.living(session, inside)
+        living = await mirrors.living_contents(session, inside)
         self._needs.take([content for content in inside if content not in living])
 
 
@@ -179,7 +179,7 @@ class Restorations:
             # A collection goes first, and then there is nothing to restore, or it waits.
             await mirrors.hold_claims(session)
             named = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
-            restored = sorted(await tombstones.restore(session, organisation, named))
+            restored = sorted(await mirrors.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
             decided = [
                 Event.of("restored", {}, manifest=f"b3:{digest}", organisation=organisation) for digest in restored

@@ -10,9 +10,7 @@ from typing import Final, Protocol
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store.damage import Needed, Piece, closed_up
-from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.slabs import seal_of
+from bdn.core.store import FileLayout, Needed, Piece, Slab, closed_up, seal_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, mirrors, origins
 from bdn.mirror.db.database import Database

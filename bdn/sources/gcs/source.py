@@ -14,15 +14,12 @@ from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.weights import BucketUri
-from bdn.core.store.slabs import scope_of
+from bdn.core.store import scope_of
 from bdn.sources.bucket_tree import BucketTree
-from bdn.sources.credentials import Secret
 from bdn.sources.gcs.bucket import GcsBucket, GcsEndpoint, GcsObject, connect
-from bdn.sources.gcs.federated_tokens import ServiceAccountTokens
-from bdn.sources.gcs.key_tokens import KeyTokens
-from bdn.sources.gcs.tokens import TokenProvider
+from bdn.sources.gcs.tokens import KeyTokens, ServiceAccountTokens, TokenProvider
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import GoogleServiceAccount, SignIn
+from bdn.sources.sign_in import GoogleServiceAccount, Secret, SignIn
 
 
 class GcsSource:

@@ -28,12 +28,11 @@ from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UnsafePathError, UpstreamFile, normalise_path
 from bdn.core.source.weights import HuggingFaceUri
-from bdn.core.store.slabs import PUBLIC, scope_of
-from bdn.sources.credentials import Secret, hugging_face_token
+from bdn.core.store import PUBLIC, scope_of
 from bdn.sources.huggingface.errors import SDK_ERRORS, HubErrors
 from bdn.sources.huggingface.session import one_attempt, warm_up
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import SignIn
+from bdn.sources.sign_in import Secret, SignIn, hugging_face_token
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 

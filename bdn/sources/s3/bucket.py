@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree as ET
 
 from botocore.exceptions import ClientError
 
 from bdn.core.errors import SourceChangedError
 from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker
-from bdn.core.source.upstream import Checksum, UpstreamFile
+from bdn.core.ports import Asker, Headers
+from bdn.core.source.upstream import Checksum, ChecksumKind, UpstreamFile
 from bdn.core.source.weights import BucketUri
 from bdn.sources.bucket_tree import PAGE
-from bdn.sources.s3.checksums import stated_checksum
 from bdn.sources.s3.client import LISTING, S3Client, S3Endpoint, s3_client
-from bdn.sources.s3.errors import SDK_ERRORS, region_told, translate, translate_head
-from bdn.sources.s3.listing import S3Object, S3Page, read_page
+from bdn.sources.s3.errors import SDK_ERRORS, NotAListingError, region_told, translate, translate_head
 from bdn.sources.s3.signature import GetSigner, plain_address
 
 ADDRESS_SECONDS: Final = 3600
@@ -203,3 +206,129 @@ async def connect(
             return stack.enter_async_context(client)
 
         yield S3Bucket(uri, endpoint, open_client, asker=asker, clock=clock)
+
+
+_ROOT: Final = "ListBucketResult"
+_SIZE: Final = re.compile(r"[0-9]{1,30}")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """One listed object. ``name`` is what S3 calls its key. ``etag`` is as it stands in the header of an answer, quotes included."""
+
+    name: str
+    etag: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class S3Page:
+    """Objects in the order of their keys, and the token of the page after them, None at the end."""
+
+    objects: tuple[S3Object, ...]
+    following: str | None
+
+
+def read_page(document: bytes) -> S3Page:
+    """The page; blocking, for some milliseconds.
+
+    Raises:
+        NotAListingError: also for a listing that goes on and does not tell where, which must not pass for its end.
+    """
+    try:
+        # Entity bombs are refused by expat itself.
+        root = ET.fromstring(document)  # noqa: S314
+    except ET.ParseError:
+        raise NotAListingError("the answer is not XML") from None
+    space, _, name = root.tag.rpartition("}")
+    if name != _ROOT:
+        raise NotAListingError(f"the answer is a document {name[:100]!a}")
+    prefix = f"{space}}}" if space else ""  # some servers leave the namespace out
+    is_quoted = root.findtext(f"{prefix}EncodingType") == "url"
+    key, etag, size = f"{prefix}Key", f"{prefix}ETag", f"{prefix}Size"
+    try:
+        objects = tuple(
+            S3Object(_key(entry.findtext(key), is_quoted), _etag(entry.findtext(etag)), _size(entry.findtext(size, "")))
+            for entry in root.iterfind(f"{prefix}Contents")
+        )
+    except ValueError as error:
+        raise NotAListingError("the answer lists an object without key, ETag or size") from error
+    if root.findtext(f"{prefix}IsTruncated") != "true":
+        return S3Page(objects, None)
+    following = root.findtext(f"{prefix}NextContinuationToken")
+    if not following:
+        raise NotAListingError("a listing goes on but does not tell where")
+    return S3Page(objects, following)
+
+
+def _key(text: str | None, is_quoted: bool) -> str:
+    if not text:
+        raise ValueError
+    # As in a form: a space is "+", and "+" is "%2B".
+    return unquote_plus(text, errors="strict") if is_quoted else text
+
+
+def _size(text: str) -> int:
+    if not _SIZE.fullmatch(text):  # int() would take "-5", "1_0" and the digits of every script
+        raise ValueError
+    return int(text)
+
+
+def _etag(text: str | None) -> str:
+    if not text:
+        raise ValueError
+    return text if text[0] == '"' else f'"{text}"'  # some servers list it without its quotes
+
+
+# In the order of preference, with their length in bytes. Those that can be computed chunk by chunk come first, and of
+# these the strongest; MD5 comes last because the ETag holds it for objects that state nothing else.
+_STATED: Final = (
+    (ChecksumKind.CRC64NVME, "x-amz-checksum-crc64nvme", 8),
+    (ChecksumKind.CRC32C, "x-amz-checksum-crc32c", 4),
+    (ChecksumKind.CRC32, "x-amz-checksum-crc32", 4),
+    (ChecksumKind.SHA256, "x-amz-checksum-sha256", 32),
+    (ChecksumKind.SHA1, "x-amz-checksum-sha1", 20),
+    (ChecksumKind.MD5, "x-amz-checksum-md5", 16),
+)
+_MD5: Final = re.compile(r"[0-9a-fA-F]{32}")
+_OF_PARTS: Final = re.compile(r'-[0-9]+"?$')
+# With keys of KMS or of the customer's own, and in directory buckets, an ETag is something else of the same length.
+_CUSTOMER_KEY: Final = "x-amz-server-side-encryption-customer-algorithm"
+_DIRECTORY_BUCKET: Final = "EXPRESS_ONEZONE"
+
+
+def stated_checksum(headers: Headers) -> Checksum | None:
+    """The best checksum of the whole object, from an answer to a GET without a range or to a HEAD.
+
+    S3 tells checksums only where ``x-amz-checksum-mode: ENABLED`` was asked for. One that cannot be read counts as absent.
+    """
+    stated_type = headers.get("x-amz-checksum-type")
+    # Servers that do not tell types may state a checksum of the parts' checksums and leave its "-N" out.
+    may_be_of_parts = stated_type is None and _OF_PARTS.search(headers.get("etag") or "")
+    for kind, name, size in _STATED:
+        if stated_type not in (None, "FULL_OBJECT") or (may_be_of_parts and kind is not ChecksumKind.CRC64NVME):
+            continue  # there is no CRC64NVME of parts
+        value = headers.get(name)
+        if value is not None and (digits := _hex(value, size)):
+            return Checksum(kind, digits)
+    return _md5_of_etag(headers)
+
+
+def _hex(value: str, size: int) -> str | None:
+    """None for a composite of parts, which ends in ``-N``, and for anything else that is not base64 of this size."""
+    try:
+        digest = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return digest.hex() if len(digest) == size else None
+
+
+def _md5_of_etag(headers: Headers) -> Checksum | None:
+    etag = (headers.get("etag") or "").strip('"')
+    if not _MD5.fullmatch(etag):  # of parts, "<md5 of their md5s>-N"; weak ones are not of the bytes
+        return None
+    if headers.get("x-amz-server-side-encryption") not in (None, "AES256") or headers.get(_CUSTOMER_KEY) is not None:
+        return None
+    if headers.get("x-amz-storage-class") == _DIRECTORY_BUCKET:
+        return None
+    return Checksum(ChecksumKind.MD5, etag.lower())

@@ -26,8 +26,8 @@ from botocore.loaders import Loader
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
-from bdn.sources.credentials import S3CredentialsProvider
 from bdn.sources.guarded_connector import GuardedConnector, GuardedResolver
+from bdn.sources.sign_in import S3CredentialsProvider
 
 LISTING: Final = "UnreadListing"  # where a listing's body is found in the answer
 

@@ -18,10 +18,14 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.sources.s3.listing import NotAListingError
 from bdn.wire.http_fields import parse_retry_after
 
+
 # The last three are how an answer that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.
+class NotAListingError(ValueError):
+    """The answer is something else than a listing; the text tells what, without any of its content."""
+
+
 SDK_ERRORS: Final = (BotoCoreError, ClientError, OSError, KeyError, TypeError, ValueError)
 
 _BAD_CREDENTIALS: Final = {

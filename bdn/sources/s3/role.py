@@ -26,11 +26,10 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker
-from bdn.sources.credentials import S3Credentials
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.client import aws_session, guarded_options
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity
+from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity, S3Credentials
 from bdn.wire.http_fields import parse_retry_after
 
 SESSION_SECONDS: Final = 3600  # what every role allows, and all that a role taken with another role's keys may have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -13,17 +14,23 @@ from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.weights import BucketUri
-from bdn.core.store.slabs import scope_of
+from bdn.core.store import scope_of
 from bdn.sources.bucket_tree import BucketTree
-from bdn.sources.credentials import S3CredentialsProvider, Secret, StaticS3Credentials, s3_credentials
-from bdn.sources.s3.bucket import S3Bucket, connect
-from bdn.sources.s3.checksums import stated_checksum
+from bdn.sources.s3.bucket import S3Bucket, S3Object, connect, stated_checksum
 from bdn.sources.s3.client import S3Endpoint
-from bdn.sources.s3.listing import S3Object
 from bdn.sources.s3.role import AwsRoleCredentials
 from bdn.sources.s3.signature import CHECKSUM_MODE
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import AwsAssumedRole, AwsWebIdentity, SignIn
+from bdn.sources.settings import UpstreamSettings, r2_address
+from bdn.sources.sign_in import (
+    AwsAssumedRole,
+    AwsWebIdentity,
+    S3Credentials,
+    S3CredentialsProvider,
+    Secret,
+    SignIn,
+    StaticS3Credentials,
+    s3_credentials,
+)
 
 _AWS: Final = "aws"  # in identities, for every region: names of buckets are unique over all of them
 
@@ -136,3 +143,46 @@ async def open_s3(
     endpoint = S3Endpoint(url, region or settings.s3_region, credentials, settings.ca_bundle, settings.egress)
     async with connect(uri, endpoint, asker=asker, clock=clock) as bucket:
         yield S3Source(uri, bucket, place=("s3", url or _AWS), organisation=organisation)
+
+
+_REGION: Final = "auto"  # the only one that R2 has
+
+
+@asynccontextmanager
+async def open_r2(
+    uri: BucketUri,
+    *,
+    sign_in: SignIn | None,
+    organisation: str,
+    ambient_credentials: bool,  # noqa: ARG001 - see below
+    settings: UpstreamSettings,
+    clock: Callable[[], float] = time.time,
+    asker: Asker = ASK_ONCE,
+) -> AsyncIterator[S3Source]:
+    """The source, without a request yet; the arguments are those of ``open_source``.
+
+    The process's own AWS keys are never sent there: they belong to an account with another company.
+    """
+    credentials: S3CredentialsProvider
+    match sign_in:
+        case None:
+            credentials = _NoKeys(str(uri))
+        case Secret():
+            credentials = StaticS3Credentials(s3_credentials(sign_in))
+        case _:
+            raise InvalidRequestError(f"{uri} cannot be read with a role of AWS or a service account of Google")
+    address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
+    endpoint = S3Endpoint(address, _REGION, credentials, settings.ca_bundle, settings.egress)
+    async with connect(uri, endpoint, asker=asker, clock=clock) as bucket:
+        place = ("r2", address, uri.account, uri.jurisdiction)
+        yield S3Source(uri, bucket, place=place, organisation=organisation)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoKeys:
+    """Public buckets of R2 serve objects to everybody, but at other addresses, and never their listing."""
+
+    source: str
+
+    async def get(self) -> S3Credentials:
+        raise AuthRequiredError(self.source, "R2 lists buckets for the owners of keys only, public ones too")

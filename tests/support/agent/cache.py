@@ -9,7 +9,7 @@ from bdn.core.cache.index import ChunkIndex
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.disk.direct import DirectWrites
 from bdn.wire.layout_form import Layout
 from node_agent.cache.cache_events import CacheEvents

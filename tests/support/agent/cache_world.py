@@ -9,7 +9,7 @@ from typing import Self
 from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.digest import Digest, digest_of, file_digest
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.wire.layout_form import Layout
 from node_agent.cache.records import Held
 from tests.support.mirror.slabs import pack

@@ -11,7 +11,7 @@ from typing import Any, cast
 from bdn.core.digest import Digest
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held

@@ -21,16 +21,15 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.store.layout import FileLayout
-from bdn.core.store.slabs import SMALL_FILE_SIZE, seal_of
+from bdn.core.store import SMALL_FILE_SIZE, FileLayout, seal_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.store.memory import MemoryStore
 from bdn.wire.agent_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
+from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.pace.retry import RetryPolicy
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from bdn.wire import agent_schema

@@ -13,7 +13,7 @@ from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.sending import Pace
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.store.memory import MemoryStore
+from tests.support.content.memory_store import MemoryStore
 
 
 @dataclass

@@ -19,7 +19,7 @@ from bdn.core.errors import NotFoundError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.ports import StoredChunk
 from bdn.core.source.upstream import Identity
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession

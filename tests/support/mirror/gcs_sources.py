@@ -8,9 +8,9 @@ from typing import Protocol
 
 from bdn.core.ports import Source
 from bdn.core.source.weights import parse_source
-from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.support.network.egress import LOOPBACK
 
 

@@ -9,9 +9,9 @@ from typing import Final, Protocol
 
 from bdn.core.ports import Source
 from bdn.core.source.weights import BucketUri
-from bdn.sources.credentials import Secret
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.contract.access_contract import SESAME
 from tests.doubles.sigv4 import Account
 

@@ -16,7 +16,7 @@ import httpx2
 
 from bdn.core.digest import Digest, digest_of
 from bdn.core.pace.retry import StallPolicy
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings

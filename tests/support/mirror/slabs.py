@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store import FileLayout, Slab
 
 
 def pack(

@@ -1,6 +1,6 @@
 """What is old enough to be collected."""
 
-from bdn.core.store.collection import CLOCKS_SECONDS, collectable_before
+from bdn.core.store import CLOCKS_SECONDS, collectable_before
 
 
 def test_only_what_is_older_than_the_grace_may_go() -> None:

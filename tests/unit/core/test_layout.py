@@ -4,7 +4,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.digest import EMPTY, digest_of
-from bdn.core.store.layout import FileLayout, PlacedChunk, Slab, Slice
+from bdn.core.store import FileLayout, PlacedChunk, Slab, Slice
 from tests.support.content.names import named
 
 ONE, TWO = named("one"), named("two")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.store.slabs import PARCEL_FILES, SEAL_SIZE, SMALL_FILE_SIZE, is_small, parcels
+from bdn.core.store import PARCEL_FILES, SEAL_SIZE, SMALL_FILE_SIZE, is_small, parcels
 
 
 def file(number: int, size: int, scope: str = "public") -> UpstreamFile:

@@ -1,7 +1,7 @@
 """A damaged object in pieces."""
 
 from bdn.core.digest import digest_of
-from bdn.core.store.damage import Needed, Piece, closed_up
+from bdn.core.store import Needed, Piece, closed_up
 from tests.support.content.names import named
 
 

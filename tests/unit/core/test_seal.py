@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.store.slabs import SEAL_SIZE, is_closed_to, seal_of
+from bdn.core.store import SEAL_SIZE, is_closed_to, seal_of
 
 NAMES = st.text(min_size=1, max_size=20)
 

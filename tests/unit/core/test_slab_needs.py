@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Mapping
 
-from bdn.core.store.slabs import SlabNeeds
+from bdn.core.store import SlabNeeds
 
 
 def needs(slabs: Mapping[str, tuple[str, str]], whole: Iterable[str] = (), damaged: Iterable[str] = ()) -> SlabNeeds:

@@ -13,7 +13,7 @@ import yaml
 
 from bdn.cli.clients import ClientSettings
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store_opener import open_store
+from bdn.store.directory import open_store
 from node_agent.settings import AgentSettings, load_settings
 
 ROOT = Path(__file__).parents[3]

@@ -14,14 +14,14 @@ from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
 from bdn.net.http1.pool import ConnectionPool
-from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import RangedReader, RangeRequest
+from tests.support.content.memory_store import MemoryStore
 
 CONTENT = bytes(range(251)) * (2 * CHUNK_SIZE // 251 + 7)
 CHUNKS = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]

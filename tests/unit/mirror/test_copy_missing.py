@@ -14,8 +14,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
 from bdn.core.ports import Resolution
 from bdn.core.source.upstream import Diff, Identity, UpstreamFile
-from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.slabs import is_small
+from bdn.core.store import FileLayout, Slab, is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
@@ -23,7 +22,7 @@ from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, Packer, Wr
 from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
-from bdn.store.memory import MemoryStore
+from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.service import database_under_test
 
 NAMES = [digest_of(bytes([index])) for index in range(4)]

@@ -4,7 +4,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import EMPTY, digest_of
-from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store import FileLayout, Slab
 from bdn.mirror.api.contents import layout_document
 from bdn.mirror.db.contents import ContentLayout
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody

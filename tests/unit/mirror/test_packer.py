@@ -18,15 +18,14 @@ from bdn.core.errors import (
 )
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
-from bdn.core.store.layout import FileLayout, Slab
-from bdn.core.store.slabs import seal_of
+from bdn.core.store import FileLayout, Slab, seal_of
 from bdn.mirror.ingest.copier import Packer
 from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
 from bdn.net.http1.pool import ConnectionPool
-from bdn.store.memory import MemoryStore
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
+from tests.support.content.memory_store import MemoryStore
 
 CONTENTS = {f"file-{number}": f"content of {number} ".encode() * (number + 1) for number in range(10)}
 PATHS = list(CONTENTS)

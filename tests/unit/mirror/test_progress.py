@@ -12,7 +12,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
-from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store import FileLayout, Slab
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.errors import DatabaseUnavailableError

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
-from bdn.mirror.upstream.sealing import Keyring, new_key
+from bdn.mirror.upstream.secrets import Keyring, new_key
 
 OLD, NEW = new_key(), new_key()
 VALUE = "hf_séame"

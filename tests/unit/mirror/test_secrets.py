@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import SecretMalformedError, SecretNotFoundError
-from bdn.mirror.upstream.sealing import Keyring, new_key
-from bdn.mirror.upstream.secrets import Secrets, SecretTable
+from bdn.mirror.upstream.secrets import Keyring, Secrets, SecretTable, new_key
 from tests.support.mirror.service import database_under_test
 
 

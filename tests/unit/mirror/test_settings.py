@@ -9,8 +9,8 @@ from bdn.cli.clients import ClientSettings
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store_opener import open_store
 from bdn.settings import FileSettings, SettingsError
+from bdn.store.directory import open_store
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 

@@ -17,7 +17,7 @@ from bdn.core.digest import digest_of
 from bdn.core.errors import BdnError, InternalError, NotFoundError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.net.api_server import bind_tcp
 from bdn.net.client import AgentClient, MirrorClient, OutageRetry
 from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, document_of

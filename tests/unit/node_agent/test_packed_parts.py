@@ -7,7 +7,7 @@ import pytest
 
 from bdn.core.digest import EMPTY
 from bdn.core.errors import DiskFailedError, InternalError
-from bdn.core.store.layout import FileLayout, Slice
+from bdn.core.store import FileLayout, Slice
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, temporary_name

@@ -9,7 +9,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import digest_of
 from bdn.core.errors import DiskFailedError
-from bdn.core.store.layout import FileLayout
+from bdn.core.store import FileLayout
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import write_all
 from node_agent.disk.places import Places

@@ -11,7 +11,7 @@ import pytest
 from bdn.core.cache.scrub_round import Position, ScrubRound
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.digest import digest_of
-from bdn.core.store.layout import PlacedChunk
+from bdn.core.store import PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.byte_threads import BufferPool
@@ -203,7 +203,7 @@ import os, sys
 from pathlib import Path
 from bdn.core.chunk import ByteRange
 from bdn.core.digest import digest_of
-from bdn.core.store.layout import PlacedChunk
+from bdn.core.store import PlacedChunk
 from bdn.transfer.byte_threads import BufferPool
 from node_agent.scrub.repair import rewrite
 path = Path(sys.argv[1])

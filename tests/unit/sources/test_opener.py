@@ -6,12 +6,12 @@ import pytest
 from bdn.core.ports import Location
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.weights import parse_source
-from bdn.sources.credentials import Secret
 from bdn.sources.gcs.source import GcsSource
 from bdn.sources.huggingface.source import HuggingFaceSource
 from bdn.sources.opener import open_source
 from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 
 
 @pytest.mark.parametrize(("uri", "expected"), [

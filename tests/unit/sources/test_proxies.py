@@ -5,10 +5,10 @@ import pytest
 
 from bdn.core.errors import BdnError, UpstreamUnavailableError
 from bdn.core.source.weights import BucketUri
-from bdn.sources.credentials import Secret
 from bdn.sources.gcs.source import open_gcs
 from bdn.sources.guarded_connector import proxy_for
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret
 from tests.doubles.gcs_accounts import GoogleAccount
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.sources.s3.checksums import stated_checksum
+from bdn.sources.s3.bucket import stated_checksum
 
 MD5 = "0123456789abcdef0123456789abcdef"
 ETAG = {"etag": f'"{MD5}"'}

@@ -9,7 +9,8 @@ from botocore.parsers import create_parser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.sources.s3.listing import NotAListingError, S3Object, S3Page, read_page
+from bdn.sources.s3.bucket import S3Object, S3Page, read_page
+from bdn.sources.s3.errors import NotAListingError
 
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 

@@ -1,7 +1,7 @@
 import pytest
 
-from bdn.sources.credentials import S3Credentials, Secret
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import S3Credentials, Secret
 
 
 def test_an_empty_environment_means_the_public_upstreams_without_credentials() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bdn.core.chunk import CHUNK_SIZE, chunk_count
 from bdn.core.digest import digest_of
 from bdn.core.manifest import MalformedDocumentError
-from bdn.core.store.layout import FileLayout, Slab
+from bdn.core.store import FileLayout, Slab
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
 from tests.support.content.names import named

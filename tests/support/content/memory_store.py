@@ -58,6 +58,6 @@ class MemoryStore:
                 del self._chunks[chunk.digest], self._kept_at[chunk.digest]
             return is_as_seen
 
-    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:  # noqa: ARG002 - as the Protocol has it
+    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Nothing is ever half-written here."""
         return 0, 0

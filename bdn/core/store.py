@@ -1,0 +1,325 @@
+"""What lies in a mirror's store: layouts of files, slabs of small files, damaged objects and their pieces, what may be collected.
+
+A layout says where a file's bytes lie: its chunks in order, or a slice of a slab. It is served beside the manifest and is not
+part of its name. It needs no trust: it exists only when its chunk digests add up to the file digest that the manifest names, and
+the bytes of a slice are checked against the file's own digest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from blake3 import blake3
+
+from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
+from bdn.core.digest import EMPTY, Digest, digest_of, file_digest
+from bdn.core.source.upstream import UpstreamFile
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedChunk:
+    """One chunk of a file: its name, and the bytes of the file that it is."""
+
+    digest: Digest
+    index: int
+    range: ByteRange
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A chunk that holds many small files one after the other. ``scope`` is whose files: see ``Identity``."""
+
+    digest: Digest
+    size: int
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a small file lies: ``offset`` bytes into the slab, which is ``slab_size`` bytes."""
+
+    slab: Digest
+    slab_size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """The chunks of one file, checked against the file's digest when the value is made.
+
+    ``slice`` says that the file's only chunk does not rest by itself, but inside a slab.
+    """
+
+    digest: Digest
+    size: int
+    chunks: tuple[Digest, ...]
+    slice: Slice | None = None
+
+    def __post_init__(self) -> None:
+        if self.slice is not None:
+            stop = self.slice.offset + self.size
+            if len(self.chunks) != 1 or self.slice.offset < 0 or not stop <= self.slice.slab_size <= CHUNK_SIZE:
+                msg = f"{self.slice} cannot hold file {self.digest} of {self.size} bytes"
+                raise ValueError(msg)
+        fits = self.size >= 0 and len(self.chunks) == chunk_count(self.size)
+        if not fits or file_digest(self.size, self.chunks) != self.digest:
+            msg = f"{len(self.chunks)} chunks do not make up file {self.digest} of {self.size} bytes"
+            raise ValueError(msg)
+
+    @classmethod
+    def of(cls, size: int, chunks: tuple[Digest, ...]) -> FileLayout:
+        """The layout of a file of ``size`` bytes with these chunks; names the file."""
+        return cls(file_digest(size, chunks), size, chunks)
+
+    @classmethod
+    def packed(cls, digest: Digest, size: int, slab: Slab, offset: int) -> FileLayout:
+        """The layout of a small file inside a slab."""
+        return cls(digest, size, (digest,), Slice(slab.digest, slab.size, offset))
+
+    def placed(self) -> tuple[PlacedChunk, ...]:
+        """Every chunk with its place in the file, in order."""
+        return tuple(
+            PlacedChunk(digest, index, chunk_range(self.size, index)) for index, digest in enumerate(self.chunks)
+        )
+
+
+PUBLIC: Final = "public"  # everybody
+_OWNED: Final = "organisation:"
+
+
+def scope_of(organisation: str) -> str:
+    """The scope of what needs an organisation's credentials."""
+    return f"{_OWNED}{organisation}"
+
+
+def owner_of(scope: str) -> str | None:
+    """Whose the scope is; None when it is everybody's."""
+    return None if scope == PUBLIC else scope.removeprefix(_OWNED)
+
+
+_MAGIC: Final = b"\x00BDN slab seal\x00\x01\x00"
+SEAL_SIZE: Final = len(_MAGIC) + 16  # bytes
+
+
+def seal_of(scope: str) -> bytes:
+    """What a slab of this scope ends in: nothing, where everybody may read it."""
+    return b"" if scope == PUBLIC else _MAGIC + blake3(scope.encode()).digest(16)
+
+
+def is_closed_to(organisation: str, tail: bytes) -> bool:
+    """Whether a chunk that ends in these ``SEAL_SIZE`` bytes is a slab of somebody else."""
+    return len(tail) == SEAL_SIZE and tail.startswith(_MAGIC) and tail != seal_of(scope_of(organisation))
+
+
+SMALL_FILE_SIZE: Final = 1024 * 1024  # a file of this size or more has chunks of its own
+PARCEL_FILES: Final = (
+    256  # what one thread fetches one after the other; more would make a tail where an upstream is far
+)
+
+
+def is_small(size: int) -> bool:
+    """Whether a file of so many bytes shares a slab. An empty file has no bytes that could rest anywhere."""
+    return 0 < size < SMALL_FILE_SIZE
+
+
+def parcels(files: Iterable[UpstreamFile]) -> Iterator[tuple[UpstreamFile, ...]]:
+    """Small files in the order given, cut into parcels that become a slab each: of one scope and, with its seal, at most one chunk.
+
+    Not sorted by size to fill slabs to the brim: neighbours are read together and evicted together.
+    """
+    parcel: list[UpstreamFile] = []
+    size = 0
+    for file in files:
+        is_other = bool(parcel) and file.identity.scope != parcel[0].identity.scope
+        if parcel and (is_other or size + file.size > CHUNK_SIZE - SEAL_SIZE or len(parcel) == PARCEL_FILES):
+            yield tuple(parcel)
+            parcel, size = [], 0
+        parcel.append(file)
+        size += file.size
+    if parcel:
+        yield tuple(parcel)
+
+
+class SlabNeeds:
+    """Slabs, what lies in them, and what has gone. Names are whatever the caller uses.
+
+    Before it is asked it is told: ``add_slab`` of every slab that holds a content which may go, ``add_slice`` of everything
+    in these slabs and of every other slice of those contents, ``add_scope`` and ``add_damaged`` of every slab named so far,
+    ``add_whole``.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+        self._scopes: defaultdict[str, set[str]] = defaultdict(set)
+        self._inside: defaultdict[str, set[str]] = defaultdict(set)
+        self._slabs: defaultdict[str, set[str]] = defaultdict(set)
+        self._damaged: set[str] = set()
+        self._whole: set[str] = set()
+        self._gone: set[str] = set()  # slabs and contents
+
+    # --- what there is ---
+
+    def add_slab(self, slab: str, size: int) -> None:
+        """A slab of ``size`` bytes."""
+        self._sizes[slab] = size
+
+    def add_scope(self, slab: str, scope: str) -> None:
+        """Who may read it as a whole."""
+        self._scopes[slab].add(scope)
+
+    def add_damaged(self, slab: str) -> None:
+        """The store does not hold it as its name says."""
+        self._damaged.add(slab)
+
+    def add_slice(self, content: str, slab: str) -> None:
+        """The content lies in the slab."""
+        if content not in self._gone and slab not in self._gone:
+            self._inside[slab].add(content)
+            self._slabs[content].add(slab)
+
+    def add_whole(self, content: str) -> None:
+        """The content has chunks of its own as well, none of them damaged."""
+        self._whole.add(content)
+
+    def knows(self, slab: str) -> bool:
+        """Whether the slab was added."""
+        return slab in self._sizes
+
+    # --- what goes ---
+
+    def going(self, contents: Collection[str]) -> list[str]:
+        """The slabs that would go with these contents. Changes nothing."""
+        leaving = frozenset(contents)
+        touched = sorted({slab for content in leaving for slab in self._slabs.get(content, ())})
+        dropped: set[str] = set()
+        for slab in touched:
+            staying = self._inside[slab] - leaving
+            if not any(self._needs(content, slab, dropped) for content in staying):
+                dropped.add(slab)
+        return [slab for slab in touched if slab in dropped]
+
+    def take(self, contents: Collection[str]) -> list[str]:
+        """These contents go; returns the slabs that go with them."""
+        dropped = self.going(contents)
+        self._gone.update(contents, dropped)
+        for content in contents:
+            for slab in self._slabs.pop(content, ()):
+                self._inside[slab].discard(content)
+        for slab in dropped:
+            for content in self._inside.pop(slab, ()):
+                self._slabs[content].discard(slab)
+        return dropped
+
+    def size(self, slabs: Iterable[str]) -> int:
+        """The bytes of these slabs together."""
+        return sum(self._sizes[slab] for slab in slabs)
+
+    def _needs(self, content: str, slab: str, dropped: AbstractSet[str]) -> bool:
+        if content in self._whole:
+            return False
+        others = [self._scopes[other] for other in self._slabs[content] - self._damaged - dropped if other != slab]
+        return not all(
+            any(scope in readable or PUBLIC in readable for readable in others) for scope in self._scopes[slab]
+        )
+
+
+_RAW = 32  # bytes of a raw digest
+
+
+def manifest_fault(digest: Digest, canonical: bytes) -> str | None:
+    """What is wrong with a manifest's bytes, or None."""
+    actual = digest_of(canonical)
+    return None if actual == digest else f"its manifest has the name {actual}"
+
+
+def content_fault(digest: Digest, size: int, chunks: bytes) -> str | None:
+    """What is wrong with the record of a file, or None. ``chunks`` are raw digests, none where it lies in slabs.
+
+    Where in a slab a file lies proves itself by the file's bytes alone, and is not asked here.
+    """
+    if not chunks:
+        fits = size == 0 if digest == EMPTY else size > 0 and is_small(size)
+        return None if fits else f"the record of a file of {size} bytes has no chunks"
+    if size < 0 or len(chunks) != _RAW * chunk_count(size):
+        return f"the record of a file of {size} bytes has {len(chunks)} bytes of chunk names"
+    names = tuple(Digest.from_bytes(chunks[start : start + _RAW]) for start in range(0, len(chunks), _RAW))
+    return None if file_digest(size, names) == digest else "the chunks of a file's record do not make up the file"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``size`` bytes at ``offset`` of the object, called ``name``: bytes from ``start`` on of a content of ``content_size``.
+
+    For a chunk that is the chunk itself; for a slab, each small file in it.
+    """
+
+    name: Digest
+    offset: int
+    size: int
+    content: Digest
+    content_size: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A damaged object: its name, size and pieces. A slab's may leave gaps, where files were that nobody needs any more.
+
+    ``scopes`` are those who may read a slab; None says that it is no slab.
+    """
+
+    digest: Digest
+    size: int
+    pieces: tuple[Piece, ...]
+    scopes: tuple[str, ...] | None = None
+
+    @property
+    def is_slab(self) -> bool:
+        """Whether it holds small files, rather than being a piece of a large one."""
+        return self.scopes is not None
+
+    @property
+    def seal(self) -> bytes:
+        """What a slab ended in when it was packed; it is nobody's piece."""
+        return seal_of(self.scopes[0]) if self.scopes is not None and len(self.scopes) == 1 else b""
+
+    @property
+    def whole(self) -> Piece:
+        """The object itself, for those who may hold it under its own name."""
+        first = self.pieces[0]
+        return Piece(self.digest, 0, self.size, first.content, first.content_size, first.start)
+
+
+def closed_up(pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
+    """The pieces in order with new offsets that leave no gaps."""
+    placed: list[tuple[Piece, int]] = []
+    offset = 0
+    for piece in sorted(pieces, key=lambda one: one.offset):
+        placed.append((piece, offset))
+        offset += piece.size
+    return placed
+
+
+# manifests that everybody gave up, with what only they name · complete files that no manifest names · chunks of files that
+# nobody went on with · files that came wrong · chunks that no row names · what was left half-written
+Kind = Literal["manifests", "contents", "half_copied", "evidence", "chunks", "incoming"]
+KINDS: Final[tuple[Kind, ...]] = ("manifests", "contents", "half_copied", "evidence", "chunks", "incoming")
+
+TOMBSTONE_SECONDS: Final = 7 * 86400
+GRACE_SECONDS: Final = 86400
+EVIDENCE_SECONDS: Final = 30 * 86400
+CLOCKS_SECONDS: Final = 60.0  # by which the clocks of workers may differ
+
+
+def collectable_before(now: float, grace_seconds: float, oldest_at_work: float | None) -> float:
+    """Only what was put, kept or recorded before this may be collected.
+
+    A copy puts or keeps every chunk that it counts on, and nothing says so until its rows are written. So whatever happened
+    since the oldest mirror that is being worked on began is left alone, however long it takes.
+    """
+    latest = now - grace_seconds
+    return latest if oldest_at_work is None else min(latest, oldest_at_work - CLOCKS_SECONDS)
