@@ -11,7 +11,7 @@ from pydantic import Field
 
 from bdn.cli.output import Output
 from bdn.core.caller import ORGANISATION_PATTERN
-from bdn.core.source.weights import HuggingFaceUri, parse_source
+from bdn.core.source.uri import HuggingFaceUri, parse_source
 from bdn.net.client import AgentClient, MirrorClient
 from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.digest import Digest, digest_of
-from bdn.core.source.weights import check_mounts, normalise_mount
+from bdn.core.source.uri import check_mounts, normalise_mount
 
 AUDIENCE: Final = "bdn-agent"
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Final, Self
 
 from bdn.core.digest import EMPTY, Digest, digest_of
-from bdn.core.source.upstream import UnsafePathError, check_tree, normalise_path
+from bdn.core.source.listing import UnsafePathError, check_tree, normalise_path
 
 SCHEMA: Final = "bdn.manifest.v1"
 _ENCODED_AT_ONCE: Final = 1000

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, TypeVar
 
 from bdn.core.digest import Digest
-from bdn.core.source.upstream import Checksum, UpstreamFile
+from bdn.core.source.listing import Checksum, UpstreamFile
 
 Buffer = bytearray | memoryview
 OnBytes = Callable[[memoryview], object]  # such as a hash's own ``update``

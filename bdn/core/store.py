@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import EMPTY, Digest, digest_of, file_digest
-from bdn.core.source.upstream import UpstreamFile
+from bdn.core.source.listing import UpstreamFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from bdn.core.errors import InvalidSourceError
-from bdn.core.source.upstream import UnsafePathError, normalise_path
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.listing import UnsafePathError, normalise_path
+from bdn.core.source.uri import BucketUri
 
 PAGE: Final = 1000  # objects per request, the most that anybody gives
 

@@ -1,6 +1,6 @@
 """From a source URI to the source itself, opened with the credentials that the request or the process gives.
 
-A new scheme is a URI in ``core/source/weights.py``, a folder here, and a row in ``_OPENERS``.
+A new scheme is a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Source
-from bdn.core.source.weights import Scheme, SourceUri
+from bdn.core.source.uri import Scheme, SourceUri
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SignIn
 

@@ -20,7 +20,7 @@ from awscrt import checksums
 from bdn.core.chunk import chunk_count, chunk_range
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import Buffer
-from bdn.core.source.upstream import Checksum, ChecksumKind
+from bdn.core.source.listing import Checksum, ChecksumKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.weights import (
+from bdn.core.source.uri import (
     Auth,
     AuthMethod,
     Patterns,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest
 from bdn.core.pace.retry import Allowance
 from bdn.core.ring.peer_health import HedgeBudget
@@ -130,7 +131,7 @@ def chunks_in_order(layout: Layout) -> list[Digest]:
 
 
 _FREE_FAILURES: Final = 64  # a mirror that restarts fails all threads at once, several times
-_CHUNK_SIZE_PER_FAILURE: Final = 10 * 8 * 1024**2
+_BYTES_PER_FAILURE: Final = 10 * CHUNK_SIZE
 
 
 class RetryBudget:
@@ -141,7 +142,7 @@ class RetryBudget:
 
     def __init__(self, size: int, avoided: Callable[[], Sequence[str]]) -> None:
         """For a stage that is to fetch ``size`` bytes. ``avoided`` names the peers that are avoided now."""
-        self._retries = Allowance(_FREE_FAILURES + size // _CHUNK_SIZE_PER_FAILURE)
+        self._retries = Allowance(_FREE_FAILURES + size // _BYTES_PER_FAILURE)
         self._hedges = HedgeBudget(size)
         self._avoided = avoided
         self._lock = threading.Lock()

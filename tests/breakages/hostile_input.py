@@ -7,7 +7,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "(KeyError, TypeError, ValueError)",
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[manifest]"),
     ],
-    "bdn/core/source/weights.py": [
+    "bdn/core/source/uri.py": [
         ("a pattern may be as long as the request", "if len(pattern) > LENGTH_LIMIT:", "if False:",
          "tests/unit/core/test_patterns.py"),
         ("a mount may leave its folder", 'or ".." in location.split("/")', 'or ".." == location',
@@ -15,7 +15,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("each colon of a source is looked at as if it were the first", "://[^/@:]*:", "://[^/@]*:.*@",
          "test_a_source_of_two_million_signs_is_refused_soon[gs://a:]"),
     ],
-    "bdn/core/source/upstream.py": [
+    "bdn/core/source/listing.py": [
         ("a path may leave its folder", 'if ".." in segments:', 'if ".." == path:',
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[path]"),
     ],

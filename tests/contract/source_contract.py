@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.errors import InvalidSourceError
 from bdn.core.ports import Source
-from bdn.core.source.upstream import UnsafePathError, UpstreamFile, check_tree
+from bdn.core.source.listing import UnsafePathError, UpstreamFile, check_tree
 from tests.doubles.ranges import read_range
 
 CONTENT = bytes(range(256)) * 40

@@ -13,7 +13,7 @@ from bdn.core.chunk import ByteRange
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.core.ports import Location
-from bdn.core.source.weights import parse_source
+from bdn.core.source.uri import parse_source
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.gcs.tokens import KeyTokens, ServiceAccountTokens
 from bdn.sources.guarded_connector import guarded_connector

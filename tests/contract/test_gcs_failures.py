@@ -16,7 +16,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.weights import BucketUri, parse_source
+from bdn.core.source.uri import BucketUri, parse_source
 from bdn.sources.gcs.source import open_gcs
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Secret

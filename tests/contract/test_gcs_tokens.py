@@ -20,7 +20,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.uri import BucketUri
 from bdn.sources.gcs.bucket import GcsEndpoint
 from bdn.sources.gcs.source import open_gcs
 from bdn.sources.gcs.tokens import KeyTokens

@@ -24,7 +24,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.weights import parse_source
+from bdn.core.source.uri import parse_source
 from bdn.sources.huggingface.session import PATIENCE
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

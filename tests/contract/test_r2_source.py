@@ -9,8 +9,8 @@ import pytest
 
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.ports import Source
-from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.weights import parse_source
+from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import AwsAssumedRole, AwsRole, S3Credentials, Secret, SignIn

@@ -16,7 +16,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Source
-from bdn.core.source.weights import BucketUri, parse_source
+from bdn.core.source.uri import BucketUri, parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import S3Credentials, Secret

@@ -15,8 +15,8 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.upstream import UnsafePathError, normalise_path
-from bdn.core.source.weights import Patterns, compile_pattern, normalise_mount, parse_source, select
+from bdn.core.source.listing import UnsafePathError, normalise_path
+from bdn.core.source.uri import Patterns, compile_pattern, normalise_mount, parse_source, select
 from bdn.core.store import FileLayout, Slice
 from bdn.core.units import format_size, parse_size
 from bdn.net.chunk_server.messages import RequestRefusedError, find_head

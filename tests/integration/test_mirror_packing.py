@@ -14,7 +14,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.source.upstream import Identity
+from bdn.core.source.listing import Identity
 from bdn.core.store import SEAL_SIZE, FileLayout, Slab, seal_of
 from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database

@@ -20,8 +20,8 @@ import pytest
 from huggingface_hub import close_session
 
 from bdn.core.errors import BdnError
-from bdn.core.source.upstream import UpstreamFile, normalise_path
-from bdn.core.source.weights import WeightsSource, parse_source
+from bdn.core.source.listing import UpstreamFile, normalise_path
+from bdn.core.source.uri import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selector
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -7,7 +7,7 @@ from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.upstream import Identity, UnsafePathError, check_tree
+from bdn.core.source.listing import Identity, UnsafePathError, check_tree
 from bdn.core.store import FileLayout
 from tests.support.content.names import named
 

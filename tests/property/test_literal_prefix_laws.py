@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bdn.core.source.weights import MOST_PREFIXES, Patterns, literal_prefixes, literal_start, select
+from bdn.core.source.uri import MOST_PREFIXES, Patterns, literal_prefixes, literal_start, select
 from tests.property.test_pattern_laws import paths, paths_and_patterns_made_from_them, patterns
 from tests.support.content.naive_globs import matches
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.errors import InvalidMountError
-from bdn.core.source.upstream import UnsafePathError, check_tree, normalise_path
-from bdn.core.source.weights import check_mounts, normalise_mount
+from bdn.core.source.listing import UnsafePathError, check_tree, normalise_path
+from bdn.core.source.uri import check_mounts, normalise_mount
 
 segments = st.sampled_from(
     ["a", "b", "ab", "a-b", "", ".", "..", "...", "..a", "é", " ", "\0", "\\", "\n", "x" * 256, "\ud800"]

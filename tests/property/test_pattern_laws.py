@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bdn.core.source.weights import Patterns, compile_pattern, select
+from bdn.core.source.uri import Patterns, compile_pattern, select
 from tests.support.content.naive_globs import matches
 
 # Few letters and many special characters, so that patterns and paths meet often.

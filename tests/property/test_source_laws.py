@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.errors import InvalidSourceError
-from bdn.core.source.weights import SCHEMES, SourceUri, parse_source
+from bdn.core.source.uri import SCHEMES, SourceUri, parse_source
 
 words = st.text("abAB01-_.", min_size=1, max_size=6)
 names = words.map("x{}".format)

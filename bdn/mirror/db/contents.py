@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, sele
 
 from bdn.core.digest import Digest
 from bdn.core.manifest import Manifest
-from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.listing import Identity, UpstreamFile
 from bdn.core.store import PUBLIC, FileLayout, Slab, Slice, scope_of
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, in_key_order, insert, insert_new

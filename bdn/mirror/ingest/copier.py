@@ -18,7 +18,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError, NotFoundError
 from bdn.core.groups import single_error
 from bdn.core.ports import Buffer, ChunkStore
-from bdn.core.source.upstream import Checksum
+from bdn.core.source.listing import Checksum
 from bdn.core.store import SEAL_SIZE, FileLayout, PlacedChunk, Slab, seal_of
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum

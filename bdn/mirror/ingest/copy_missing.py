@@ -15,7 +15,7 @@ from bdn.core.digest import Digest
 from bdn.core.errors import ChecksumMismatchError, NotFoundError, SourceChangedError, StoreUnavailableError
 from bdn.core.groups import single_error
 from bdn.core.ports import ChunkStore, Source
-from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.listing import Identity, UpstreamFile
 from bdn.core.store import FileLayout, Slab, is_small, parcels
 from bdn.mirror.db import contents, damaged, mirrors
 from bdn.mirror.db.damaged import WrongFile

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.grant import Grant, GrantedMount
-from bdn.core.source.weights import WeightsSource
+from bdn.core.source.uri import WeightsSource
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow

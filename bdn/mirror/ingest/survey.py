@@ -18,8 +18,8 @@ from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatch
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Resolution, Source
-from bdn.core.source.upstream import Diff, UnsafePathError, UpstreamFile, check_tree, diff
-from bdn.core.source.weights import HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
+from bdn.core.source.listing import Diff, UnsafePathError, UpstreamFile, check_tree, diff
+from bdn.core.source.uri import HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sign_ins import SignIns

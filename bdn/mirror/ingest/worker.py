@@ -18,7 +18,7 @@ from bdn.core.errors import BdnError, Fact, InternalError
 from bdn.core.events import Event
 from bdn.core.groups import single_error
 from bdn.core.ports import Resolution
-from bdn.core.source.weights import HuggingFaceUri, SourceUri, WeightsSource, parse_source
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession

@@ -16,8 +16,8 @@ from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest
 from bdn.core.ports import Source
-from bdn.core.source.upstream import Checksum
-from bdn.core.source.weights import WeightsSource, common_beginnings
+from bdn.core.source.listing import Checksum
+from bdn.core.source.uri import WeightsSource, common_beginnings
 from bdn.core.store import Piece
 from bdn.mirror.db import agents, origins
 from bdn.mirror.db.database import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.weights import Auth, AuthMethod
+from bdn.core.source.uri import Auth, AuthMethod
 from bdn.mirror.upstream.issuer import DRY_RUN, IdentityIssuer, TokenSubject
 from bdn.mirror.upstream.secrets import Secrets
 from bdn.sources.sign_in import Assertion, AwsAssumedRole, AwsRole, AwsWebIdentity, GoogleServiceAccount, SignIn

@@ -26,8 +26,8 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location
-from bdn.core.source.upstream import Checksum, ChecksumKind
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_tree import PAGE
 from bdn.sources.gcs.errors import SDK_ERRORS, RefusedError, translate
 from bdn.sources.gcs.tokens import TokenProvider

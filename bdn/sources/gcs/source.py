@@ -12,8 +12,8 @@ from typing import Final
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
-from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.uri import BucketUri
 from bdn.core.store import scope_of
 from bdn.sources.bucket_tree import BucketTree
 from bdn.sources.gcs.bucket import GcsBucket, GcsEndpoint, GcsObject, connect

@@ -28,7 +28,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.weights import HuggingFaceUri
+from bdn.core.source.uri import HuggingFaceUri
 from bdn.sources.huggingface.session import HubUnreachableError
 from bdn.wire.http_fields import parse_retry_after
 

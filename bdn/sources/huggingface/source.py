@@ -26,8 +26,8 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import InvalidSourceError, SourceChangedError, UpstreamUnavailableError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
-from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UnsafePathError, UpstreamFile, normalise_path
-from bdn.core.source.weights import HuggingFaceUri
+from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UnsafePathError, UpstreamFile, normalise_path
+from bdn.core.source.uri import HuggingFaceUri
 from bdn.core.store import PUBLIC, scope_of
 from bdn.sources.huggingface.errors import SDK_ERRORS, HubErrors
 from bdn.sources.huggingface.session import one_attempt, warm_up

@@ -19,8 +19,8 @@ from botocore.exceptions import ClientError
 from bdn.core.errors import SourceChangedError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Headers
-from bdn.core.source.upstream import Checksum, ChecksumKind, UpstreamFile
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.listing import Checksum, ChecksumKind, UpstreamFile
+from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_tree import PAGE
 from bdn.sources.s3.client import LISTING, S3Client, S3Endpoint, s3_client
 from bdn.sources.s3.errors import SDK_ERRORS, NotAListingError, region_told, translate, translate_head

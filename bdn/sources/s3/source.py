@@ -12,8 +12,8 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
 from bdn.core.pace.retry import ASK_ONCE
 from bdn.core.ports import Asker, Location, Resolution
-from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.uri import BucketUri
 from bdn.core.store import scope_of
 from bdn.sources.bucket_tree import BucketTree
 from bdn.sources.s3.bucket import S3Bucket, S3Object, connect, stated_checksum

@@ -1,6 +1,6 @@
 """An oracle for patterns: the set of positions that a pattern can have reached in a path, piece by piece.
 
-Written from the contract without looking at ``bdn.core.source.weights``' way, which builds one regular expression.
+Written from the contract without looking at ``bdn.core.source.uri``' way, which builds one regular expression.
 """
 
 from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.ports import StoredChunk
-from bdn.core.source.upstream import Identity
+from bdn.core.source.listing import Identity
 from bdn.core.store import FileLayout
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, mirrors, operations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bdn.core.ports import Source
-from bdn.core.source.weights import parse_source
+from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Secret

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from bdn.core.ports import Source
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.uri import BucketUri
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Secret

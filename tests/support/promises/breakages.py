@@ -30,9 +30,9 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/mutants-promises.md"
 HEADER = """# Breakages that the tests of the promises catch
 
-Each row is one small change that makes the code break a promise of promises.md, and the test that fails because of it. Made from
-tests/breakages by `python -m tests.support.promises.breakages`, which sees all of these tests pass, then applies one breakage after
-the other to a copy.
+Each row is one small change that makes the code break a promise of promises.md, and the tests that fail because of it. The page lists
+the rows of tests/breakages. `python -m tests.support.promises.breakages` applies them one after the other to a copy, and names each that
+goes unnoticed; words after it select rows.
 """
 # These notice in `make fault`, and perhaps not in `make test`.
 FULL = {"test_a_search_guided_by_coverage_finds_nothing[range]", "test_nothing_grows_under_a_mixed_load"}

@@ -3,7 +3,7 @@
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.weights import FITTING_SCHEMES, REQUIRED_FIELDS, Auth, AuthMethod, WeightsSource, parse_source
+from bdn.core.source.uri import FITTING_SCHEMES, REQUIRED_FIELDS, Auth, AuthMethod, WeightsSource, parse_source
 
 # Written out again, not taken from the code: this is the contract.
 FIELDS = {

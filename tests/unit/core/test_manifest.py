@@ -6,7 +6,7 @@ import pytest
 
 from bdn.core.digest import EMPTY, digest_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.upstream import UnsafePathError
+from bdn.core.source.listing import UnsafePathError
 from tests.support.content.names import named
 
 A, B = named("a"), named("b")

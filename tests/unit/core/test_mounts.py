@@ -3,7 +3,7 @@
 import pytest
 
 from bdn.core.errors import InvalidMountError
-from bdn.core.source.weights import WeightsSource, check_mounts, normalise_mount, parse_source
+from bdn.core.source.uri import WeightsSource, check_mounts, normalise_mount, parse_source
 
 SOURCE = parse_source("s3://bucket/x")
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.listing import Identity, UpstreamFile
 from bdn.core.store import PARCEL_FILES, SEAL_SIZE, SMALL_FILE_SIZE, is_small, parcels
 
 

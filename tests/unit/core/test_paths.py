@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.source.upstream import PATH_LIMIT, SEGMENT_LIMIT, UnsafePathError, check_tree, normalise_path
+from bdn.core.source.listing import PATH_LIMIT, SEGMENT_LIMIT, UnsafePathError, check_tree, normalise_path
 
 
 @pytest.mark.parametrize(("path", "normal"), [

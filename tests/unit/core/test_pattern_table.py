@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined] # that is where it is documented
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.weights import Patterns, literal_prefixes, select
+from bdn.core.source.uri import Patterns, literal_prefixes, select
 from bdn.wire.weights_schema import WeightsSourceBody
 from tests.support.content.naive_globs import matches
 

@@ -8,7 +8,7 @@ from types import FrameType
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.weights import Patterns, compile_pattern
+from bdn.core.source.uri import Patterns, compile_pattern
 
 
 @pytest.mark.parametrize(

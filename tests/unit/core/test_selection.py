@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.source.weights import EVERYTHING, Patterns, SelectedPaths, select
+from bdn.core.source.uri import EVERYTHING, Patterns, SelectedPaths, select
 
 REPO = (
     ".gitattributes", "README.md", "config.json", "model.safetensors", "original/consolidated.00.pth",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.source.weights import BucketUri, HuggingFaceUri, SourceUri, parse_source
+from bdn.core.source.uri import BucketUri, HuggingFaceUri, SourceUri, parse_source
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bdn.core.errors import InvalidSourceError
-from bdn.core.source.weights import parse_source
+from bdn.core.source.uri import parse_source
 
 SUPPORTED = "Supported schemes: gs://, hf://, r2://, s3://"
 

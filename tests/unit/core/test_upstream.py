@@ -1,6 +1,6 @@
 """What a listing tells without reading a byte."""
 
-from bdn.core.source.upstream import Identity, UpstreamFile, diff
+from bdn.core.source.listing import Identity, UpstreamFile, diff
 from tests.support.content.names import named
 
 

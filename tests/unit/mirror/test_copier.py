@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import EMPTY, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import Location
-from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store import FileLayout
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.upstream.budget import UpstreamRetries

@@ -13,7 +13,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
 from bdn.core.ports import Resolution
-from bdn.core.source.upstream import Diff, Identity, UpstreamFile
+from bdn.core.source.listing import Diff, Identity, UpstreamFile
 from bdn.core.store import FileLayout, Slab, is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database

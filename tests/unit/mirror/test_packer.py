@@ -17,7 +17,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.ports import Location
-from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store import FileLayout, Slab, seal_of
 from bdn.mirror.ingest.copier import Packer
 from bdn.mirror.upstream.budget import UpstreamRetries

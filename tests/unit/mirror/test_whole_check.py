@@ -11,7 +11,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.digest import Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.source.upstream import Checksum, ChecksumKind
+from bdn.core.source.listing import Checksum, ChecksumKind
 from bdn.mirror.ingest import copier as module
 from bdn.mirror.ingest.copier import WholeCheck, whole_check
 

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from bdn.core.ports import Location
-from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.weights import parse_source
+from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.uri import parse_source
 from bdn.sources.gcs.source import GcsSource
 from bdn.sources.huggingface.source import HuggingFaceSource
 from bdn.sources.opener import open_source
@@ -31,7 +31,7 @@ def test_the_sdk_of_a_scheme_is_loaded_when_a_source_of_it_is_opened_and_no_othe
     script = """
 import asyncio, sys
 import bdn.cli.serve
-from bdn.core.source.weights import parse_source
+from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 def loaded():

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from bdn.core.errors import BdnError, UpstreamUnavailableError
-from bdn.core.source.weights import BucketUri
+from bdn.core.source.uri import BucketUri
 from bdn.sources.gcs.source import open_gcs
 from bdn.sources.guarded_connector import proxy_for
 from bdn.sources.settings import UpstreamSettings

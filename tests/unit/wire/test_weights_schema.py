@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from bdn.core.errors import BdnError, InvalidMountError, InvalidRequestError, InvalidSourceError
-from bdn.core.source.weights import Auth, AuthMethod, Patterns, WeightsSource, parse_source
+from bdn.core.source.uri import Auth, AuthMethod, Patterns, WeightsSource, parse_source
 from bdn.net.api_server import describe_validation
 from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody, body_from
 from tests.support.network.bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
