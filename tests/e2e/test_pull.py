@@ -222,18 +222,18 @@ def bucket(gcs: GcsServer) -> GcsBucket:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, gcs: GcsServer) -> Shell:
+def gcs_shell(tmp_path: Path, gcs: GcsServer) -> Shell:
     secret = json.dumps(gcs.account.key(gcs.token_url))
     own = {"STORAGE_EMULATOR_HOST": gcs.url, "BDN_GOOGLE_TOKEN_URL": gcs.token_url, "BDN_SECRET_GCS": secret}
     return Shell(tmp_path, own, is_forked=True)
 
 
-def pull(shell: Shell, uri: str, into: str) -> Finished:
-    return shell.run("bdn", "pull", uri, into, "--secret", "GCS", "--json")
+def pull(gcs_shell: Shell, uri: str, into: str) -> Finished:
+    return gcs_shell.run("bdn", "pull", uri, into, "--secret", "GCS", "--json")
 
 
-def test_a_private_folder_leaves_no_secret(shell: Shell, gcs: GcsServer, bucket: GcsBucket, tmp_path: Path) -> None:
-    pulled = [pull(shell, f"gs://{bucket.name}/models/m", f"out{number}") for number in range(2)]
+def test_a_private_folder_leaves_no_secret(gcs_shell: Shell, gcs: GcsServer, bucket: GcsBucket, tmp_path: Path) -> None:
+    pulled = [pull(gcs_shell, f"gs://{bucket.name}/models/m", f"out{number}") for number in range(2)]
 
     assert [done.code for done in pulled] == [0, 0], pulled[0].err
     assert tree(tmp_path / "out0") == tree(tmp_path / "out1") == FILES
@@ -246,20 +246,22 @@ def test_a_private_folder_leaves_no_secret(shell: Shell, gcs: GcsServer, bucket:
     assert not [secret for secret in secrets if any(secret.encode() in content for content in left)]
 
 
-def test_one_object_stored_compressed_is_pulled_as_it_is(shell: Shell, bucket: GcsBucket, tmp_path: Path) -> None:
+def test_one_object_stored_compressed_is_pulled_as_it_is(gcs_shell: Shell, bucket: GcsBucket, tmp_path: Path) -> None:
     stored = gzip.compress(b"x" * 1000, mtime=0)
     bucket.put({"tokenizer.json": stored}, encoding="gzip")
 
-    pulled = pull(shell, f"gs://{bucket.name}/tokenizer.json", "out")
+    pulled = pull(gcs_shell, f"gs://{bucket.name}/tokenizer.json", "out")
 
     assert pulled.code == 0, pulled.err
     assert tree(tmp_path / "out") == {"tokenizer.json": stored}
 
 
-def test_bytes_that_do_not_fit_crc32c_stay_out(shell: Shell, gcs: GcsServer, bucket: GcsBucket, tmp_path: Path) -> None:
+def test_bytes_that_do_not_fit_crc32c_stay_out(
+    gcs_shell: Shell, gcs: GcsServer, bucket: GcsBucket, tmp_path: Path
+) -> None:
     gcs.fail(flip_byte(1_000_000), r"weights\.bin\?alt=media", times=None)
 
-    pulled = pull(shell, f"gs://{bucket.name}/models/m", "out")
+    pulled = pull(gcs_shell, f"gs://{bucket.name}/models/m", "out")
 
     assert pulled.code == 1
     assert "CHECKSUM_MISMATCH" in pulled.out + pulled.err
