@@ -52,15 +52,9 @@ from node_agent.scrub.rounds import Rounds, StagesFirst
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.record import StageRecords
+from node_agent.stage.lifecycle import open_lifecycle
 from node_agent.stage.stage import StageRegistry
 from node_agent.stage.stages import StageService
-from node_agent.stage.staging import Staging
-from node_agent.stage.view.exposure import choose, exposures
-from node_agent.stage.view.views import Views
-from node_agent.stage.warm import Warmer
 from node_agent.trust import Trust
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
@@ -201,17 +195,13 @@ async def open_agent(
         stack.push_async_callback(in_thread, server.close)
 
         # Stage: files appear for jobs.
-        views = Views(places, exposures(places), await in_thread(choose, settings.exposure, places))
-        records, pulls = StageRecords(places), Pulls(registry, tiers.manifests, places)
-        stage_tasks = await stack.enter_async_context(BackgroundTasks())
-        lifecycle = Lifecycle(
-            stage_tasks,
-            Staging(provision, views, places),
-            Warmer(stage_tasks, registry, views, settings.warm_rate),
-            cache=tiers.node,
-            views=views,
-            records=records,
-            pulls=pulls,
+        lifecycle = await open_lifecycle(
+            stack,
+            settings,
+            disk,
+            tiers,
+            registry,
+            provision=provision,
             clock=clock,
             elapsed=elapsed,
             on_ready=metrics.ready_seconds.observe,
@@ -224,7 +214,7 @@ async def open_agent(
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
         await in_thread(scrub_record.load)
-        staged, quarantine = StagedFiles(registry, views, tiers.manifests), Quarantine(places.quarantine)
+        staged, quarantine = StagedFiles(registry, lifecycle.views, tiers.manifests), Quarantine(places.quarantine)
         grants = RepairGrants(registry, trust, is_open=settings.auth == "off")
         scrubber = Scrubber(
             tiers.node,
@@ -252,7 +242,7 @@ async def open_agent(
             trust=trust,
             members=members,
             holdings=holdings,
-            inbox=CommandInbox(stage_tasks, evictions, prefetches, verifications, news.wake),
+            inbox=CommandInbox(lifecycle.background, evictions, prefetches, verifications, news.wake),
             news=news,
             journal=journal,
         )

@@ -242,6 +242,16 @@ class OutageRetry:
                 self.told(None)
             return answer
 
+    async def follow(
+        self, question: Callable[[], Awaitable[_Answer]], is_last: Callable[[_Answer], bool]
+    ) -> AsyncIterator[_Answer]:
+        """Ask again and again, until an answer is the last one."""
+        while True:
+            answer = await self.ask(question)
+            yield answer
+            if is_last(answer):
+                return
+
 
 OUTAGE_RETRY: Final = OutageRetry()
 
@@ -264,15 +274,12 @@ class MirrorClient(ServiceClient):
         """``GET /mirror/{id}``."""
         return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
 
-    async def follow(
+    def follow(
         self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
     ) -> AsyncIterator[Mirror]:
         """The mirror again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
-        while True:
-            mirror = await outages.ask(partial(self.mirror, mirror_id, interval_seconds))
-            yield mirror
-            if mirror.status in MIRROR_TERMINAL:
-                return
+        look = partial(self.mirror, mirror_id, interval_seconds)
+        return outages.follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
 
     async def cancel(self, mirror_id: str) -> Mirror:
         """``POST /mirror/{id}/cancel``."""
@@ -409,15 +416,12 @@ class AgentClient(ServiceClient):
         """``GET /stages/{id}``."""
         return await self._poll(StageDocument, "GET", f"/stages/{stage_id}", wait_seconds)
 
-    async def follow(
+    def follow(
         self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
     ) -> AsyncIterator[StageDocument]:
         """The stage again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
-        while True:
-            stage = await outages.ask(partial(self.stage_by_id, stage_id, interval_seconds))
-            yield stage
-            if stage.state in STAGE_TERMINAL:
-                return
+        look = partial(self.stage_by_id, stage_id, interval_seconds)
+        return outages.follow(look, lambda stage: stage.state in STAGE_TERMINAL)
 
     async def stages(self) -> Items[StageDocument]:
         """``GET /stages``."""

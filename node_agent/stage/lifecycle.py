@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,6 +18,10 @@ from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import Decided
 from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.cache.tiers import CacheTiers
+from node_agent.disk.cache_directory import CacheDirectory
+from node_agent.fill.provision import Provision
+from node_agent.settings import AgentSettings
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.record import (
     Account,
@@ -30,8 +34,9 @@ from node_agent.stage.record import (
     nothing,
     renewed,
 )
-from node_agent.stage.stage import NodeStage
+from node_agent.stage.stage import NodeStage, StageRegistry
 from node_agent.stage.staging import Staging
+from node_agent.stage.view.exposure import choose, exposures
 from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
 
@@ -69,7 +74,7 @@ class Lifecycle:
         stage.record.state = "STAGING"
         stage.warming = None
         stage.is_ending = False
-        self._set_out(stage)
+        self._start_work(stage)
 
     def mend(self, stage: NodeStage) -> None:
         """Let a task bring what a READY stage lacks.
@@ -77,7 +82,7 @@ class Lifecycle:
         If that fails it stays READY, with the view and the leases that it has; one whose view is gone altogether is FAILED.
         """
         stage.is_mending = True
-        self._set_out(stage)
+        self._start_work(stage)
 
     def is_to_mend(self, stage: NodeStage) -> bool:
         """Whether files of it were lost or quarantined, or whether it is time to try again what failed.
@@ -93,7 +98,7 @@ class Lifecycle:
         """Whether a READY stage is known to show something that is absent or wrong."""
         return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))
 
-    def _set_out(self, stage: NodeStage) -> None:
+    def _start_work(self, stage: NodeStage) -> None:
         stage.stop.clear()
         stage.progress = stage.budget = stage.mend_at = None
         stage.task = self.background.start(self._work(stage), f"stage {stage.record.id}")
@@ -297,3 +302,37 @@ class Lifecycle:
     def _write(self, record: StageRecord, account: Account) -> None:
         self.decided(account(record))
         self.records.save(record)
+
+
+async def open_lifecycle(
+    stack: AsyncExitStack,
+    settings: AgentSettings,
+    disk: CacheDirectory,
+    tiers: CacheTiers,
+    registry: StageRegistry,
+    *,
+    provision: Provision,
+    clock: Clock,
+    elapsed: Clock,
+    on_ready: Callable[[float], None],
+    on_change: Callable[[], None],
+    decided: Decided,
+) -> Lifecycle:
+    """A lifecycle with views, records and background tasks of its own, until the stack ends. No stage is resumed yet."""
+    places = disk.places
+    views = Views(places, exposures(places), await in_thread(choose, settings.exposure, places))
+    background = await stack.enter_async_context(BackgroundTasks())
+    return Lifecycle(
+        background,
+        Staging(provision, views, places),
+        Warmer(background, registry, views, settings.warm_rate),
+        cache=tiers.node,
+        views=views,
+        records=StageRecords(places),
+        pulls=Pulls(registry, tiers.manifests, places),
+        clock=clock,
+        elapsed=elapsed,
+        on_ready=on_ready,
+        on_change=on_change,
+        decided=decided,
+    )

@@ -252,12 +252,6 @@ def numbers(upstreams: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Number
         yield bucket
 
 
-@pytest.fixture
-async def mirror(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
-    async with mirror_under_test(tmp_path / "mirror") as mirror:
-        yield mirror
-
-
 async def test_an_unchanged_source_is_decided_by_its_listing_alone(
     mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
 ) -> None:

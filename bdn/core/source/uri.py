@@ -11,7 +11,7 @@ The messages follow ``truss`` where it has one, so that a user of both reads one
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -435,6 +435,9 @@ def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:
     return HuggingFaceUri(kind, "/".join(segments), revision or None)
 
 
+_WITHOUT_ACCOUNT: Final[Mapping[str, Literal["gs", "s3"]]] = {"gs": "gs", "s3": "s3"}
+
+
 def _parse_bucket(text: str, scheme: str, rest: str) -> BucketUri:
     name = scheme.upper()
     if "@" in rest:
@@ -455,4 +458,4 @@ def _parse_bucket(text: str, scheme: str, rest: str) -> BucketUri:
         raise InvalidSourceError(
             text, f"Invalid {name} URI format: {text!r}. Expected format: {scheme}://bucket[/path]"
         )
-    return BucketUri("gs" if scheme == "gs" else "s3", authority, prefix)
+    return BucketUri(_WITHOUT_ACCOUNT[scheme], authority, prefix)

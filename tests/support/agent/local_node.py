@@ -12,7 +12,6 @@ from bdn.core.digest import Digest
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.store import FileLayout
-from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.tiers import CacheTiers, open_tiers
@@ -28,15 +27,9 @@ from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import EvictionCommands
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.record import StageRecords
+from node_agent.stage.lifecycle import open_lifecycle
 from node_agent.stage.stage import StageRegistry
 from node_agent.stage.stages import StageService
-from node_agent.stage.staging import Staging
-from node_agent.stage.view.exposure import choose, exposures
-from node_agent.stage.view.views import Views
-from node_agent.stage.warm import Warmer
 from tests.support.agent.cache_world import World
 from tests.support.agent.rig import Clock
 
@@ -167,19 +160,14 @@ async def local_node(
     async with AsyncExitStack() as stack:
         registry = StageRegistry()
         disk, journal, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
-        places = disk.places
-        provision = LocalProvision(world, disk, tiers, stack.enter_context(GroupSync(places.root)))
-        views = Views(places, exposures(places), choose(settings.exposure, places))
-        records, pulls = StageRecords(places), Pulls(registry, tiers.manifests, places)
-        tasks = await stack.enter_async_context(BackgroundTasks())
-        lifecycle = Lifecycle(
-            tasks,
-            Staging(cast("Any", provision), views, places),
-            Warmer(tasks, registry, views, settings.warm_rate),
-            cache=tiers.node,
-            views=views,
-            records=records,
-            pulls=pulls,
+        provision = LocalProvision(world, disk, tiers, stack.enter_context(GroupSync(disk.places.root)))
+        lifecycle = await open_lifecycle(
+            stack,
+            settings,
+            disk,
+            tiers,
+            registry,
+            provision=cast("Any", provision),
             clock=wall,
             elapsed=elapsed,
             on_ready=metrics.ready_seconds.observe,
