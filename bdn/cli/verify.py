@@ -28,7 +28,7 @@ from bdn.wire.operation_schema import (
 @click.option("--cluster", metavar="NAME", help="Only agents of this cluster.")
 @click.option("--node", metavar="NAME", help="Only this node.")
 @click.option(
-    "--no-repair", is_flag=True, help="Look only. Wrong bytes of the mirror's store are put aside all the same."
+    "--no-repair", is_flag=True, help="Look only. Wrong bytes of the mirror's store are quarantined all the same."
 )
 @command_line
 async def verify(

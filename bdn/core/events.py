@@ -217,7 +217,7 @@ def _refused(facts: _Given) -> str:
     else:
         why = "{needed} more did not fit: of {budget}, {free} were free and {leased} in use"
     way = ", by {in_the_way}" if facts["in_the_way"] else ""
-    return f"was not let in for {{holder}} [{{code}}]: {why}{way}"
+    return f"was not admitted for {{holder}} [{{code}}]: {why}{way}"
 
 
 def _renewed(facts: _Given) -> str:

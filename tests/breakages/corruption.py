@@ -210,7 +210,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_fill_that_finds_damage_tells_the_scrub"),
     ],
     "node_agent/cache/node_cache.py": [
-        ("a file that was put aside still counts as whole", "self.index.lose(content)  # before it goes",
+        ("a file that was quarantined still counts as whole", "self.index.lose(content)  # before it goes",
          "self.index.ledger.size_of(content)  # before it goes",
          "test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stage_fetches_its_chunk_alone"),
     ],

@@ -129,7 +129,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("people are told a time that passed long ago",
          "if abs(expires_at - (stage.record.expires_at or 0)) > _DRIFT_SECONDS:", "if False:",
          "test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it"),
-        ("a READY stage does not notice that its file was put aside",
+        ("a READY stage does not notice that its file was quarantined",
          "return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))",
          "return stage.mend_at is not None",
          "test_a_ready_stage_says_what_it_lost_and_heals"),

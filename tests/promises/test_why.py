@@ -109,7 +109,7 @@ async def test_who_is_refused_hears_who_is_in_the_way(rig: Rig, mirror: AgentMir
         assert refused.facts.items() >= {"needed": SIZE, "free": 100, "leased": 3 * SIZE}.items()
         in_the_way = refused.facts["in_the_way"]
         assert in_the_way == [f"job job-{n} (stage {one.id})" for n, one in enumerate(stages)]
-        assert "was not let in for job late" in why(agent, manifests[3])
+        assert "was not admitted for job late" in why(agent, manifests[3])
         assert "1 KB can never fit a cache of 1 KB" in why(agent, large)
         assert kinds(agent, large) == ["refused", "failed"]
     tally.add(scenarios=2, refused=2)

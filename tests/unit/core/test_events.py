@@ -117,7 +117,7 @@ def test_the_last_that_was_decided_counts(events: list[Event], is_here: bool, be
         "used, to make room for job train-42 (stage stg_2)")),
     ([ARRIVED], True, ("is cached on n because at 2027-01-15 08:00:00Z it was READY for job j (stage stg_1): 0 B were on this "
         "node, 0 B came from its cluster, 5 B from the mirror")),
-    ([REFUSED], False, ("is not cached on n: at 2027-01-15 08:00:00Z it was not let in for job j (stage stg_1) [CACHE_FULL]: 9 B "
+    ([REFUSED], False, ("is not cached on n: at 2027-01-15 08:00:00Z it was not admitted for job j (stage stg_1) [CACHE_FULL]: 9 B "
         "more did not fit: of 5 B, 1 B were free and 4 B in use, by job k")),
     ([COLLECTED], False, "is not cached on n because at 2027-01-15 08:00:00Z it was collected from the mirror's store: 5 B were its own"),
     ([ARRIVED, LOST], True, ("is cached on n because at 2027-01-15 08:00:00Z it was READY for job j (stage stg_1): 0 B were on "
@@ -144,9 +144,9 @@ def test_a_place_is_explained_in_one_sentence(events: list[Event], is_here: bool
     (made("ended", stage="pre_1", job="", ending="expired", expires_at=1.8e9),
         "is not leased for prefetch pre_1 any more: its time was over at 2027-01-15 08:00:00Z"),
     (made("refused", stage="s", job="j", code="CACHE_FULL", **_NUMBERS, needed_files=3, free_files=2),
-        "was not let in for job j (stage s) [CACHE_FULL]: 3 more files did not fit: the file system had inodes for 2"),
+        "was not admitted for job j (stage s) [CACHE_FULL]: 3 more files did not fit: the file system had inodes for 2"),
     (made("refused", stage="s", job="j", code="CACHE_FULL", **_NUMBERS, needed_files=3),
-        "was not let in for job j (stage s) [CACHE_FULL]: 3 more files did not fit: the file system had inodes for None"),
+        "was not admitted for job j (stage s) [CACHE_FULL]: 3 more files did not fit: the file system had inodes for None"),
     (made("dropped", why="{job} is a name"), "was dropped: {job} is a name"),
 ])  # fmt: skip
 def test_what_a_sentence_says_depends_on_its_facts(event: Event, sentence: str) -> None:
