@@ -1,7 +1,5 @@
 """What the settings of all programs have in common: sizes as people write them, and where things are kept."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from pathlib import Path

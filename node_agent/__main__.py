@@ -1,7 +1,5 @@
 """``bdn-node-agent``: the daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

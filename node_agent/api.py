@@ -1,7 +1,5 @@
 """The control API and its unix socket; what a path of a view is, and what was decided here about it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The agent put together: ``open_agent`` reads top to bottom, from the disk to the mirror."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Tasks in the background, always held by somebody: an owner starts them, and its context cancels and awaits them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from types import TracebackType

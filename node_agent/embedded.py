@@ -1,7 +1,5 @@
 """The agent inside another program: what the entry point ``bdn.embedded`` names, for ``bdn pull``, ``bdn up`` and the demo."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass

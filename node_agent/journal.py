@@ -1,7 +1,5 @@
 """The journal: events of this agent, written before anybody can see their effect, and reported to the mirror later."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Figures for Prometheus: what the cache holds, what fills bring, what goes wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final

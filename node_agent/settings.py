@@ -1,7 +1,5 @@
 """The agent's settings: environment variables, or the TOML file named by ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
 
-from __future__ import annotations
-
 import ipaddress
 from pathlib import Path
 from socket import gethostname

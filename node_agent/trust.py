@@ -1,7 +1,5 @@
 """Whose signatures this agent believes. The keys come with heartbeats and are kept, because the mirror may be down."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command ``bdn-admin``."""
 
-from __future__ import annotations
-
 import click
 
 import bdn

@@ -1,7 +1,5 @@
 """The mirror and the agent that commands talk to, and how a command line becomes sources."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath

@@ -3,8 +3,6 @@
 The upstream is moto's S3 server in a process of its own, with a model of about 1.1 GB of random weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """``bdn-admin evict``: take things out of caches and out of the mirror's store."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import click

@@ -1,7 +1,5 @@
 """``bdn-admin gc`` and ``bdn-admin restore``: what goes out of the mirror's store for good, and what comes back before."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

@@ -1,7 +1,5 @@
 """``bdn-admin ls`` and ``bdn-admin agents``: what is held where, and who the agents are."""
 
-from __future__ import annotations
-
 import click
 
 from bdn.cli.clients import reachable_mirror

@@ -1,7 +1,5 @@
 """The command ``bdn``. Commands are imported when they run: ``--help`` must not wait for a database driver."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

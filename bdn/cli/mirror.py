@@ -1,7 +1,5 @@
 """``bdn mirror``: ask a mirror for sources."""
 
-from __future__ import annotations
-
 import click
 
 from bdn.cli.clients import mirror_client, request_body

@@ -3,8 +3,6 @@
 ``--json`` prints one document, errors included; ``--quiet`` prints results alone.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

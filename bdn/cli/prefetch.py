@@ -1,7 +1,5 @@
 """``bdn-admin prefetch``: files come to nodes before a job asks for them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

@@ -4,8 +4,6 @@
 below says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

@@ -1,7 +1,5 @@
 """``bdn-admin secrets``: the secrets that the mirror keeps encrypted. A value is never on a command line."""
 
-from __future__ import annotations
-
 import sys
 from typing import BinaryIO, Final
 

@@ -1,7 +1,5 @@
 """``bdn serve``, ``bdn worker``, ``bdn migrate`` and ``bdn up``: services in the foreground."""
 
-from __future__ import annotations
-
 import click
 
 from bdn.cli.output import Output, command_line, log_to_stderr

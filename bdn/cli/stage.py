@@ -1,7 +1,5 @@
 """``bdn stage`` and ``bdn unstage``: files for a job on this node."""
 
-from __future__ import annotations
-
 import click
 
 from bdn.cli.clients import agent_client, mirror_client

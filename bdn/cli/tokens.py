@@ -1,7 +1,5 @@
 """``bdn-admin tokens``: what organisations, their job controllers and the agents show to the mirror."""
 
-from __future__ import annotations
-
 import click
 
 from bdn.cli.clients import reachable_mirror

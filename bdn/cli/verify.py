@@ -1,7 +1,5 @@
 """``bdn-admin verify``: what is held is read again, compared with its names, and repaired."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``bdn-admin why``: why something is, or is not, where it is, from what was decided about it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """The unit of everything that moves: fixed, aligned pieces of at most 8 MiB, never content-defined."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

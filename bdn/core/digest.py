@@ -1,7 +1,5 @@
 """Names of content: BLAKE3-256, written ``b3:<64 hex>``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ decimal, octal or hexadecimal; IDNA makes digits and dots of other scripts plain
 read as a host is refused, so that nobody further on reads it in another way.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The facts are the dataclass fields; the message is built from them, says what to
 signed URL. HTTP statuses live in ``bdn.wire.errors`` alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import ClassVar
 

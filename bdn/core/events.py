@@ -4,8 +4,6 @@ The table says of each kind which facts an event must have, and the sentence tha
 manifest, is left out. So ``bdn-admin why`` says nothing but what is on record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self

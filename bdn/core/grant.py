@@ -1,7 +1,5 @@
 """What an agent may read and where it shall stand: all that a job controller hands to a node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final

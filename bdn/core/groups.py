@@ -1,7 +1,5 @@
 """One error out of several: what leaves a part is one of our errors, not a group of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The authority on what a mirrored source contains: path, size and digest of every file, under a name of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

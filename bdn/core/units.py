@@ -1,7 +1,5 @@
 """Sizes, durations and times as people write and read them."""
 
-from __future__ import annotations
-
 import re
 import sys
 from datetime import UTC, datetime

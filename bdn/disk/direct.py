@@ -4,8 +4,6 @@ Writing through the cache reaches a third of a disk's throughput, copies each by
 (docs/adr/0011). Reading through it hides what the disk has become.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import mmap

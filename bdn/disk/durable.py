@@ -1,7 +1,5 @@
 """Small files and folders that survive a power cut; ``disk_errors`` maps the disk's errors to ours."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The Linux calls that the standard library does not have. Each raises ``OSError`` with the path it failed for."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The mirror put together: ``open_mirror`` reads top to bottom in the order of the picture, from upstreams to agents."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

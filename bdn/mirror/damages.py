@@ -4,8 +4,6 @@ So a crash between the two leaves wrong bytes that are known to be wrong; and wh
 the digest. In the other order it would leave a chunk that is absent, and that everybody counts on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Recorded events: what agents and the mirror itself have decided, for as long as they are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """Keys that this installation makes once and keeps in its data directory, readable by the service alone."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Names: one prefix, base units, low-cardinality labels. Source: prometheus.io, "Metric and label naming".
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The store's chunks on the data plane."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from collections.abc import Coroutine

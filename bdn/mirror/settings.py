@@ -1,7 +1,5 @@
 """The mirror's settings: environment variables with the prefix ``BDN_``, or a TOML file named by ``BDN_CONFIG``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit

@@ -6,8 +6,6 @@ waiters at once; changes made by another process are seen when the caller looks 
 read, and its result may be a little old.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

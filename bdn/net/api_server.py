@@ -4,8 +4,6 @@ Building a route costs a millisecond, so routers are made when their module is i
 program is ``provided`` by the application that serves it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

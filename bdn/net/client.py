@@ -1,7 +1,5 @@
 """Requests to one service and its small JSON documents, over TCP or a unix socket."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import ssl

@@ -5,8 +5,6 @@ executor, where a few names that hang would hold every thread that other work wa
 thread would be held itself. Here a name that hangs holds one daemon thread, whoever asks for it and how often (ADR 0029).
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Coroutine, Iterator

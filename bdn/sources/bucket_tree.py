@@ -1,7 +1,5 @@
 """What of a bucket a source is: a folder, everything, or one object. The same for every kind of bucket."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar

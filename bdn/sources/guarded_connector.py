@@ -1,7 +1,5 @@
 """The connections of aiohttp, behind the egress guard: for the S3 client, gcsfs, and token endpoints."""
 
-from __future__ import annotations
-
 import socket
 from contextvars import ContextVar
 from typing import Any, Final

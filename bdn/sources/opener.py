@@ -3,8 +3,6 @@
 A new scheme is a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,7 +1,5 @@
 """Credentials that end: kept in memory, and renewed by one caller a while before they do."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

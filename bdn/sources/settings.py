@@ -1,7 +1,5 @@
 """Where upstreams are and whose credentials this process carries: what the environment says, as one value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self

@@ -12,8 +12,6 @@ first: then A sees it and puts the chunk back. Or the rename did: then B finds n
 ``aside/``, or a disk that fails, is put back by whoever opens the store or collects next; readers look there as well.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import itertools

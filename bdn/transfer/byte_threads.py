@@ -3,8 +3,6 @@
 The buffers are the bound on memory: a thread that finds none waits. They are page-aligned (``mmap``) for direct I/O.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import mmap

@@ -5,8 +5,6 @@ CRC32 by zlib 7.1 GB/s (awscrt 3.5), CRC32C by awscrt 66 GB/s (google-crc32c 31,
 67 GB/s. zlib and awscrt release the GIL.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import zlib

@@ -1,7 +1,5 @@
 """Readers of chunks: one method, and readers that wrap other readers."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

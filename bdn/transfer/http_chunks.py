@@ -1,7 +1,5 @@
 """Chunks from another of our programs: the client side of the data plane."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urljoin, urlsplit

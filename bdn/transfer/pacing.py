@@ -1,7 +1,5 @@
 """A rate limit that threads share: what a data plane sends, whoever asks for it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A connection that breaks or stalls inside a body does not cost what it brought: 
 one. Both halves are of one version, because every request carries the pin of the location, and both answers its ETag.
 """
 
-from __future__ import annotations
-
 import ssl
 import time
 from collections.abc import Callable

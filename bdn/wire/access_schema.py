@@ -1,7 +1,5 @@
 """Tokens of callers, and secrets of upstreams: a value goes in and never comes out."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import datetime

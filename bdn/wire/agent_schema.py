@@ -1,7 +1,5 @@
 """Heartbeats: how agents report themselves, and what they get back."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, Any
 

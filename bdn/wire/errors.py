@@ -1,7 +1,5 @@
 """Errors between our services, and errors as documents and HTTP statuses: the only place that knows both sides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

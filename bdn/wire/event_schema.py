@@ -1,7 +1,5 @@
 """Events as agents report them, as journals keep them, and as they are shown; and what digests and sources stand for."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, Final, Literal, Self
 

@@ -1,7 +1,5 @@
 """Grants as signed tokens (JWT, Ed25519): made by the mirror, verified by agents without it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime

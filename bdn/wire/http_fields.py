@@ -1,7 +1,5 @@
 """Paths, headers, byte ranges and retry times as they stand in HTTP."""
 
-from __future__ import annotations
-
 import email.utils
 import re
 import time

@@ -4,8 +4,6 @@ A layout has as many entries as its manifest has contents, which may be a millio
 times the memory, and be checked twice.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What documents share: dates, amounts, lists, requests, and operations that are recorded."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated, Final, Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """Stages and the cache: what the agent's control API takes and answers."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, Literal
 

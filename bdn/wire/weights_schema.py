@@ -1,7 +1,5 @@
 """``WeightsSource`` on the wire: the names and both dump forms of ``truss_train`` (unset fields absent or null)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr

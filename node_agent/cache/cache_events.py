@@ -1,7 +1,5 @@
 """What the tiers decide, as events: who was admitted and at whose cost, and what else was evicted; and who is told of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ file, and a folder's modification time says when the manifest was used last. So 
 the disk, and nothing to mend after a kill at any point: ``incoming`` holds rubbish then, and that is all.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterable

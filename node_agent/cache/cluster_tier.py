@@ -1,7 +1,5 @@
 """The cluster tier of one agent: the chunks that it holds for its peers, within a budget of their own."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The chunks, manifests and layouts that this node holds: for peers over the data plane, and for its own fills."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """The node's cache: the rules of the index, carried out on disk under one lock."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence

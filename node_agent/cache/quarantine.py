@@ -1,7 +1,5 @@
 """Wrong bytes as they were found, for people who want to know what happened. Nothing is ever served from here."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

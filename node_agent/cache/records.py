@@ -1,7 +1,5 @@
 """Held manifests on disk: the manifest, the layout beside it, and when it was used last."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import OrderedDict

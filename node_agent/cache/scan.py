@@ -1,7 +1,5 @@
 """The start: what is on disk decides what the cache holds. Interrupted evictions are finished, wrong files quarantined."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

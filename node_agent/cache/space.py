@@ -1,7 +1,5 @@
 """How many bytes the two tiers may hold: what the operator allows, and what the disk really has."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

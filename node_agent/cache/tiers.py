@@ -1,7 +1,5 @@
 """Both tiers of the cache on one disk, opened together: whole files for jobs, and chunks for peers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The cache directory of a running agent: locked by one agent, of a format that this version knows, and able to take files."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

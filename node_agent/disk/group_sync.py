@@ -1,7 +1,5 @@
 """Many small files made durable at once: syncing one after the other costs a trip to the disk for each."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

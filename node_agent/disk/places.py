@@ -1,7 +1,5 @@
 """Where everything stands below the agent's cache directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Whose bytes come next over this node's network: stages first, and background work with what they leave."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import time

@@ -10,8 +10,6 @@ The fill's retry stands outermost, because peers may have the chunk by the next 
 single flight, because the peers that wait for its one read have other sources to go to.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """How long a fill waits for one source: for a sign of life, for bytes at all, and for bytes as fast as they usually come."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Manifests and layouts: from this disk, else from the mirror or, while that does not answer, from peers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """The members of this cluster, and as sources of chunks: which are avoided, and how long their chunks take."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Work that several need at the same time is done by one of them; the others wait for it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

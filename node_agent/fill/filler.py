@@ -4,8 +4,6 @@ One lane reads from the mirror, the other asks peers. Each has threads of its ow
 from reading what its peers wait for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ The small files of a slab are committed together: all bytes under dot names, one
 A kill leaves whole files, or files under dot names, which the next start removes.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """Manifests come onto this node: known, admitted, filled. For a stage, or for nobody yet. Read ``run`` first."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass

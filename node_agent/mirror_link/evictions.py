@@ -1,7 +1,5 @@
 """Evictions on request: by manifest, by job, by age or everything; leased content is refused, or its stages are broken."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

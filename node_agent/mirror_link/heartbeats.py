@@ -1,7 +1,5 @@
 """The mirror hears how this node is, and says what to do and whose signatures to believe."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

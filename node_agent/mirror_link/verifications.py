@@ -1,7 +1,5 @@
 """Verifications on request: what the mirror commands, and what somebody on this machine asks about a path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

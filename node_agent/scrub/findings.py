@@ -1,7 +1,5 @@
 """What a scrub reads, what it found wrong, how that is reported, and how far it is (kept on disk)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reading files again from the disk itself: each chunk is compared with its digest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Changes to damaged files: chunks rewritten in place, files made parts or quarantined, views linked to a replacement."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """Where a repair gets the right bytes: this node's own tiers, else the sources of any fill, with a grant that a job left here."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """In the background, everything that is held is read again within a period; suspects are read at once. Read ``run`` first."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """One held file or chunk is read again and, where it is damaged, repaired or quarantined. Read ``file`` first."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What happens to stages without anybody asking: they go on after a restart, and end when their time is over."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping

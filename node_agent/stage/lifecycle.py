@@ -1,7 +1,5 @@
 """Every transition of a stage: begun, READY or FAILED, renewed, released. Each is recorded on disk before it is seen."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

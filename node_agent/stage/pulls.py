@@ -1,7 +1,5 @@
 """Views at directories of the user's choice, whose leases are held by the directories themselves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stages on disk: enough to go on after a kill, and to find out later what a job used; and the events about them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

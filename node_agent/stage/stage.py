@@ -1,7 +1,5 @@
 """One stage while the agent runs: its record, its progress, who waits for it; and the registry of all stages."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """What the agent is asked to do: stage a grant's files for a job or at a directory, follow, renew, release."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path

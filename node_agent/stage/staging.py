@@ -1,7 +1,5 @@
 """The work of a stage, from a grant to files that its job can read. Read ``run`` from top to bottom."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

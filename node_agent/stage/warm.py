@@ -1,7 +1,5 @@
 """After a stage is READY, its files are read once in the background, so that the job's first read comes from memory."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """In which order a scrub goes through what a node holds, and when it begins anew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ A class waits while a higher one has something to send, but for a small share, s
 with its background work.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum

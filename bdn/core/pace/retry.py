@@ -1,7 +1,5 @@
 """When to try again, and after how long: a request that failed, and a body that came too slowly or broke off."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar

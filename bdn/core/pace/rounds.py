@@ -1,7 +1,5 @@
 """When what is done in rounds, such as reading everything again, is to be done anew."""
 
-from __future__ import annotations
-
 
 def is_round_due(began: float | None, period_seconds: float, now: float) -> bool:
     """Whether a round is to begin now. ``began`` is of the newest, which has ended; None when there was none. Period 0 is never.

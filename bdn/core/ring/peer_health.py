@@ -1,7 +1,5 @@
 """How peers do: which are avoided for a while, when a chunk is late, and how much may be asked for twice because of it."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Owners come from rendezvous hashing with a bound on everybody's load.
 Each agent computes it alone, from the same manifest and the same members, and comes to the same result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest

@@ -1,7 +1,5 @@
 """What a listing tells about files without reading them: which paths may become files, what is held already."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

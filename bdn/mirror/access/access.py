@@ -1,7 +1,5 @@
 """Who calls, and what they may read. A digest alone grants nothing."""
 
-from __future__ import annotations
-
 import hmac
 import time
 from dataclasses import dataclass, field

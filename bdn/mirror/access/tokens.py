@@ -3,8 +3,6 @@
 Thirty-two random bytes need no slow hash: nobody guesses them, and a lookup by digest leaks nothing of them in its time.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``/manifests`` and ``/chunks``: what is held and the bytes themselves. Agents prefer the data plane for chunks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

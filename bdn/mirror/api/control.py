@@ -1,7 +1,5 @@
 """``/agents``, ``/clusters``, the recorded operations (``/evictions``, ``/prefetches``, …), and the probes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

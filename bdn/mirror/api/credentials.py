@@ -1,7 +1,5 @@
 """``/secrets`` (values only go in), ``/tokens`` (for operators), and ``/.well-known`` (public, as OpenID Connect asks)."""
 
-from __future__ import annotations
-
 import logging
 from typing import Annotated, Final
 

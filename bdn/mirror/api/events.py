@@ -1,7 +1,5 @@
 """``/events`` and ``/names``: what was decided about a manifest, and what a digest or a source stands for."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final
 
 from fastapi import Depends, Query

@@ -1,7 +1,5 @@
 """``/mirror``: ask for sources, watch them arrive."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import Path, Query, Response

@@ -1,7 +1,5 @@
 """What routes take: who may call them (``caller: Controller``), how long they wait, where a page begins."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from typing import Annotated

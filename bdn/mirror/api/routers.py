@@ -1,7 +1,5 @@
 """All routes of the mirror's API, in the order of its document."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from bdn.mirror.api import contents, control, credentials, events, mirrors

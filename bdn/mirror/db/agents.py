@@ -1,7 +1,5 @@
 """Every statement about agents and clusters."""
 
-from __future__ import annotations
-
 from typing import Any, Final, cast
 
 from sqlalchemy import CursorResult, select, update

@@ -10,8 +10,6 @@ A server that dies takes the lock with it at once, and so B may begin while A's 
 from here: what is done under a lock has to be right beside another who does it, and costs more.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

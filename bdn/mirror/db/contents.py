@@ -10,8 +10,6 @@ fetches that chunk alone. A content in a damaged slab counts as missing, unless 
 How damage is registered is in ``damaged``, what is collected in ``removal``.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Every statement about secrets and tokens."""
 
-from __future__ import annotations
-
 from sqlalchemy import delete, select, update
 
 from bdn.mirror.db.database import ReadSession, WriteSession, insert

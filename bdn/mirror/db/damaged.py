@@ -4,8 +4,6 @@ What follows from damage is in ``contents``. The chunks of a file that came with
 and no manifest ever names them.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import defaultdict

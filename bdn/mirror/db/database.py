@@ -1,7 +1,5 @@
 """The mirror's database: SQLite embedded, PostgreSQL in production; sessions that say whether they write."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What goes wrong with a database, in our words: whether it is away and may come back, or something else."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError

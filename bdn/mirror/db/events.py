@@ -1,7 +1,5 @@
 """Every statement about recorded events: what was decided, and why."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass

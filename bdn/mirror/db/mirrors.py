@@ -4,8 +4,6 @@ A manifest belongs to every organisation that mirrored it. It is *given up* by o
 all have one, and dead *since* the last of them was written. Once nobody may read it, it can be collected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

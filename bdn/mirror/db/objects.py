@@ -1,7 +1,5 @@
 """Which objects the store should hold, in an order that one can go on in (every chunk, then every slab); how far the scrub is."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Every statement about operations: what was asked of agents and of the mirror's store, and what each of them answered."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, cast

@@ -1,7 +1,5 @@
 """What a digest stands for, what a damaged object was made of, and where its bytes came from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple

@@ -4,8 +4,6 @@ A server that hangs, or a network that swallows what is sent, resets nothing: on
 hold for connecting and for each statement; whatever exceeds one ends its connection, and all that lie in the pool with it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import asyncpg

@@ -1,7 +1,5 @@
 """What is collected: manifests, contents and chunks that nothing names any more, and slabs that nothing needs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The mirror's tables. Times are seconds since the epoch; digests are the 64 hex digits; JSON columns hold wire forms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, LargeBinary, String, text

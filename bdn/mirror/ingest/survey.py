@@ -3,8 +3,6 @@
 What the patterns cannot select from is not listed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Collections as operators ask for them and see them, and those that come round by themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """EvictionService across tiers: agents decide about their caches and report, the mirror decides about its store."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bdn.core.errors import BdnError

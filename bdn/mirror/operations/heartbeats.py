@@ -3,8 +3,6 @@
 A member joins, leaves or falls silent; each change is a new epoch of its cluster.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

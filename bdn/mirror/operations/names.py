@@ -1,7 +1,5 @@
 """What a digest or a source stands for, to an organisation."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

@@ -5,8 +5,6 @@ recorded, RUNNING: a part for each who is asked, PENDING for agents that live, U
 → no part is open, or those that are will not be answered any more, and are UNREACHABLE: the operation is over
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

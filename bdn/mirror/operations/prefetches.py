@@ -1,7 +1,5 @@
 """Prefetches: agents are told through their heartbeats, and go on until they are done or have failed."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any, Final

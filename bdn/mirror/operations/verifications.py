@@ -1,7 +1,5 @@
 """VerificationService across tiers: agents read their caches and report, the keeper reads the store."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

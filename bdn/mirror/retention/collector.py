@@ -14,8 +14,6 @@ no row names, and the next collection takes it. Who may lose what, and why nobod
 - A reader has a chunk open, and reads it to its end; or finds no manifest, which nobody of his organisation may read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable

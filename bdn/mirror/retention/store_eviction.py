@@ -4,8 +4,6 @@ A manifest belongs to every organisation that mirrored it, and goes when the las
 change its mind. Mirroring it again before that brings it back, and moves no bytes.
 """
 
-from __future__ import annotations
-
 import time
 from collections import ChainMap
 from collections.abc import Callable

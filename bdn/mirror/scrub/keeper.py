@@ -4,8 +4,6 @@ One process at a time: others wait, and one of them takes over when this one is 
 is recorded, so that whoever takes over goes on there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

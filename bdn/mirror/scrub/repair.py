@@ -1,7 +1,5 @@
 """Right bytes come back under a damaged name: from agents first, from the upstream if they have none."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Where the right bytes come from: agents, which cost the upstream nothing, and the upstream, at the mirrored revision."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@
 - Wrong content is read once more: a bit may flip on the wire. If it is wrong again, the upstream has it wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """From a request's ``auth`` to what a source is opened with: secrets by name, identity tokens, the organisation's external id."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bdn.core.errors import InvalidRequestError

@@ -6,8 +6,6 @@
 or by mistake): each state checks for itself what has happened.
 """
 
-from __future__ import annotations
-
 import logging
 import select
 import socket

@@ -5,8 +5,6 @@ folded, names are tokens (RFC 9112, sections 2.2, 3 and 5). ``http.server`` woul
 evaluated in the order of RFC 9110, section 13.2.2; a chunk's name is its strong validator.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

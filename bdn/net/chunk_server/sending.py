@@ -1,7 +1,5 @@
 """One answer on its way into a socket: from the page cache with ``sendfile``, as fast as its reader and the server's own rate allow."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import logging

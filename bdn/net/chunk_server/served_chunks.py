@@ -1,7 +1,5 @@
 """The interface between the data plane's server and what holds chunks and manifests."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol

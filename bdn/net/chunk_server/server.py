@@ -6,8 +6,6 @@ either: one that waits (for a request, a slow reader, a chunk on its way) waits 
     accept → poller → worker: advance until it would block → poller …
 """
 
-from __future__ import annotations
-
 import errno
 import heapq
 import logging

@@ -5,8 +5,6 @@ body has one length; whatever is ambiguous is refused (RFC 9112, sections 2.2, 5
 our own and not ``http.client`` or h11.
 """
 
-from __future__ import annotations
-
 import re
 import ssl
 import time

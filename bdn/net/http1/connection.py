@@ -4,8 +4,6 @@ What cannot be sent safely is refused before anything is sent. Timeouts are the 
 one system call.
 """
 
-from __future__ import annotations
-
 import re
 import select
 import socket

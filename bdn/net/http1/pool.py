@@ -6,8 +6,6 @@ A name is resolved once, within a time; every address is checked by the egress p
 docs/adr/0010 has the figures: why no asyncio client carries bytes; docs/adr/0007 why ``http.client`` and h11 do not.
 """
 
-from __future__ import annotations
-
 import errno
 import http.client
 import socket

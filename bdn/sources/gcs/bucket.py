@@ -3,8 +3,6 @@
 The real ``gcsfs`` asks, with one attempt per request; only what is passed in counts, not the machine's own login.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Buckets of Google Cloud Storage, and of emulators that speak its JSON API."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """Who reads a bucket of Google, in the only form that its requests need: a token, and until when it is good."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

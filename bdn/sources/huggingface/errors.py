@@ -1,7 +1,5 @@
 """What a failure of ``huggingface_hub`` means for the user."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -9,8 +9,6 @@ Within it every request passes the egress guard, redirects included: the host as
 for each of them, by way of a proxy too, and the addresses that it resolves to where the connection is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

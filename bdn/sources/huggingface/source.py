@@ -4,8 +4,6 @@ Nothing is downloaded by the client and its shared cache is never used: on 401, 
 it has, which is no proof of access.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """What a failure of the S3 client means for the user."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final

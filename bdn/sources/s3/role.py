@@ -3,8 +3,6 @@
 Only what is passed in counts: the machine's AWS profiles, files and roles are left alone.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager

@@ -4,8 +4,6 @@ botocore takes half a millisecond for each, and a million small files are a norm
 Using Query Parameters (AWS Signature Version 4)" in the S3 API reference.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import time

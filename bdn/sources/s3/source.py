@@ -1,7 +1,5 @@
 """Buckets of S3, and of what speaks S3."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

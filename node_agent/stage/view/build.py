@@ -1,7 +1,5 @@
 """A manifest as a directory: built aside from the cache's files, and compared with what stands there later."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """A view at a directory of the user's choice: what ``bdn pull SOURCE DEST`` leaves behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

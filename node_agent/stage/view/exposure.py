@@ -1,7 +1,5 @@
 """How a stage's view appears at the path that its job is told: one small Protocol, three ways."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

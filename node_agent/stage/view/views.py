@@ -1,7 +1,5 @@
 """The views of stages: one directory per stage with its mounts below, published with one rename."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
