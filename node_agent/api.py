@@ -13,7 +13,7 @@ from fastapi import FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors
 from bdn.net.api_server import EVENTS, EventStream, new_router, new_service, provided

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn import __version__
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import MirrorClient

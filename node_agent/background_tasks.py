@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from bdn.core.groups import single_error
+from bdn.core.errors import single_error
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")

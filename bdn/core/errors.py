@@ -5,6 +5,8 @@ The facts are the dataclass fields; the message is built from them, says what to
 signed URL. HTTP statuses live in ``bdn.wire.errors`` alone.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -341,3 +343,15 @@ class InternalError(ServiceError):
     code = "INTERNAL"
     message = "internal error: {reason}; this is a bug, the service's log holds more"
     reason: str
+
+
+@contextmanager
+def single_error() -> Iterator[None]:
+    """Around a ``TaskGroup``: raises its first failure alone. The others were canceled because of it, or came too late."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import Fact
 from bdn.core.units import format_size, format_time
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Final, Self
 
-from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.chunk import EMPTY, Digest, digest_of
 from bdn.core.source.listing import UnsafePathError, check_tree, normalise_path
 
 SCHEMA: Final = "bdn.manifest.v1"

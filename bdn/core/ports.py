@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, TypeVar
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.source.listing import Checksum, UpstreamFile
 
 Buffer = bytearray | memoryview

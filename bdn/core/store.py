@@ -15,8 +15,7 @@ from typing import Final, Literal
 
 from blake3 import blake3
 
-from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
-from bdn.core.digest import EMPTY, Digest, digest_of, file_digest
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, ByteRange, Digest, chunk_count, chunk_range, digest_of, file_digest
 from bdn.core.source.listing import UpstreamFile
 
 

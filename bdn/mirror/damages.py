@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.events import Event
 from bdn.core.ports import InspectedStore

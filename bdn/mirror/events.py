@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import BdnError
-from bdn.core.groups import single_error
+from bdn.core.errors import BdnError, single_error
 from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Wanted

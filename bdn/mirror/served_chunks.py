@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import ChunkStore
 from bdn.core.store import Slice

@@ -31,8 +31,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import bdn
-from bdn.core.errors import BdnError, InternalError, InUseError, InvalidRequestError, LimitExceededError, NotFoundError
-from bdn.core.groups import single_error
+from bdn.core.errors import (
+    BdnError,
+    InternalError,
+    InUseError,
+    InvalidRequestError,
+    LimitExceededError,
+    NotFoundError,
+    single_error,
+)
 from bdn.wire.errors import ErrorDocument, document_of, status_of
 
 _LIMITED: Final = "bytes of the request"

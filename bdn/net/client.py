@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.core.pace.retry import RetryPolicy

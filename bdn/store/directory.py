@@ -26,8 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from blake3 import blake3
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.ports import Buffer, MirrorStore, StoredChunk
 from bdn.disk.direct import DirectFile, DirectWrites

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.operation_schema import Tier

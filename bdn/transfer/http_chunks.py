@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
-from bdn.core.chunk import ByteRange
-from bdn.core.digest import Digest
+from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledError

@@ -6,8 +6,7 @@ import time
 from datetime import UTC
 from typing import Final, Literal
 
-from bdn.core.chunk import ByteRange
-from bdn.core.digest import Digest
+from bdn.core.chunk import ByteRange, Digest
 from bdn.core.ports import Headers
 
 SUSPECT_HEADER: Final = "BDN-Suspect"  # of a chunk request: it came with wrong content, so check before you send

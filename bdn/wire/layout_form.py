@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bdn.core.chunk import chunk_count
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest, chunk_count
 from bdn.core.manifest import MalformedDocumentError
 from bdn.core.store import FileLayout, Slice
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.store import FileLayout, Slice
 from bdn.wire.errors import ErrorBody
 

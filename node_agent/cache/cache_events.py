@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bdn.core.cache.index import CacheIndex, EvictionReason, Holder, Leased, Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, Fact
 from bdn.core.events import Event
 from bdn.wire.operation_schema import EvictCommand, Tier

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
 

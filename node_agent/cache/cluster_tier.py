@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
 from bdn.core.cache.index import ChunkIndex, EvictionPlan, EvictionReason, Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
 from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget

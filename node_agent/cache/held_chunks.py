@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex
-from bdn.core.chunk import CHUNK_SIZE, chunk_range
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, chunk_range, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
 from bdn.core.store import SEAL_SIZE, is_closed_to

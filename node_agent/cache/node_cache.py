@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.events import Event
 from bdn.disk.durable import disk_errors

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.disk.durable import make_folder, sync_folder
 
 _PRIVATE: Final = 0o700

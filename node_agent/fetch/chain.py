@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.ring.peer_health import Fault

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.pace.retry import Allowance
 from bdn.core.ring.peer_health import HedgeBudget
 from bdn.core.ring.placement import OWNERS_LOOKED_AT, Placement, ahead, lanes, route

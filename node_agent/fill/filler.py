@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from bdn.core.digest import Digest
-from bdn.core.groups import single_error
+from bdn.core.chunk import Digest
+from bdn.core.errors import single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
 from bdn.core.store import FileLayout, PlacedChunk, Slice

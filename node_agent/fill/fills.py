@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store import FileLayout

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import InternalError
 from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.direct import DirectFile, DirectWrites

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from bdn.core.cache.index import Holder
-from bdn.core.digest import Digest
-from bdn.core.groups import single_error
+from bdn.core.chunk import Digest
+from bdn.core.errors import single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread

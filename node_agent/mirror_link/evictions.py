@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bdn.core.cache.index import EvictionPlan, Holder, Leased, TierIndex, Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.wire.agent_schema import Report
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, EvictReport, Tier

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.cache.index import SpaceLedger
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, DiskFailedError, InternalError, InvalidRequestError
 from bdn.disk.direct import DirectWrites
 from bdn.net.client import MirrorClient

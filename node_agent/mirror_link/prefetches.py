@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bdn.core.cache.index import Holder
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.agent_schema import Report

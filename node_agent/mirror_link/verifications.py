@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.agent_schema import Report
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, VerifyCommand

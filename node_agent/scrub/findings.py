@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from bdn.core.cache.scrub_round import Position, ScrubbedTier, ScrubRound
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.events import Event
 from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.durable import disk_errors, write_at_once

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
-from bdn.core.digest import Digest, digest_of, file_digest
+from bdn.core.chunk import CHUNK_SIZE, ByteRange, Digest, chunk_count, chunk_range, digest_of, file_digest
 from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.transfer.byte_threads import BufferPool

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.manifest import FileEntry
 from bdn.core.store import FileLayout, PlacedChunk

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import BdnError, GrantInvalidError, InternalError, NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.store import FileLayout, PlacedChunk

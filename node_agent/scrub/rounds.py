@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bdn.core.cache.scrub_round import Position, ScrubRound
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
 from bdn.core.pace.rate_limit import TokenBucket
 from node_agent.background_tasks import in_thread

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.store import FileLayout
 from bdn.wire.operation_schema import Outcome

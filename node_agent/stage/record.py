@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from bdn.core.cache.index import Holder
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import Fact
 from bdn.core.events import Ending, Event
 from bdn.disk.durable import disk_errors, write_at_once, write_durably

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.pace.rate_limit import TrafficClass
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held

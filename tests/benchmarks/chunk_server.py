@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.wire.http_fields import chunk_path
 from tests.benchmarks import fio, nginx, page_cache, prototype
 from tests.benchmarks.mirrored import mirrored

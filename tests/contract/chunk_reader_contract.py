@@ -6,8 +6,7 @@ from threading import Barrier
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk
 from tests.support.content.memory_store import MemoryStore

@@ -8,8 +8,7 @@ from threading import Barrier, Event
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.ports import ChunkStore, CollectableStore, StoredChunk
 from tests.support.content.names import named

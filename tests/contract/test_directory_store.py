@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import pytest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.ports import Buffer, CollectableStore, StoredChunk
 from bdn.store.directory import DirectoryStore
 from tests.contract.chunk_store_contract import ChunkStoreContract

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.source.listing import diff
 from bdn.sources.settings import UpstreamSettings
 from tests.doubles.faults import Script

@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.units import format_size
 from tests.doubles.hub import Hub
 from tests.support.content.trees import tree

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.wire.stage_schema import StageRequest
 from node_agent.disk.group_sync import GroupSync
 from node_agent.fill.part import SYNC_CHUNKS

@@ -12,8 +12,7 @@ from random import Random
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.mirror.db.database import HEAD
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.http1.pool import ConnectionPool

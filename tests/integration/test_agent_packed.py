@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import BdnError
 from bdn.core.manifest import Manifest
 from bdn.wire.mirror_schema import FileLayoutBody

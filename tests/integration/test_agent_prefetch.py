@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.wire.agent_schema import Report
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import BdnError, InUseError, NotFoundError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.pacing import Pacer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.wire.operation_schema import EvictCommand

@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import MirrorUnderTest, source, until

@@ -16,8 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, Table, text
 from sqlalchemy.engine import Connection
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.store import FileLayout, content_fault
 from bdn.mirror.db import contents, mirrors, objects, operations, records

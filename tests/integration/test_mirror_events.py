@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import Fact
 from bdn.core.events import Event
 from bdn.core.manifest import FileEntry, Manifest

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.ports import StoredChunk
 from bdn.mirror.db.agents import ALIVE_SECONDS

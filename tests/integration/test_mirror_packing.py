@@ -10,8 +10,7 @@ import httpx2
 import pytest
 from sqlalchemy import func, select
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.source.listing import Identity

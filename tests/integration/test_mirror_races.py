@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.ports import StoredChunk
 from bdn.mirror.db import contents
 from bdn.mirror.ingest import worker

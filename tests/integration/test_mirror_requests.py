@@ -11,8 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 from huggingface_hub import close_session
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import flip_byte, stall
 from tests.doubles.hub import Hub

@@ -13,7 +13,7 @@ import httpx2
 import jwt
 import pytest
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.grant import AUDIENCE, Grant, GrantedMount
 from bdn.core.manifest import Manifest
 from bdn.wire.grants import ISSUER, GrantSigner, new_signing_key

@@ -7,7 +7,7 @@ from typing import Final
 import httpx2
 import pytest
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.mirror.db import contents, damaged, mirrors
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import Calendar

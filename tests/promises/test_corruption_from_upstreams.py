@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.store.directory import DirectoryStore
 from tests.doubles.faults import answer, flip_byte, stall
 from tests.doubles.hub import Hub

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import FileLayout
 from bdn.mirror.scrub.keeper import StoreVerification

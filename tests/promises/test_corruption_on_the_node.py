@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.manifest import Manifest
 from bdn.disk.direct import UncachedFile

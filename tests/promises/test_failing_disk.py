@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool

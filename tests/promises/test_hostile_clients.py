@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.mirror import served_chunks as shelf
 from bdn.mirror.damages import Damages
 from bdn.net.api_server import bind_tcp, serving

@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.store import FileLayout
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places

@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 import pytest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
 from bdn.core.manifest import Manifest
 from bdn.wire.operation_schema import EvictCommand

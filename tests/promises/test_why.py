@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bdn.core.cache.index import Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
 from bdn.core.manifest import Manifest

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db.database import Database
 from bdn.mirror.scrub.repair import AGAIN_SECONDS

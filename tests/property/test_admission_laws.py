@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bdn.core.cache.index import CacheIndex, Holder, Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.cache_events import CacheEvents

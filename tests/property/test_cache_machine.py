@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bdn.core.cache.index import CacheIndex, EvictionPlan, Holder, Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.agent.cache_oracle import CacheOracle, Full, Gone, TooSmall
 from tests.support.content.names import named, stage

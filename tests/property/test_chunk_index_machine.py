@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bdn.core.cache.index import IN_USE_SECONDS, Admission, ChunkIndex, EvictionPlan, Victim
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.content.names import named
 

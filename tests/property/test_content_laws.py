@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_count, chunk_range
-from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, ByteRange, Digest, chunk_count, chunk_range, digest_of
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
 from bdn.core.source.listing import Identity, UnsafePathError, check_tree

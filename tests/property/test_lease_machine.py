@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bdn.core.cache.index import Holder, LeaseBook
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from tests.support.content.names import named, stage
 
 MANIFESTS = [named(f"manifest {number}") for number in range(4)]

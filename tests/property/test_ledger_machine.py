@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bdn.core.cache.index import SpaceLedger
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from tests.support.content.names import named
 
 CONTENTS = [named(f"content {number}") for number in range(5)]

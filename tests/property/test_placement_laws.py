@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.ring.placement import Placement
 from tests.support.content.names import named
 

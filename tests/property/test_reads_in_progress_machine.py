@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, StoreUnavailableError
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 from tests.support.content.names import named

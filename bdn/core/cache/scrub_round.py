@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.pace.rounds import is_round_due
 
 ScrubbedTier = Literal["cluster", "node"]

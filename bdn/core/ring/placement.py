@@ -14,7 +14,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 
 _LOAD_BOUND: Final = 1.05
 

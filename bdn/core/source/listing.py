@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 
 
 class ChecksumKind(StrEnum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.caller import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant
 from bdn.mirror.access.tokens import TokenTable, is_token

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from bdn.core.caller import Role
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
 from bdn.mirror.access.access import Access

@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.core.caller import Caller, Role
-from bdn.core.digest import EMPTY
+from bdn.core.chunk import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.ports import ChunkStore
 from bdn.mirror.access.access import check_may_evict, check_may_verify

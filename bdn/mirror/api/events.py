@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Query
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.api.parameters import Controller, read_cursor, write_cursor
 from bdn.mirror.db.events import Wanted

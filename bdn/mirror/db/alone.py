@@ -19,7 +19,7 @@ from sqlalchemy import func, select, true
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from bdn.core.groups import single_error
+from bdn.core.errors import single_error
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 
 CONFIRM_SECONDS: Final = 1.0

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, cast
 
 from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.manifest import Manifest
 from bdn.core.source.listing import Identity, UpstreamFile
 from bdn.core.store import PUBLIC, FileLayout, Slab, Slice, scope_of

@@ -13,7 +13,7 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, delete, exists, func, literal, select
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.store import owner_of
 from bdn.mirror.db.contents import split_digests, unreadable

@@ -10,7 +10,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, CursorResult, Select, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert_new
 from bdn.mirror.db.tables import Json, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow, TombstoneRow

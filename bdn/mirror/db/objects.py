@@ -9,8 +9,7 @@ from typing import Final
 
 from sqlalchemy import Row, select
 
-from bdn.core.chunk import chunk_range
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest, chunk_range
 from bdn.core.store import content_fault, scope_of
 from bdn.mirror.db.contents import is_of, split_digests
 from bdn.mirror.db.database import ReadSession, WriteSession

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from sqlalchemy import ColumnElement, Row, select
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import content_fault, manifest_fault
 from bdn.mirror.db.database import ReadSession

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from bdn.core.chunk import ByteRange, chunk_count, chunk_range
-from bdn.core.digest import Digest, digest_of
-from bdn.core.errors import ChecksumMismatchError, NotFoundError
-from bdn.core.groups import single_error
+from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
+from bdn.core.errors import ChecksumMismatchError, NotFoundError, single_error
 from bdn.core.ports import Buffer, ChunkStore
 from bdn.core.source.listing import Checksum
 from bdn.core.store import SEAL_SIZE, FileLayout, PlacedChunk, Slab, seal_of

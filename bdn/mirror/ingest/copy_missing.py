@@ -10,10 +10,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest
-from bdn.core.errors import ChecksumMismatchError, NotFoundError, SourceChangedError, StoreUnavailableError
-from bdn.core.groups import single_error
+from bdn.core.chunk import CHUNK_SIZE, Digest
+from bdn.core.errors import (
+    ChecksumMismatchError,
+    NotFoundError,
+    SourceChangedError,
+    StoreUnavailableError,
+    single_error,
+)
 from bdn.core.ports import ChunkStore, Source
 from bdn.core.source.listing import Identity, UpstreamFile
 from bdn.core.store import FileLayout, Slab, is_small, parcels

@@ -13,7 +13,7 @@ from typing import Final
 
 from sqlalchemy.exc import IntegrityError
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.source.uri import WeightsSource

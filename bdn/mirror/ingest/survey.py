@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bdn.core.chunk import chunk_range
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest, chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import ASK_ONCE

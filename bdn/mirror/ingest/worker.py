@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bdn.core.digest import Digest
-from bdn.core.errors import BdnError, Fact, InternalError
+from bdn.core.chunk import Digest
+from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.events import Event
-from bdn.core.groups import single_error
 from bdn.core.ports import Resolution
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.mirror.damages import Damages

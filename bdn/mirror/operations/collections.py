@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import BdnError, InternalError
-from bdn.core.groups import single_error
+from bdn.core.errors import BdnError, InternalError, single_error
 from bdn.core.pace.rounds import is_round_due
 from bdn.core.store import KINDS
 from bdn.mirror.db import mirrors, operations

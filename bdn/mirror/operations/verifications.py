@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.mirror.damages import DAMAGE

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, Protocol
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.events import Event
 from bdn.core.ports import CollectableStore, StoredChunk
 from bdn.core.store import EVIDENCE_SECONDS, KINDS, Kind, collectable_before

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import ByteRange
-from bdn.core.digest import Digest
+from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import (

@@ -14,7 +14,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
 from bdn.wire.errors import document_of, status_of
 from bdn.wire.http_fields import MEDIA_CHUNK, MEDIA_JSON, UnsatisfiableRangeError, format_content_range, parse_range

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.wire.http_fields import DocumentKind
 
 

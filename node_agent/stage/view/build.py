@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of, file_digest
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of, file_digest
 from bdn.core.errors import CanceledError
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.disk.durable import disk_errors

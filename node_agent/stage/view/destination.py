@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.core.manifest import Manifest
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders

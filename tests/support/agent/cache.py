@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bdn.core.cache.index import ChunkIndex
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.store import FileLayout
 from bdn.disk.direct import DirectWrites

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bdn.core.cache.index import Holder
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 
 
 class Gone(NamedTuple):

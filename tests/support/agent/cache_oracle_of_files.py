@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from tests.support.agent.cache_world import World, digest_of_bytes
 from tests.support.agent.local_node import LocalNode, content_files
 from tests.support.content.trees import tree

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from bdn.core.chunk import chunk_count, chunk_range
-from bdn.core.digest import Digest, digest_of, file_digest
+from bdn.core.chunk import Digest, chunk_count, chunk_range, digest_of, file_digest
 from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.store import FileLayout
 from bdn.wire.layout_form import Layout

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 
 from bdn.core.cache.index import CacheIndex
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from node_agent.cache.space import TierBudgets, kept, share
 from tests.support.content.names import named, stage

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.store import FileLayout

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import FileEntry, Manifest

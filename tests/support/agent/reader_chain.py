@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.store import FileLayout
 from bdn.net.http1.pool import ConnectionPool

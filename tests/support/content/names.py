@@ -1,7 +1,7 @@
 """Digests by a word, so that a test can speak of content without making any."""
 
 from bdn.core.cache.index import Holder
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 
 
 def named(word: str) -> Digest:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.ports import ChunkStore
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk
 

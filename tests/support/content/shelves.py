@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from typing import BinaryIO
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.ports import ChunkStore
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.sending import Pace

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings

@@ -10,8 +10,7 @@ from typing import Any, Final, cast
 
 import httpx2
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.mirror.app import MirrorService
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise

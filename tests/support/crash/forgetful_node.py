@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of, file_digest
+from bdn.core.chunk import CHUNK_SIZE, digest_of, file_digest
 from bdn.core.errors import BdnError
 from bdn.core.grant import GrantedMount, stage_id_of
 from bdn.core.manifest import Manifest

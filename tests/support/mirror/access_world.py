@@ -15,7 +15,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy import event
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.grant import AUDIENCE, Grant, GrantedMount
 from bdn.mirror.keys import load_signer
 from bdn.wire.grants import ISSUER, GrantSigner, new_signing_key

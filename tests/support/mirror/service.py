@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.pace.retry import StallPolicy
 from bdn.core.store import FileLayout
 from bdn.mirror.app import MirrorService, open_mirror

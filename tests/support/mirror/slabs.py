@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.store import FileLayout, Slab
 
 

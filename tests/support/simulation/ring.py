@@ -10,8 +10,7 @@ from itertools import count
 from random import Random
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.ring.peer_health import Fault
 from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, own_in_flight, route
 from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline

@@ -13,7 +13,7 @@ from bdn.core.cache.index import (
     RecencyOrder,
     Victim,
 )
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError
 from tests.support.content.names import named, sizes, stage
 

@@ -3,7 +3,7 @@
 import pytest
 from blake3 import blake3
 
-from bdn.core.digest import EMPTY, Digest, digest_of, file_digest
+from bdn.core.chunk import EMPTY, Digest, digest_of, file_digest
 
 HEX = "0123456789abcdef" * 4
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, ByteRange
-from bdn.core.digest import EMPTY, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, ByteRange, digest_of
 from bdn.core.store import FileLayout, PlacedChunk, Slab, Slice
 from tests.support.content.names import named
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bdn.core.digest import EMPTY, digest_of
+from bdn.core.chunk import EMPTY, digest_of
 from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
 from bdn.core.source.listing import UnsafePathError
 from tests.support.content.names import named

@@ -1,6 +1,6 @@
 """A damaged object in pieces."""
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.store import Needed, Piece, closed_up
 from tests.support.content.names import named
 

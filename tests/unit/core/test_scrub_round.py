@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.cache.scrub_round import Position, ScrubRound
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from tests.support.content.names import named
 
 names = st.integers(0, 9).map(lambda number: named(str(number)))

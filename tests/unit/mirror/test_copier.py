@@ -9,8 +9,7 @@ from typing import BinaryIO
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import EMPTY, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.ports import Location
 from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UpstreamFile

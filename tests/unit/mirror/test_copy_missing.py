@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
 from bdn.core.ports import Resolution
 from bdn.core.source.listing import Diff, Identity, UpstreamFile

@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import EMPTY, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, digest_of
 from bdn.core.store import FileLayout, Slab
 from bdn.mirror.api.contents import layout_document
 from bdn.mirror.db.contents import ContentLayout

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.store import FileLayout, Slab
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database, WriteSession

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.source.listing import Checksum, ChecksumKind
 from bdn.mirror.ingest import copier as module

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import EMPTY, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, digest_of
 from bdn.core.errors import (
     BdnError,
     GrantExpiredError,

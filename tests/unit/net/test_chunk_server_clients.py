@@ -9,8 +9,7 @@ from threading import Event
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.connection import Timeouts

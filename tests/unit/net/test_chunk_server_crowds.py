@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.store.directory import DirectoryStore

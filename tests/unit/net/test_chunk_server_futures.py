@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, CacheFullError, NotFoundError, StoreUnavailableError
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.wire.errors import status_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.cache.index import ChunkIndex
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import CacheFullError, DiskFailedError
 from bdn.core.events import Event
 from bdn.disk.direct import DirectWrites

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.cache.index import CacheIndex
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.core.manifest import Manifest

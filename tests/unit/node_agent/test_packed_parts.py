@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import EMPTY
+from bdn.core.chunk import EMPTY
 from bdn.core.errors import DiskFailedError, InternalError
 from bdn.core.store import FileLayout, Slice
 from node_agent.disk.cache_directory import UnnamedBytes

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import DiskFailedError
 from bdn.core.store import FileLayout
 from bdn.disk.direct import DirectFile, DirectWrites

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, DiskFailedError
 from bdn.core.ring.placement import Placement
 from bdn.transfer.chunk_readers import fetch

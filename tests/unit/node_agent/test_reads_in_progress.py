@@ -5,7 +5,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.errors import StoreUnavailableError
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 from tests.support.content.names import named

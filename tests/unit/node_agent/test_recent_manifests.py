@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import Digest
+from bdn.core.chunk import Digest
 from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.records import Held, ManifestRecords, RecentManifests
 from node_agent.disk.places import Places

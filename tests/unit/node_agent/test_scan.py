@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.cache.index import CacheIndex
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.node_cache import ScannedManifest
 from node_agent.cache.records import ManifestRecords

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.cache.scrub_round import Position, ScrubRound
-from bdn.core.chunk import CHUNK_SIZE, ByteRange
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, ByteRange, digest_of
 from bdn.core.store import PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.mirror.settings import MirrorSettings
@@ -202,7 +201,7 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from bdn.core.chunk import ByteRange
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.store import PlacedChunk
 from bdn.transfer.byte_threads import BufferPool
 from node_agent.scrub.repair import rewrite

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError, InternalError
 from bdn.core.grant import Grant, GrantedMount
 from bdn.wire.grants import GrantSigner, UnknownKeyError, new_signing_key

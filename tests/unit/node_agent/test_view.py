@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import EMPTY
+from bdn.core.chunk import EMPTY
 from bdn.core.errors import CanceledError
 from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.store.directory import DirectoryStore
 
 CONTENT = b"collected by somebody who was killed"

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.store.directory import KEPT, DirectoryStore
 from tests.support.crash.rot import HOW, rot

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.disk.direct import LEAST_BYTES
 from bdn.store.directory import DirectoryStore
 from tests.support.crash.scripted_writes import Writes, aligned

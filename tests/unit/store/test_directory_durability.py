@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.store.directory import DirectoryStore
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.store.directory import DirectoryStore
 from tests.support.content.disks import small_disk, writing_refused

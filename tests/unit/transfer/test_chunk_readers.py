@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import (
     BdnError,
     CanceledError,

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from bdn.core.digest import digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, GrantExpiredError, InternalError, NotFoundError, StoreUnavailableError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError

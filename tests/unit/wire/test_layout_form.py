@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.chunk import CHUNK_SIZE, chunk_count
-from bdn.core.digest import digest_of
+from bdn.core.chunk import CHUNK_SIZE, chunk_count, digest_of
 from bdn.core.manifest import MalformedDocumentError
 from bdn.core.store import FileLayout, Slab
 from bdn.wire.layout_form import Layout

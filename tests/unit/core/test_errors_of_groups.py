@@ -1,11 +1,10 @@
-"""One error out of several."""
+"""A task group that fails raises one error."""
 
 import asyncio
 
 import pytest
 
-from bdn.core.errors import BdnError, NotFoundError, StoreUnavailableError
-from bdn.core.groups import single_error
+from bdn.core.errors import BdnError, NotFoundError, StoreUnavailableError, single_error
 
 CHUNK = NotFoundError("chunk")
 STORE = StoreUnavailableError("refused")
