@@ -15,8 +15,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.byte_threads import BufferPool, ByteThreads
-from bdn.transfer.pacing import pacer
+from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache

@@ -140,10 +140,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'if head.method in ("CONNECT", "TRACE"):', "test_no_other_verb_tells_what_exists_or_does_anything"),
     ],
     "bdn/sources/huggingface/source.py": [
-        ("private content is everybody's", "PUBLIC if repository.public else scope_of(self._organisation)", "PUBLIC",
+        ("private content is everybody's", "PUBLIC if repository.public else scope_of(self._context.organisation)", "PUBLIC",
          "test_private_content_is_never_found_by_another_organisation"),
         ("public content is read once for each organisation",
-         "PUBLIC if repository.public else scope_of(self._organisation)", "scope_of(self._organisation)",
+         "PUBLIC if repository.public else scope_of(self._context.organisation)", "scope_of(self._context.organisation)",
          "test_public_content_of_the_hub_is_shared_between_organisations"),
     ],
     "bdn/wire/access_schema.py": [

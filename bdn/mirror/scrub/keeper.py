@@ -22,7 +22,7 @@ from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.records import Record
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.waiting import Watch
-from bdn.transfer.pacing import Pacer
+from bdn.transfer.byte_threads import Pacer
 from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed
 from bdn.wire.shapes import added
 
