@@ -188,11 +188,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("nobody is asked for a layout", "if layout is not None and layout.covers(manifest.contents):", "if False:",
          "test_a_cluster_serves_what_it_holds_without_the_mirror[parted]"),
     ],
-    "node_agent/cache/held_chunks.py": [
-        ("a peer gives a manifest to whoever has any grant",
-         "if not self.verify(request.bearer).allows(request.manifest):", "if not self.verify(request.bearer):",
-         "test_a_peer_gives_a_manifest_only_for_a_grant_that_names_it"),
-    ],
     "node_agent/fetch/deadlines.py": [
         ("a peer may be silent for as long as it likes",
          "if (silence := self.clock() - self._heard) >= self.silence_seconds:",
