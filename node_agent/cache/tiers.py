@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, MalformedDocumentError, Manifest
 from bdn.core.events import Event
-from bdn.core.grant import Grant
-from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
+from bdn.wire.grants import Grant
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents, dropped
 from node_agent.cache.chunk_files import ChunkFiles

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, PlacedChunk, Slice
 from bdn.core.errors import single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
-from bdn.core.store import PlacedChunk, Slice
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, fetch
 from bdn.wire.operation_schema import Tier

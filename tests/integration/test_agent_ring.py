@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.agent_schema import MemberDocument
+from bdn.wire.operation_schema import MemberDocument
 from tests.support.agent.fixtures import in_both_forms
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, noise, staged

@@ -10,10 +10,9 @@ from fastapi import Path, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.caller import Caller, Role
 from bdn.core.chunk import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.ports import ChunkStore
+from bdn.core.store import ChunkStore
 from bdn.mirror.access.access import check_may_evict, check_may_verify
 from bdn.mirror.api.parameters import Agent, Controller, Operator, WaitSeconds
 from bdn.mirror.db.database import Database
@@ -25,12 +24,16 @@ from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import VerificationService
 from bdn.mirror.retention.store_eviction import Restorations
 from bdn.net.api_server import new_router, provided
-from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.access_schema import Caller, Role
 from bdn.wire.operation_schema import (
+    AgentDocument,
+    Cluster,
     Collection,
     CollectionRequest,
     Eviction,
     EvictionRequest,
+    Heartbeat,
+    HeartbeatReply,
     Prefetch,
     PrefetchRequest,
     RestorationRequest,

@@ -5,7 +5,6 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Path, Request, Response
 
-from bdn.core.caller import Role
 from bdn.core.errors import NotFoundError
 from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.api.parameters import Controller, Operator, Organisation
@@ -15,6 +14,7 @@ from bdn.net.api_server import new_router, provided
 from bdn.wire.access_schema import (
     NAME_PATTERN,
     NewToken,
+    Role,
     SecretBody,
     SecretEntry,
     SecretRotation,

@@ -8,9 +8,8 @@ from bdn.mirror.api.parameters import Controller, WaitSeconds, read_cursor, writ
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.net.api_server import EVENTS, EventStream, new_router, provided
 from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorStatus, Plan
+from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.shapes import Page
-from bdn.wire.weights_schema import MirrorRequestBody
 
 MirrorId = Annotated[str, Path(pattern=r"^mir_[0-9a-f]{24}$")]
 

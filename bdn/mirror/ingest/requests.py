@@ -15,7 +15,6 @@ from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.grant import Grant, GrantedMount
 from bdn.core.source.uri import WeightsSource
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
@@ -24,11 +23,9 @@ from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import NEW_WORK
 from bdn.mirror.upstream.issuer import DRY_RUN
 from bdn.mirror.waiting import SharedReads, Watch
-from bdn.wire.errors import ErrorBody
-from bdn.wire.grants import GrantSigner
-from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource
-from bdn.wire.shapes import moment
-from bdn.wire.weights_schema import body_from
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
+from bdn.wire.shapes import ErrorBody, moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.

@@ -16,8 +16,8 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.operations.operations import COLLECTION, Operations
 from bdn.mirror.retention.collector import Collected, Collector
 from bdn.mirror.waiting import Watch
-from bdn.wire.errors import body_of
 from bdn.wire.operation_schema import CollectedKind, Collection, CollectionRequest
+from bdn.wire.shapes import body_of
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.operations.operations import EVICTION, Operations, OperationState, asks_mirror
 from bdn.mirror.retention.store_eviction import StoreEviction
-from bdn.wire.errors import body_of
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, Eviction, EvictionRequest
+from bdn.wire.shapes import body_of
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,17 @@ from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import VerificationService
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.grants import GrantSigner
-from bdn.wire.operation_schema import EvictCommand
+from bdn.wire.operation_schema import (
+    AgentDocument,
+    Cluster,
+    Command,
+    EvictCommand,
+    Heartbeat,
+    HeartbeatReply,
+    MemberDocument,
+    Report,
+)
 from bdn.wire.shapes import Items, moment
 from bdn.wire.stage_schema import TierUse
 

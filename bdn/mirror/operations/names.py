@@ -6,9 +6,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.manifest import Manifest
 from bdn.mirror.db import mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.origins import Place

@@ -6,12 +6,11 @@ from typing import Any, Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.grant import Grant, GrantedMount
 from bdn.mirror.db import agents, mirrors
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.operations.operations import PREFETCH, Operations, OperationState
-from bdn.wire.grants import GrantSigner
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.operation_schema import Prefetch, PrefetchCommand, PrefetchNode, PrefetchRequest
 
 _ANYWHERE: Final = "/prefetched"  # a grant names mounts, and these are never shown

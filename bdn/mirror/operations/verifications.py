@@ -7,14 +7,13 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
-from bdn.core.grant import Grant, GrantedMount
 from bdn.mirror.damages import DAMAGE
 from bdn.mirror.db import agents, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import OperationRow
 from bdn.mirror.operations.operations import VERIFICATION, Operations, OperationState, asks_mirror
 from bdn.mirror.waiting import Watch
-from bdn.wire.grants import GrantSigner
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.operation_schema import (
     DamagedItem,
     Verification,

@@ -25,8 +25,7 @@ from typing import Final, Protocol
 
 from bdn.core.chunk import Digest
 from bdn.core.events import Event
-from bdn.core.ports import CollectableStore, StoredChunk
-from bdn.core.store import EVIDENCE_SECONDS, KINDS, Kind, collectable_before
+from bdn.core.store import EVIDENCE_SECONDS, KINDS, CollectableStore, Kind, StoredChunk, collectable_before
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import damaged, events, mirrors, removal
 from bdn.mirror.db.database import Database, ReadSession, WriteSession

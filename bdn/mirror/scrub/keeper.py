@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, single_error
-from bdn.core.manifest import Manifest
 from bdn.core.pace.rounds import is_round_due
 from bdn.mirror.damages import DAMAGE, DamagedRecords, Damages
 from bdn.mirror.db import contents, mirrors, objects, operations, origins, records

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest, FileLayout, Slab, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store import FileLayout, Needed, Piece, Slab, closed_up, seal_of
+from bdn.core.store import Needed, Piece, closed_up, seal_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, mirrors, origins
 from bdn.mirror.db.database import Database

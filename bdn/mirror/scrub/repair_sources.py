@@ -8,12 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import ByteRange, Digest
+from bdn.core.chunk import ByteRange, Digest, Manifest
 from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError
-from bdn.core.grant import Grant, GrantedMount
-from bdn.core.manifest import Manifest
-from bdn.core.ports import Source
-from bdn.core.source.listing import Checksum
+from bdn.core.source.upstream import Checksum, Source
 from bdn.core.source.uri import WeightsSource, common_beginnings
 from bdn.core.store import Piece
 from bdn.mirror.db import agents, origins
@@ -26,8 +23,8 @@ from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.wire.grants import GrantSigner
-from bdn.wire.weights_schema import WeightsSourceBody
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.mirror_schema import WeightsSourceBody
 
 _AGENTS: Final = 4  # asked for one piece
 _GRANT_SECONDS: Final = 300

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import EMPTY
+from bdn.core.chunk import EMPTY, Slice
 from bdn.core.errors import DiskFailedError, InternalError
-from bdn.core.store import Slice
 from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import Places, temporary_name
 from node_agent.fill import part
