@@ -175,11 +175,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("the agent runs on asyncio's own loop", "run_program(serve(settings))",
          "__import__('asyncio').run(serve(settings))", "test_an_agent_ends_while_the_name_of_its_mirror_hangs"),
     ],
-    "node_agent/cache/held_chunks.py": [
-        ("a peer gives a manifest to whoever has any grant",
-         "if not self.verify(request.bearer).allows(request.manifest):", "if not self.verify(request.bearer):",
-         "test_a_peer_gives_a_manifest_only_for_a_grant_that_names_it"),
-    ],
     "node_agent/fetch/chain.py": [
         ("what a peer sent is not compared with its name", "chunk.check()\n        except LateError", "pass\n        except LateError",
          "test_a_fault_of_a_peer_costs_a_retry[flips_a_bit]"),
