@@ -17,32 +17,26 @@ from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.tokens import TokenTable
-from bdn.mirror.api.contents import ContentsService, HeldManifestsService
-from bdn.mirror.api.control import Probes
-from bdn.mirror.api.routers import ROUTERS
+from bdn.mirror.api.contents import ContentsService
+from bdn.mirror.api.routes import ROUTERS, Probes
 from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
 from bdn.mirror.ingest.copier import Copier, Packer
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
-from bdn.mirror.ingest.requests import MirrorRequests, MirrorViews
+from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
-from bdn.mirror.operations.collections import Collections
-from bdn.mirror.operations.evictions import EvictionService
 from bdn.mirror.operations.heartbeats import Membership, Roll
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
-from bdn.mirror.operations.prefetches import Prefetches
-from bdn.mirror.operations.verifications import VerificationService
-from bdn.mirror.retention.collector import Collector
-from bdn.mirror.retention.store_eviction import Restorations, StoreEviction
-from bdn.mirror.scrub.keeper import Keeper, StoreReading, StoreVerification
-from bdn.mirror.scrub.repair import Repair
-from bdn.mirror.scrub.repair_sources import AgentSource, UpstreamSource
+from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.retention import Collector, StoreEviction
+from bdn.mirror.scrub.keeper import Keeper
+from bdn.mirror.scrub.repair import AgentSource, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries
@@ -50,7 +44,7 @@ from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.secrets import Keyring, Secrets, SecretTable
 from bdn.mirror.upstream.sign_ins import SignIns
-from bdn.mirror.waiting import Watch
+from bdn.mirror.waiting import Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
@@ -149,8 +143,8 @@ async def open_mirror(
         )
 
         if work:
-            await stack.enter_async_context(events.expiring())
-            await stack.enter_async_context(collections.running())
+            await stack.enter_async_context(in_background(events.keep_expiring()))
+            await stack.enter_async_context(in_background(collections.keep_collecting()))
 
             # Ingest: upstream → store.
             connections = stack.enter_context(
@@ -164,12 +158,19 @@ async def open_mirror(
             # Scrub: the store is read again, and repaired from agents and upstreams.
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
             upstream = UpstreamSource(database, surveyor, reader)
-            repair = Repair(database, damages, (AgentSource(database, to_agents, signer, clock), upstream), clock)
-            scrub_pacer = Pacer(settings.scrub_rate)
-            reading = StoreReading(database, damages, damaged_records, scrub_pacer, metrics.scrubbed_bytes.inc)
-            verification = StoreVerification(database, reading, repair, watch)
-            keeper = Keeper(database, reading, repair, verification, watch, settings.scrub_seconds, clock)
-            await stack.enter_async_context(keeper.running())
+            repair = Repair(database, damages, AgentSource(database, to_agents, signer, clock), upstream, clock)
+            keeper = Keeper(
+                database,
+                damages,
+                damaged_records,
+                repair,
+                watch,
+                Pacer(settings.scrub_rate),
+                metrics.scrubbed_bytes.inc,
+                settings.scrub_seconds,
+                clock,
+            )
+            await stack.enter_async_context(in_background(keeper.keep()))
 
             worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
             await stack.enter_async_context(worker.running())
@@ -191,19 +192,14 @@ async def open_mirror(
 
         # API: what callers may ask.
         planner = replace(surveyor, asker=retries.for_a_caller_who_waits())
-        views = MirrorViews(database, signer, settings.grant_seconds)
-        requests = MirrorRequests(database, planner, views, watch)
-        store_eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
-        evictions = EvictionService(database, operations, store_eviction)
-        prefetches = Prefetches(database, operations, signer, settings.grant_seconds)
-        verifications = VerificationService(database, operations, watch, signer, settings.grant_seconds)
-        members = Roll(database, clock)
-        heartbeats = Membership(database, members, operations, prefetches, verifications, events, signer, watch, clock)
+        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
+        eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
+        asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)
+        heartbeats = Membership(database, Roll(database, clock), operations, asked, events, signer, watch, clock)
         services = (
             requests,
-            evictions,
-            prefetches,
-            verifications,
+            asked,
+            eviction,
             heartbeats,
             events,
             collections,
@@ -211,8 +207,7 @@ async def open_mirror(
             tokens,
             access,
             Names(database),
-            Restorations(database, clock),
-            ContentsService(database, access, chunks, damaged_records, HeldManifestsService(database), data_port),
+            ContentsService(database, access, chunks, damaged_records, data_port),
             Probes(database, store, metrics),
             *filter(None, [issuer]),
         )

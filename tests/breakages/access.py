@@ -54,7 +54,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("the token itself is kept", "return sha256(token.encode()).hexdigest()", "return token",
          "test_a_token_is_shown_once_and_kept_as_its_digest[sqlite]"),
     ],
-    "bdn/mirror/api/credentials.py": [
+    "bdn/mirror/api/routes.py": [
         ("whoever rotates its secrets rotates those of all", "caller.role is Role.OPERATOR and named is None",
          "named is None", "test_whoever_is_no_operator_rotates_its_own_secrets_alone"),
         ("an operator rotates the secrets of its own organisation alone",

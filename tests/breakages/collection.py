@@ -79,7 +79,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return found if found is not None and await self.keep(found) else None", "return found",
          "test_what_is_recorded_and_gone_from_the_store_is_brought_again"),
     ],
-    "bdn/mirror/operations/collections.py": [
+    "bdn/mirror/operations/requests.py": [
         ("what a killed worker had begun is forgotten",
          "asked = await operations.open_of_mirror(session, COLLECTION.name)",
          "asked = (await operations.open_of_mirror(session, COLLECTION.name))[1:]",
@@ -90,7 +90,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a bug in a collection ends the mirror, now and at each start", "except Exception as error:",
          "except MemoryError as error:", "test_a_collection_with_a_bug_has_failed"),
     ],
-    "bdn/mirror/retention/collector.py": [
+    "bdn/mirror/retention.py": [
         ("chunks that others name go, too",
          "unnamed = (chunk for chunk in look.seen if chunk.digest.to_bytes() not in look.named)",
          "unnamed = (chunk for chunk in look.seen)",
@@ -105,8 +105,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "before = collectable_before(now, 0, await mirrors.oldest_at_work(session, now))\n            await damaged",
          "before = collectable_before(now, 0, None)\n            await damaged",
          "test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it"),
-    ],
-    "bdn/mirror/retention/store_eviction.py": [
         ("a restoration only says that it restored",
          "restored = sorted(await mirrors.restore(session, organisation, named))", "restored = sorted(named)",
          "test_what_was_evicted_is_restored_or_collected_and_why_says_so"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bdn.mirror.retention.store_eviction import StoreEviction
+from bdn.mirror.retention import StoreEviction
 from bdn.wire.operation_schema import EvictCommand
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import USE, FakeAgent

@@ -14,7 +14,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.ports import StoredChunk
 from bdn.mirror.db.agents import ALIVE_SECONDS
 from bdn.mirror.db.errors import DatabaseUnavailableError
-from bdn.mirror.retention.store_eviction import StoreEviction
+from bdn.mirror.retention import StoreEviction
 from bdn.store.directory import DirectoryStore
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.content import GeneratedContent

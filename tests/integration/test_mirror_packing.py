@@ -19,7 +19,7 @@ from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.keys import load_signer
-from bdn.mirror.retention.store_eviction import EvictionWeights
+from bdn.mirror.retention import EvictionWeights
 from bdn.wire.mirror_schema import LayoutBody
 from bdn.wire.weights_schema import MirrorRequestBody
 from tests.doubles.hub import Hub

@@ -15,7 +15,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import FileLayout
-from bdn.mirror.scrub.keeper import StoreVerification
+from bdn.mirror.scrub.keeper import Keeper
 from bdn.mirror.scrub.repair import AGAIN_SECONDS
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
@@ -343,7 +343,7 @@ async def test_a_repair_waits_for_no_verification(store: Store, tally: Tally, mo
 
     store.rot("flipped", "middle")
     await store.verify(all=True, repair=False)
-    monkeypatch.setattr(StoreVerification, "go_on", another_part)  # of a store that is never read to its end
+    monkeypatch.setattr(Keeper, "verify_next", another_part)  # of a store that is never read to its end
     await until(lambda: parts)
     store.clock.now += AGAIN_SECONDS
     some_later = parts + 3

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from bdn.mirror.api import control
+from bdn.mirror.api import routes
 from bdn.mirror.db import alone, postgres
 from bdn.mirror.db.alone import LockLostError
 from bdn.mirror.db.database import Database
@@ -137,7 +137,7 @@ async def test_a_mirror_whose_database_falls_silent_says_so_and_goes_on_without_
 ) -> None:
     """In the middle of a mirror; afterwards the network forgets the connections that were there, as networks do."""
     limits(CONNECT_SECONDS=0.5, PING_SECONDS=0.3, STATEMENT_SECONDS=1.0)
-    monkeypatch.setattr(control, "PROBE_SECONDS", 0.4)
+    monkeypatch.setattr(routes, "PROBE_SECONDS", 0.4)
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
         monkeypatch.setattr(worker, name, seconds)
     hub.repo("org/model").commit(FILES)
@@ -184,7 +184,7 @@ def hasty(upstreams: None, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that looks at everything often, and an upstream whose copies stand still."""
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
         monkeypatch.setattr(worker, name, seconds)
-    monkeypatch.setattr(control, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(routes, "PROBE_SECONDS", 0.3)
     for name, files in LOCKED_FILES.items():
         hub.repo(name.removeprefix("hf://")).commit(files)
     hub.fail(stall(), origin="cdn", times=None)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
 from bdn.core.errors import ChecksumMismatchError, NotFoundError, single_error
@@ -117,30 +117,6 @@ TURN_SECONDS: Final = 1.0  # how long a byte thread that holds a chunk waits for
 ReadBack = Callable[[Digest, memoryview], None]
 
 
-class WholeCheck(Protocol):
-    """Takes chunks, then says whether the file is the right one."""
-
-    def take(self, index: int, digest: Digest, buffer: memoryview) -> None:
-        """A chunk that is stored, while it is hot. Called in byte threads, in any order; ``buffer`` may be used up."""
-        ...
-
-    def left(self) -> Sequence[int]:
-        """Once every chunk is stored: the chunks that have to be read back, in this order, and given to ``take_back``."""
-        ...
-
-    def take_back(self, index: int, content: Buffer) -> None:
-        """A chunk that was read back."""
-        ...
-
-    def check(self, subject: str) -> None:
-        """Raise ``ChecksumMismatchError`` unless it is the right file."""
-        ...
-
-    def stop(self) -> None:
-        """Nobody waits for the outcome any more, so threads stop waiting, too."""
-        ...
-
-
 def check_at_once(expected: Checksum, content: Buffer, subject: str) -> None:
     """For a file whose bytes are all in one buffer: raise ``ChecksumMismatchError`` unless it is the right file."""
     checksum = RunningChecksum(expected, len(content))
@@ -149,7 +125,12 @@ def check_at_once(expected: Checksum, content: Buffer, subject: str) -> None:
 
 
 def whole_check(expected: Checksum, size: int, stored: Mapping[int, Digest], read_back: ReadBack) -> WholeCheck:
-    """The check for a file of ``size`` bytes of which the chunks ``stored`` will not be fetched."""
+    """The check for a file of ``size`` bytes of which the chunks ``stored`` will not be fetched.
+
+    ``take`` gets each chunk that was fetched, once it is stored and while it is hot, in byte threads and in any order, and may
+    use up its buffer. Then the chunks that are ``left`` have to be read back, in this order, and given to ``take_back``; then
+    ``check`` raises ``ChecksumMismatchError`` unless it is the right file. After ``stop`` no thread waits any more.
+    """
     if expected.kind.is_combinable:
         return _Parts(expected, size)
     return _InOrder(expected, size, stored, read_back)
@@ -228,6 +209,7 @@ class _InOrder:
         self._ordered.hand_over()
 
 
+WholeCheck = _Parts | _InOrder
 PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
 WrongContent = Callable[[LocatedFile, Digest, ChecksumMismatchError], Awaitable[None]]
 

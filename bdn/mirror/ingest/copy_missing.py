@@ -315,14 +315,14 @@ class Progress:
     def chunk_stored(self, position: int, identity_key: str, index: int, digest: Digest, size: int) -> None:
         """A chunk came from the upstream and is durable."""
         self._chunks.append((identity_key, index, digest))
-        counters = self.counters[position]
-        counters.transferred += size
-        counters.changed = True
-        self.on_transferred(size)
+        self._transferred(position, size)
 
     def packed(self, position: int, slab: Slab, size: int) -> None:
         """``size`` bytes, one whole file, came from the upstream and are durable in a slab."""
         self.lies_in(slab)
+        self._transferred(position, size)
+
+    def _transferred(self, position: int, size: int) -> None:
         counters = self.counters[position]
         counters.transferred += size
         counters.changed = True

@@ -43,7 +43,8 @@ class MirrorRequests:
 
     database: Database
     surveyor: Surveyor
-    views: MirrorViews
+    signer: GrantSigner
+    grant_seconds: int
     watch: Watch
     watched: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
     asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
@@ -118,7 +119,7 @@ class MirrorRequests:
             found = await mirrors.get(session, mirror_id, organisation)
         if found is None:
             raise NotFoundError(f"mirror {mirror_id}")
-        return (await self.views.of([found]))[0]
+        return (await self._documents([found]))[0]
 
     async def page(
         self,
@@ -133,7 +134,7 @@ class MirrorRequests:
             found = await mirrors.page(
                 session, organisation, status=status, source=source, before=before, limit=limit + 1
             )
-        items = await self.views.of(found[:limit])
+        items = await self._documents(found[:limit])
         last = found[limit - 1][0] if len(found) > limit else None
         return items, (last.created_at, last.id) if last else None
 
@@ -168,42 +169,16 @@ class MirrorRequests:
         self.watch.notify(mirror_id)
         return await self.get(mirror_id, organisation)
 
-
-def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
-    """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
-    missing = sum(survey.bytes_missing_of(file) for file in survey.diff.missing if file.identity.key not in counted)
-    counted.update(file.identity.key for file in survey.diff.missing)
-    return PlannedSource(
-        source=str(wanted.source),
-        mount_location=wanted.mount_location,
-        resolved_revision=survey.resolution.revision,
-        files=len(survey.files),
-        bytes=survey.bytes_total,
-        bytes_to_transfer=missing,
-        bytes_reused=survey.bytes_total - missing,
-        warnings=list(survey.warnings),
-    )
-
-
-@dataclass(frozen=True)
-class MirrorViews:
-    """Makes documents. A grant is made anew for each look at a READY mirror and is never stored."""
-
-    database: Database
-    signer: GrantSigner
-    grant_seconds: int
-
-    async def of(self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]]) -> list[Mirror]:
-        """The documents of these mirrors."""
+    async def _documents(self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]]) -> list[Mirror]:
         ready: dict[str, list[str]] = {}
         for row, sources in found:
             if row.status == "READY":
                 ready.setdefault(row.organisation, []).extend(source.manifest for source in sources if source.manifest)
         async with self.database.read() as session:
             held = {name: await mirrors.readable(session, name, sorted(set(own))) for name, own in ready.items()}
-        return [self._of(row, sources, held.get(row.organisation, set())) for row, sources in found]
+        return [self._document(row, sources, held.get(row.organisation, set())) for row, sources in found]
 
-    def _of(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> Mirror:
+    def _document(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> Mirror:
         known = [source for source in sources if source.bytes_total is not None]
         complete = len(known) == len(sources)
         bytes_total = sum(source.bytes_total or 0 for source in known) if complete else None
@@ -237,7 +212,7 @@ class MirrorViews:
         return transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
 
     def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> str | None:
-        """None when a manifest may no longer be read: a grant for it would promise what nobody can deliver."""
+        """Made anew for each look, and never stored. None when a manifest may no longer be read: nobody could deliver it."""
         if not all(source.manifest in held for source in sources):
             return None
         mounts = tuple(
@@ -246,6 +221,22 @@ class MirrorViews:
             if source.manifest
         )
         return self.signer.sign(Grant(row.organisation, mounts, time.time() + self.grant_seconds))
+
+
+def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
+    """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
+    missing = sum(survey.bytes_missing_of(file) for file in survey.diff.missing if file.identity.key not in counted)
+    counted.update(file.identity.key for file in survey.diff.missing)
+    return PlannedSource(
+        source=str(wanted.source),
+        mount_location=wanted.mount_location,
+        resolved_revision=survey.resolution.revision,
+        files=len(survey.files),
+        bytes=survey.bytes_total,
+        bytes_to_transfer=missing,
+        bytes_reused=survey.bytes_total - missing,
+        warnings=list(survey.warnings),
+    )
 
 
 def _source(row: MirrorSourceRow) -> MirrorSource:

@@ -33,7 +33,7 @@ from bdn.mirror.ingest.copy_missing import (
     StoredContents,
 )
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
-from bdn.mirror.waiting import Watch
+from bdn.mirror.waiting import Watch, in_background
 from bdn.wire.errors import body_of
 from bdn.wire.weights_schema import WeightsSourceBody, body_from
 
@@ -63,11 +63,8 @@ class Worker:
     async def running(self) -> AsyncIterator[None]:
         """Work in the background until the block ends; then give unfinished mirrors back."""
         try:
-            with single_error():
-                async with asyncio.TaskGroup() as group:
-                    taking = group.create_task(self._take_work())
-                    yield
-                    taking.cancel()
+            async with in_background(self._take_work()):
+                yield
         finally:
             async with self.database.write() as session:
                 await mirrors.release_claims(session, self.name)
@@ -105,7 +102,6 @@ class Worker:
             logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
 
     async def _work(self, mirror_id: str, claimant: str) -> None:
-        """Bring a claimed mirror to its end."""
         with self._surviving():
             async with self.database.read() as session:
                 found = await mirrors.get_any(session, mirror_id)
@@ -113,6 +109,7 @@ class Worker:
                 await self._work_on(*found, claimant)
 
     async def _work_on(self, row: MirrorRow, sources: list[MirrorSourceRow], claimant: str) -> None:
+        """Bring a claimed mirror to its end."""
         self.watch.notify(row.id)
         logger.info("mirroring", extra={"mirror": row.id, "sources": len(sources)})
 
@@ -121,19 +118,16 @@ class Worker:
             self.watch.notify(row.id)
 
         progress = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                holding = group.create_task(self._hold_claim(row.id, claimant))
-                try:
-                    await self._run(row, sources, progress)
-                except ClaimLostError:
-                    logger.info("mirror was taken away", extra={"mirror": row.id})
-                    async with self.database.write() as writing:
-                        await mirrors.release_claims(writing, claimant)
-                finally:
-                    progress.abandon()
-                    holding.cancel()
-                    self.watch.notify(row.id)
+        async with in_background(self._hold_claim(row.id, claimant)):
+            try:
+                await self._run(row, sources, progress)
+            except ClaimLostError:
+                logger.info("mirror was taken away", extra={"mirror": row.id})
+                async with self.database.write() as session:
+                    await mirrors.release_claims(session, claimant)
+            finally:
+                progress.abandon()
+                self.watch.notify(row.id)
 
     async def _hold_claim(self, mirror_id: str, claimant: str) -> None:
         """Until this worker has come to its end, also with a mirror that was canceled, nothing is collected that it brings.
@@ -151,13 +145,8 @@ class Worker:
     async def _run(self, row: MirrorRow, sources: list[MirrorSourceRow], progress: Progress) -> None:
         failure: BdnError | None = None
         try:
-            with single_error():
-                async with asyncio.TaskGroup() as group:
-                    keeper = group.create_task(self._keep_claim(row.id, progress.claimant))
-                    flusher = group.create_task(self._flush(progress))
-                    await self.ingest.run(row.id, row.organisation, sources, progress)
-                    keeper.cancel()
-                    flusher.cancel()
+            async with in_background(self._keep_claim(row.id, progress.claimant)), in_background(self._flush(progress)):
+                await self.ingest.run(row.id, row.organisation, sources, progress)
         except asyncio.CancelledError:
             with suppress(BdnError, ClaimLostError):
                 await progress.flush()

@@ -11,15 +11,13 @@ from typing import Any, Final
 
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import AgentRow, ClusterRow, OperationRow
+from bdn.mirror.db.tables import AgentRow, ClusterRow
 from bdn.mirror.events import Events
-from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
-from bdn.mirror.operations.prefetches import Prefetches
-from bdn.mirror.operations.verifications import VerificationService
+from bdn.mirror.operations.operations import Operations
+from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument, Report
+from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
 from bdn.wire.grants import GrantSigner
-from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.shapes import Items, moment
 from bdn.wire.stage_schema import TierUse
 
@@ -27,28 +25,6 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 15.0  # in which nobody at all is heard of: it is us who cannot be reached
-
-
-class Hearing:
-    """Since when heartbeats have been coming without a break.
-
-    A mirror or a database that was away for a minute has not heard of anybody. If that made everybody a stranger, the
-    first agents to be back would be told that they are alone, and would each read everything from the mirror.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._since = now
-        self._last = now
-
-    def heard(self, now: float) -> None:
-        """A heartbeat came and was recorded."""
-        if now - self._last > _SILENCE_SECONDS:
-            self._since = now
-        self._last = max(self._last, now)
-
-    def may_judge(self, now: float) -> bool:
-        """Whether an agent that was not heard of for ``ALIVE_SECONDS`` is silent, rather than we deaf."""
-        return now - self._since >= agents.ALIVE_SECONDS and now - self._last <= _SILENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +36,17 @@ class ClusterView:
 
 
 class Roll:
-    """Keeps it in the database. An agent that stays what it is costs one statement; members are read once for all who ask."""
+    """Keeps it in the database. An agent that stays what it is costs one statement; members are read once for all who ask.
+
+    A mirror or a database that was away for a minute has not heard of anybody. If that made everybody a stranger, the
+    first agents to be back would be told that they are alone, and would each read everything from the mirror. So nobody is
+    silent before heartbeats have been coming for ``ALIVE_SECONDS`` without a break.
+    """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
-        self._hearing = Hearing(clock())
+        self._hearing_since = self._heard_at = clock()
         self._looks: dict[str, SharedRead[ClusterView]] = {}
 
     async def note(self, heartbeat: Heartbeat) -> None:
@@ -78,7 +59,9 @@ class Roll:
         if not await self._note_known(heartbeat, columns):
             await self._note_change(heartbeat, columns, now)
             self._look(heartbeat.cluster).forget()
-        self._hearing.heard(now)
+        if now - self._heard_at > _SILENCE_SECONDS:
+            self._hearing_since = now
+        self._heard_at = max(self._heard_at, now)
 
     async def _note_known(self, heartbeat: Heartbeat, columns: dict[str, Any]) -> bool:
         """False when the cluster's row must be locked: something about its members may be another now."""
@@ -115,7 +98,8 @@ class Roll:
     async def _read(self, cluster: str) -> ClusterView:
         now = self._clock()
         epoch, rows = await self._members(cluster)
-        if self._hearing.may_judge(now) and any(row.last_heartbeat < now - agents.ALIVE_SECONDS for row in rows):
+        may_judge = now - self._hearing_since >= agents.ALIVE_SECONDS and now - self._heard_at <= _SILENCE_SECONDS
+        if may_judge and any(row.last_heartbeat < now - agents.ALIVE_SECONDS for row in rows):
             await self._drop_silent(cluster, now)
             epoch, rows = await self._members(cluster)
         return ClusterView(epoch, [member for row in rows if (member := _member(row))])
@@ -186,8 +170,7 @@ class Membership:
     database: Database
     roll: Roll
     operations: Operations
-    prefetches: Prefetches
-    verifications: VerificationService
+    requests: OperationRequests
     events: Events
     signer: GrantSigner
     watch: Watch
@@ -198,7 +181,15 @@ class Membership:
         await self.roll.note(heartbeat)
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
-            await self._answer(heartbeat, report)
+            result = report.evict or report.prefetch or report.verify
+            await self.operations.answer(
+                report.id,
+                None if result is None else result.model_dump(mode="json"),
+                report.error,
+                cluster=heartbeat.cluster,
+                node=heartbeat.node,
+                is_running=report.running,
+            )
         reply, _ = await self.watch.look_until(
             agent_topic(heartbeat.cluster, heartbeat.node),
             partial(self._look, heartbeat),
@@ -223,31 +214,12 @@ class Membership:
         are_others = heartbeat.epoch is not None and not are_known
         return reply, bool(heartbeat.leaving or commands or are_others)
 
-    async def _answer(self, heartbeat: Heartbeat, report: Report) -> None:
-        result = report.evict or report.prefetch or report.verify
-        await self.operations.answer(
-            report.id,
-            None if result is None else result.model_dump(mode="json"),
-            report.error,
-            cluster=heartbeat.cluster,
-            node=heartbeat.node,
-            is_running=report.running,
-        )
-
     async def _commands(self, heartbeat: Heartbeat) -> list[Command]:
         """What the agent is asked and does not know yet."""
         cluster, node = heartbeat.cluster, heartbeat.node
         running = {report.id for report in heartbeat.reports if report.running}
-        return [
-            await self._command(row, cluster, node) for row in await self.operations.asked_of(cluster, node, running)
-        ]
-
-    async def _command(self, row: OperationRow, cluster: str, node: str) -> Command:
-        if row.kind == EVICTION.name:
-            return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
-        if row.kind == PREFETCH.name:
-            return Command(id=row.id, prefetch=self.prefetches.command(row))
-        return Command(id=row.id, verify=await self.verifications.command(row, cluster, node))
+        asked = await self.operations.asked_of(cluster, node, running)
+        return [await self.requests.command(row, cluster, node) for row in asked]
 
     async def agents(self) -> Items[AgentDocument]:
         """Every agent."""

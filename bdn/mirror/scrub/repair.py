@@ -1,20 +1,36 @@
-"""Right bytes come back under a damaged name: from agents first, from the upstream if they have none."""
+"""Right bytes come back under a damaged name: from agents, which cost the upstream nothing, or from the upstream, as mirrored."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import StoreUnavailableError
+from bdn.core.chunk import ByteRange, Digest, digest_of
+from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError, StoreUnavailableError
+from bdn.core.grant import Grant, GrantedMount
+from bdn.core.source.listing import Checksum
+from bdn.core.source.uri import common_beginnings
 from bdn.core.store import FileLayout, Needed, Piece, Slab, closed_up, seal_of
 from bdn.mirror.damages import Damages
-from bdn.mirror.db import contents, mirrors, origins
+from bdn.mirror.db import agents, contents, mirrors, origins
 from bdn.mirror.db.database import Database
+from bdn.mirror.db.origins import Origin
+from bdn.mirror.db.tables import AgentRow
+from bdn.mirror.ingest.survey import Surveyor
+from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
+from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.chunk_readers import PartialChunk
+from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.wire.grants import GrantSigner
+from bdn.wire.weights_schema import WeightsSourceBody
 
 logger = logging.getLogger(__name__)
 AGAIN_SECONDS: Final = 300.0
+_AGENTS: Final = 4  # asked for one piece
+_GRANT_SECONDS: Final = 300
+_JOB: Final = "repair"  # whom identity tokens are for, in place of a mirror
 
 
 @dataclass
@@ -49,23 +65,132 @@ class Restoring:
         return True
 
 
-class PieceSource(Protocol):
-    """Somebody who may have pieces."""
+@dataclass(frozen=True)
+class AgentSource:
+    """Pieces and whole slabs from the data planes of living agents that hold a manifest which names them."""
+
+    database: Database
+    connections: ConnectionPool
+    signer: GrantSigner
+    clock: Callable[[], float] = time.time
 
     async def bring(self, restoring: Restoring) -> None:
-        """Bring what is missing as far as possible. Failures are reasons, not errors."""
+        """What is missing, as far as possible: each piece from the first agent that sends it right. Failures are noted."""
+        async with self.database.read() as session:
+            rows = await agents.all_agents(session)
+        living = [row for row in rows if row.advertise and agents.is_alive(row, self.clock())]
+        if living:
+            for piece in tuple(restoring.missing):
+                await self._bring(piece, living, restoring)
+
+    async def _bring(self, piece: Piece, living: list[AgentRow], restoring: Restoring) -> None:
+        async with self.database.read() as session:
+            found = await origins.origins(session, piece.content.hex)
+        asked = 0
+        for origin in found:
+            held = f"b3:{origin.manifest}"
+            for row in living:
+                if asked < _AGENTS and any(holding["manifest"] == held for holding in row.holdings):
+                    asked += 1
+                    if await self._ask(row, origin, piece, restoring):
+                        return
+
+    async def _ask(self, row: AgentRow, origin: Origin, piece: Piece, restoring: Restoring) -> bool:
+        mount = GrantedMount("/repair", Digest(origin.manifest), origin.row.source)
+        grant = self.signer.sign(Grant(origin.organisation, (mount,), self.clock() + _GRANT_SECONDS))
+        # Without naming the manifest: an agent that owns the chunk and lacks it would ask us for it.
+        reader = HttpChunkReader(self.connections, str(row.advertise), grant)
+        try:
+            await asyncio.to_thread(reader.read_into, PartialChunk(piece.name, restoring.place(piece)))
+        except BdnError as error:
+            restoring.note(f"agent {row.cluster}/{row.node}: {error}")
+            return False
+        if not restoring.take(piece):
+            restoring.note(f"agent {row.cluster}/{row.node} has other bytes under this name")
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class UpstreamSource:
+    """Pieces of files from the sources that they were mirrored from, at the mirrored revisions."""
+
+    database: Database
+    surveyor: Surveyor
+    reader: UpstreamReader
+
+    async def bring(self, restoring: Restoring) -> None:
+        """What is missing, as far as possible. The newest source first, each opened once for all that it can give."""
+        tried: set[tuple[str, str]] = set()
+        while (origin := await self._next(restoring, tried)) is not None:
+            tried.add((origin.organisation, origin.row.source))
+            try:
+                await self._bring_from(origin, restoring)
+            except BdnError as error:
+                restoring.note(str(error), origin.organisation)
+
+    async def _next(self, restoring: Restoring, tried: set[tuple[str, str]]) -> Origin | None:
+        """A source that was not tried and is said to have something that is missing."""
+        async with self.database.read() as session:
+            for piece in restoring.missing:
+                for origin in await origins.origins(session, piece.content.hex):
+                    if (origin.organisation, origin.row.source) not in tried:
+                        return origin
+        return None
+
+    async def _bring_from(self, origin: Origin, restoring: Restoring) -> None:
+        wanted = {piece.content.hex: piece for piece in restoring.missing}
+        async with self.database.read() as session:
+            paths = await origins.paths(session, origin.manifest, wanted.keys())
+        if not paths:
+            return
+        row, named = origin.row, set(paths.values())
+        mirrored = WeightsSourceBody.model_validate(row.request).to_core()
+        async with self.surveyor.open(mirrored, origin.organisation, _JOB, row.resolved_revision) as source:
+            listing = source.list(await source.resolve(), common_beginnings(named))
+            files = {file.path: file async for file in listing if file.path in named}
+            for content, path in paths.items():
+                piece, file = wanted[content], files.get(path)
+                if file is None or file.size != piece.content_size:
+                    restoring.note(_has_changed(path, row.source), origin.organisation)
+                    continue
+                problem = await self._bring_piece(LocatedFile(row.source, source, file), piece, restoring)
+                if problem is not None:
+                    restoring.note(problem, origin.organisation)
+
+    async def _bring_piece(self, located: LocatedFile, piece: Piece, restoring: Restoring) -> str | None:
+        """None when it is there; otherwise why not."""
+
+        def accept(content: memoryview, _: Checksum | None) -> None:
+            restoring.place(piece)[:] = content
+            if not restoring.take(piece):
+                raise ChecksumMismatchError(located.subject, f"a piece called {piece.name}", "another one")
+
+        async def once_more(located: LocatedFile, _: bytes, error: ChecksumMismatchError) -> None:
+            logger.warning("a repair read wrong content", extra={"subject": located.subject, "error": str(error)})
+
+        wanted = FileRange(located, ByteRange(piece.start, piece.start + piece.size), accept)
+        try:
+            await self.reader.read([wanted], on_wrong=once_more)
+        except SourceChangedError as error:
+            return str(error)
+        except ChecksumMismatchError:
+            return _has_changed(located.file.path, located.name)
+        return None
+
+
+def _has_changed(path: str, source: str) -> str:
+    return f"{path!r} of {source} is not what was mirrored any more; mirror {source} again"
 
 
 @dataclass(frozen=True)
 class Repair:
-    """Repairs one object at a time. Nothing but its own bytes is read.
-
-    The first of the ``sources`` may have a slab as a whole; the others have files.
-    """
+    """Repairs one object at a time. Nothing but its own bytes is read."""
 
     database: Database
     damages: Damages
-    sources: Sequence[PieceSource]
+    agents: AgentSource
+    upstream: UpstreamSource
     clock: Callable[[], float]
     _tried_at: dict[Digest, float] = field(default_factory=dict)
 
@@ -113,18 +238,17 @@ class Repair:
         return await self.damages.reason(digest)
 
     async def _restore(self, needed: Needed) -> Restoring:
-        """The object as a whole where somebody has it as a whole; otherwise piece by piece."""
+        """A slab as a whole where an agent has it as a whole; otherwise piece by piece, from agents first."""
         restoring = Restoring(bytearray(needed.size), [needed.whole])
         if needed.is_slab:
-            await self.sources[0].bring(restoring)
+            await self.agents.bring(restoring)
             if not restoring.missing:
                 return restoring
             buffer = bytearray(needed.size)
             buffer[needed.size - len(needed.seal) :] = needed.seal
             restoring = Restoring(buffer, list(needed.pieces))
-        for source in self.sources:
-            if restoring.missing:
-                await source.bring(restoring)
+        await self.agents.bring(restoring)
+        await self.upstream.bring(restoring)
         return restoring
 
     async def _pack_again(self, needed: Needed, restoring: Restoring) -> None:
