@@ -23,14 +23,14 @@ from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
-from bdn.mirror.ingest.copier import Copier, Packer
+from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
-from bdn.mirror.operations.heartbeats import Membership, Roll
+from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
@@ -143,8 +143,8 @@ async def open_mirror(
         )
 
         if work:
-            await stack.enter_async_context(in_background(events.keep_expiring()))
-            await stack.enter_async_context(in_background(collections.keep_collecting()))
+            await stack.enter_async_context(events.expiring())
+            await stack.enter_async_context(in_background(collections.work()))
 
             # Ingest: upstream → store.
             connections = stack.enter_context(
@@ -152,8 +152,7 @@ async def open_mirror(
             )
             threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
             reader = UpstreamReader(RangedReader(connections, stall=stall), threads, retries)
-            copier, packer = Copier(store, reader), Packer(store, reader)
-            ingest = Ingest(database, surveyor, copier, packer, CopiesInProgress(), damages)
+            ingest = Ingest(database, surveyor, Copier(store, reader), CopiesInProgress(), damages)
 
             # Scrub: the store is read again, and repaired from agents and upstreams.
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
@@ -195,7 +194,7 @@ async def open_mirror(
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
         asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)
-        heartbeats = Membership(database, Roll(database, clock), operations, asked, events, signer, watch, clock)
+        heartbeats = Membership(database, operations, asked, events, signer, watch, clock)
         services = (
             requests,
             asked,

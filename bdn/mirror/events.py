@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, single_error
 from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Wanted
@@ -46,14 +47,23 @@ class Events:
         last = found[limit - 1] if len(found) > limit else None
         return [EventDocument.of(one) for one in seen], (last.at, last.id) if last else None
 
-    async def keep_expiring(self) -> None:
-        """Until canceled: delete events that are older than they are kept, a few at a time."""
-        while True:
-            try:
-                await self.expire()
-            except BdnError as error:
-                logger.warning("old events cannot be deleted now", extra={"error": str(error)})
-            await asyncio.sleep(_EXPIRE_SECONDS)
+    @asynccontextmanager
+    async def expiring(self) -> AsyncIterator[None]:
+        """In the background, delete events that are older than they are kept, a few at a time."""
+
+        async def expire() -> None:
+            while True:
+                try:
+                    await self.expire()
+                except BdnError as error:
+                    logger.warning("old events cannot be deleted now", extra={"error": str(error)})
+                await asyncio.sleep(_EXPIRE_SECONDS)
+
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(expire())
+                yield
+                task.cancel()
 
     async def expire(self) -> None:
         """Delete what is too old now. What would become so later than all that is decided from now on is dated anew."""

@@ -19,16 +19,6 @@ from bdn.core.errors import single_error
 _Seen = TypeVar("_Seen")
 
 
-@asynccontextmanager
-async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Work that is canceled when the block ends; its failure ends the block."""
-    with single_error():
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(work)
-            yield
-            task.cancel()
-
-
 def agent_topic(cluster: str, node: str) -> str:
     """What an agent's open heartbeat waits for."""
     return f"agent {cluster}/{node}"
@@ -87,6 +77,16 @@ class Watch:
             await self.changed(topic, min(left, again_seconds))
             seen = await look()
         return seen
+
+
+@asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """The work goes on until the block ends, and is canceled then. Its failure ends the block."""
+    with single_error():
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work)
+            yield
+            task.cancel()
 
 
 _Key = TypeVar("_Key")

@@ -24,7 +24,7 @@ from bdn.core.store import FileLayout, Slab, is_small, parcels
 from bdn.mirror.db import contents, damaged, mirrors
 from bdn.mirror.db.damaged import WrongFile
 from bdn.mirror.db.database import Database, WriteSession
-from bdn.mirror.ingest.copier import ChunkStored, Copier, Packer
+from bdn.mirror.ingest.copier import ChunkStored, Copier
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.mirror.waiting import SingleFlight
@@ -113,7 +113,6 @@ class CopyMissing:
 
     stored: StoredContents
     copier: Copier
-    packer: Packer
     copies: CopiesInProgress
     progress: Progress
     source: Source
@@ -252,7 +251,7 @@ class CopyMissing:
         async def on_wrong(located: LocatedFile, kept: Digest, error: ChecksumMismatchError) -> None:
             await self._quarantine(located.file, error, kept)
 
-        await self.packer.pack([self._located(file) for file in files], packed, on_wrong)
+        await self.copier.pack([self._located(file) for file in files], packed, on_wrong)
 
     async def _quarantine(self, file: UpstreamFile, error: ChecksumMismatchError, *kept: Digest) -> str:
         """The name of the evidence."""

@@ -23,7 +23,7 @@ from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.copier import Copier, Packer
+from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import (
     ClaimLostError,
     CopiesInProgress,
@@ -198,7 +198,6 @@ class Ingest:
     database: Database
     surveyor: Surveyor
     copier: Copier
-    packer: Packer
     copies: CopiesInProgress
     damages: Damages
 
@@ -249,7 +248,6 @@ class Ingest:
                     copying = CopyMissing(
                         StoredContents(self.database, self.copier.store),
                         self.copier,
-                        self.packer,
                         self.copies,
                         progress,
                         source,

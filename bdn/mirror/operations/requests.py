@@ -338,7 +338,7 @@ class Collections:
         kinds = [CollectedKind.model_validate(kind) for kind in operation.all("kinds")]
         return Collection(**operation.document(), kinds=kinds, bytes_freed=sum(kind.bytes for kind in kinds))
 
-    async def keep_collecting(self) -> None:
+    async def work(self) -> None:
         """Until canceled: carry out what was asked for, what is due, and what a killed worker had begun."""
         while True:
             try:

@@ -17,7 +17,7 @@ from bdn.core.store import FileLayout, Slab, is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, Packer, WrongContent
+from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, WrongContent
 from bdn.mirror.ingest.copy_missing import CopiesInProgress, CopyMissing, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
@@ -87,12 +87,10 @@ class Rig:
         half = {files[0].identity.key: stored} if stored else {}
         survey = Survey(Resolution(None), files, Diff({}, files), half, ())
         copier: Copier = self.copies  # type: ignore[assignment]
-        packer: Packer = self.copies  # type: ignore[assignment]
         unused: Any = None
         copying = CopyMissing(
             StoredContents(self.database, self.copies.store),
             copier,
-            packer,
             self.in_progress,
             progress,
             unused,

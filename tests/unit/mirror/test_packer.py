@@ -19,7 +19,7 @@ from bdn.core.errors import (
 from bdn.core.ports import Location
 from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UpstreamFile
 from bdn.core.store import FileLayout, Slab, seal_of
-from bdn.mirror.ingest.copier import Packer
+from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
 from bdn.net.http1.pool import ConnectionPool
@@ -69,14 +69,14 @@ class Bench:
         self.store, self.upstream, self.source = MemoryStore(), Upstream(), Places()
         self.pauses: list[float] = []
         reader = UpstreamReader(self.upstream, threads, UpstreamRetries(self._pause))
-        self.packer = Packer(self.store, reader)
+        self.copier = Copier(self.store, reader)
         self.wrong: list[tuple[str, Digest]] = []
         self.packed: dict[str, tuple[FileLayout, Slab]] = {}
 
     async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None, scope: str = "public") -> None:
         files = [UpstreamFile(p, len(CONTENTS[p]), Identity.of(scope, p), p, "v", checksum) for p in paths]
         parcel = [LocatedFile("s3://bucket", self.source, file) for file in files]
-        await self.packer.pack(parcel, self._note, self._note_wrong)
+        await self.copier.pack(parcel, self._note, self._note_wrong)
 
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
