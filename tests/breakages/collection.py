@@ -49,7 +49,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_two_workers_that_collect_and_mirror_at_once_lose_nothing_and_leave_nothing"),
         ("a collection does not hear which slabs are damaged", "needs.add_damaged(slab)", "pass",
          "test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_them",
-         "test_a_slab_of_which_what_stays_lies_damaged_elsewhere_stays_with_it[sqlite]"),
+         "test_a_slab_goes_when_all_that_stays_of_it_is_whole_elsewhere_for_its_readers"),
         ("a slab goes whose contents have damaged chunks of their own", 'ContentRow.chunks != b"", chunks_are_sound())',
          'ContentRow.chunks != b"")', "test_a_slab_stays_with_what_is_whole_by_itself_and_damaged[sqlite]"),
         ("what was collected does not count its files", "size += content_size", "size += 0 * content_size",
