@@ -35,8 +35,7 @@ from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
 from bdn.mirror.retention import Collector, StoreEviction
-from bdn.mirror.scrub.keeper import Keeper
-from bdn.mirror.scrub.repair import AgentSource, Repair, UpstreamSource
+from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries

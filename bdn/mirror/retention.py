@@ -43,6 +43,7 @@ from bdn.wire.shapes import Items, moment
 _AT_ONCE: Final = 1024  # chunks that one trip to a thread looks at
 
 Remove = Callable[[StoredChunk], bool]
+_Raw = bytes  # a digest, in a class that has a field of the type's name
 
 
 @dataclass
@@ -51,24 +52,18 @@ class Collected:
 
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     bytes: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    unnamed: dict[_Raw, Kind] = field(default_factory=dict)  # chunks that lost a name, and by which rows
 
     def add(self, kind: Kind, count: int, size: int) -> None:
         """Count what went."""
         self.counts[kind] += count
         self.bytes[kind] += size
 
-
-@dataclass
-class _Rows:
-    """Rows that went, and by which of them each chunk lost a name."""
-
-    collected: Collected = field(default_factory=Collected)
-    kinds: dict[bytes, Kind] = field(default_factory=dict)
-
-    def add(self, kind: Kind, taken: Taken) -> None:
-        self.collected.add(kind, taken.count, 0)
+    def add_rows(self, kind: Kind, taken: Taken) -> None:
+        """Count rows that went."""
+        self.add(kind, taken.count, 0)
         for chunk in taken.chunks:
-            self.kinds.setdefault(chunk, kind)
+            self.unnamed.setdefault(chunk, kind)
 
 
 @dataclass(frozen=True)
@@ -131,22 +126,22 @@ class Collector:
             now = self.clock()
             await self._check_store()
             async with self._transactions(dry_run=dry_run) as transactions:
-                rows = await self._take_expired(transactions, now)
+                collected = await self._take_expired(transactions, now)
                 if grace_seconds is not None:
-                    await self._take_old(transactions, rows, now, grace_seconds)
+                    await self._take_old(transactions, collected, now, grace_seconds)
                 await self._forget_damage(transactions, now)
-                look = await self._look(transactions, rows, now)
+                look = await self._look(transactions, collected, now)
             remove: Remove = _pretend if dry_run else self.store.collect
-            await self._sweep(rows, look, now, remove)
+            await self._sweep(collected, look, now, remove)
             if grace_seconds is None:
-                return rows.collected
+                return collected
             before = collectable_before(now, grace_seconds, look.at_work)
-            known = look.named.union(rows.kinds)
+            known = look.named.union(collected.unnamed)
             strangers = (chunk for chunk in self.store.stored() if chunk.digest.to_bytes() not in known)
-            await _remove(strangers, before, remove, lambda chunk: rows.collected.add("chunks", 1, chunk.size))
+            await _remove(strangers, before, remove, lambda chunk: collected.add("chunks", 1, chunk.size))
             left = await asyncio.to_thread(partial(self.store.drop_leftovers, before, dry_run=dry_run))
-            rows.collected.add("incoming", *left)
-            return rows.collected
+            collected.add("incoming", *left)
+            return collected
 
     async def _check_store(self) -> None:
         """Raise when it is away: rows that go now would leave chunks that are strangers to the next collection."""
@@ -160,26 +155,26 @@ class Collector:
         async with self.database.rehearsal() as session:
             yield _Transactions(self.database, session)
 
-    async def _take_expired(self, transactions: _Transactions, now: float) -> _Rows:
+    async def _take_expired(self, transactions: _Transactions, now: float) -> Collected:
         """One manifest at a time, as a whole: others get their turn in between."""
-        rows = _Rows()
+        collected = Collected()
         while True:
             async with transactions.write() as session:
                 manifest = await mirrors.an_expired_manifest(session, now - self.tombstone_seconds)
                 if manifest is None:
-                    return rows
+                    return collected
                 taken = await removal.take_manifest(session, manifest, now)
-                rows.add("manifests", taken)
-                collected = Event.of("collected", {"bytes": taken.bytes}, manifest=f"b3:{manifest}")
-                await events.record(session, [collected], now)
+                collected.add_rows("manifests", taken)
+                event = Event.of("collected", {"bytes": taken.bytes}, manifest=f"b3:{manifest}")
+                await events.record(session, [event], now)
 
     @staticmethod
-    async def _take_old(transactions: _Transactions, rows: _Rows, now: float, grace_seconds: float) -> None:
+    async def _take_old(transactions: _Transactions, collected: Collected, now: float, grace_seconds: float) -> None:
         async with transactions.write() as session:
             before = collectable_before(now, grace_seconds, await mirrors.oldest_at_work(session, now))
-            rows.add("contents", await removal.take_unnamed(session, before))
-            rows.add("half_copied", await removal.take_half_copied(session, before))
-            rows.add("evidence", await removal.take_evidence(session, now - EVIDENCE_SECONDS))
+            collected.add_rows("contents", await removal.take_unnamed(session, before))
+            collected.add_rows("half_copied", await removal.take_half_copied(session, before))
+            collected.add_rows("evidence", await removal.take_evidence(session, now - EVIDENCE_SECONDS))
 
     @staticmethod
     async def _forget_damage(transactions: _Transactions, now: float) -> None:
@@ -188,21 +183,21 @@ class Collector:
             before = collectable_before(now, 0, await mirrors.oldest_at_work(session, now))
             await damaged.forget_unneeded(session, before)
 
-    async def _look(self, transactions: _Transactions, rows: _Rows, now: float) -> _Look:
+    async def _look(self, transactions: _Transactions, collected: Collected, now: float) -> _Look:
         """First at the chunks, then at the database."""
-        unnamed = [Digest.from_bytes(raw) for raw in rows.kinds]
+        unnamed = [Digest.from_bytes(raw) for raw in collected.unnamed]
         seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
         async with transactions.read() as session:
             with self.damaged_records.noted():
                 return _Look(seen, await removal.named(session), await mirrors.oldest_at_work(session, now))
 
     @staticmethod
-    async def _sweep(rows: _Rows, look: _Look, now: float, remove: Remove) -> None:
+    async def _sweep(collected: Collected, look: _Look, now: float, remove: Remove) -> None:
         """Chunks that lost a name and have no other. What named them was old enough: they need no grace of their own."""
         unnamed = (chunk for chunk in look.seen if chunk.digest.to_bytes() not in look.named)
 
         def removed(chunk: StoredChunk) -> None:
-            rows.collected.add(rows.kinds[chunk.digest.to_bytes()], 0, chunk.size)
+            collected.add(collected.unnamed[chunk.digest.to_bytes()], 0, chunk.size)
 
         await _remove(unnamed, collectable_before(now, 0, look.at_work), remove, removed)
 

@@ -98,7 +98,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_who_goes_on_with_a_failed_copy_while_it_is_collected_loses_nothing"),
         ("a dry run deletes", "remove: Remove = _pretend if dry_run else self.store.collect",
          "remove: Remove = self.store.collect", "test_what_is_planned_in_a_dry_run_is_of_every_kind"),
-        ("what was collected is not written down", "await events.record(session, [collected], now)",
+        ("what was collected is not written down", "await events.record(session, [event], now)",
          "await events.record(session, [], now)",
          "test_what_was_collected_says_so_to_all"),
         ("that a chunk was damaged is forgotten beside a mirror that counts on it",

@@ -114,7 +114,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'if is_same and not await contents.is_lost(session, row.manifest or "", organisation):', "if is_same:",
          "test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk"),
     ],
-    "bdn/mirror/scrub/keeper.py": [
+    "bdn/mirror/scrub.py": [
         ("the scrub tells nobody of wrong records", "await self.damaged_records.tell(record, wrong)", "pass",
          "test_the_scrub_finds_a_damaged_record_within_its_period"),
         ("a record that was restored counts as damaged for ever", "await self.damaged_records.check_again()", "pass",
@@ -133,8 +133,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it"),
         ("who hears not of all damage hears nothing of that", "mine.error = too_many.model_dump()", "pass",
          "test_more_is_repaired_than_is_listed"),
-    ],
-    "bdn/mirror/scrub/repair.py": [
         ("agents are not asked", "if living:", "if not living:",
          "test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them"),
         ("the whole file is read for one chunk", "ByteRange(piece.start, piece.start + piece.size), accept)",

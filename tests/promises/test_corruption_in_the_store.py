@@ -15,8 +15,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import FileLayout
-from bdn.mirror.scrub.keeper import Keeper
-from bdn.mirror.scrub.repair import AGAIN_SECONDS
+from bdn.mirror.scrub import AGAIN_SECONDS, Keeper
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER

@@ -20,7 +20,7 @@ from bdn.mirror.db.alone import LockLostError
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.ingest import worker
-from bdn.mirror.scrub import keeper as keeping
+from bdn.mirror import scrub
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
@@ -399,7 +399,7 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two keepers that scrub without a pause, and collections and evictions beside mirrors."""
-    monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
     monkeypatch.setattr(alone, "CONFIRM_SECONDS", 0.01)
     if how == "nobody is alone":
         monkeypatch.setattr(Database, "alone", _everybody)

@@ -14,7 +14,7 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.mirror.api import routes
 from bdn.mirror.ingest import worker
-from bdn.mirror.scrub import keeper as keeping
+from bdn.mirror import scrub
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
@@ -299,7 +299,7 @@ async def test_a_store_that_is_away_is_named_to_everybody(disk: ForgetfulDisk, t
 async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back(
     disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
-    monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
     async with mirror_on(disk, tmp_path) as mirror:
         document = await mirror.ready(MODEL)
         switch_off(disk)

@@ -78,17 +78,14 @@ class Worker:
                 claimant = f"{self.name}:{next(self._claims)}"
                 mirror_id = None
                 with self._surviving():
-                    mirror_id = await self._claim(claimant)
+                    now = time.time()
+                    async with self.database.write() as session:
+                        mirror_id = await mirrors.claim(session, claimant, now=now, until=now + CLAIM_SECONDS)
                 if mirror_id is not None:
                     works.create_task(self._work(mirror_id, claimant)).add_done_callback(lambda _: free.release())
                 else:
                     free.release()
                     await self.watch.changed(NEW_WORK, POLL_SECONDS)
-
-    async def _claim(self, claimant: str) -> str | None:
-        now = time.time()
-        async with self.database.write() as session:
-            return await mirrors.claim(session, claimant, now=now, until=now + CLAIM_SECONDS)
 
     @staticmethod
     @contextmanager

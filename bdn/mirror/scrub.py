@@ -1,4 +1,9 @@
-"""Right bytes come back under a damaged name: from agents, which cost the upstream nothing, or from the upstream, as mirrored."""
+"""The store is read again, slowly or because somebody asked, and what is wrong is repaired.
+
+One process at a time keeps the store: others wait, and one of them takes over when this one is gone. How far a verification
+and the scrub are is recorded, so that whoever takes over goes on there. The right bytes come from agents, which cost the
+upstream nothing, or from the upstream, as mirrored.
+"""
 
 import asyncio
 import logging
@@ -10,24 +15,36 @@ from typing import Final
 from bdn.core.chunk import ByteRange, Digest, digest_of
 from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError, StoreUnavailableError
 from bdn.core.grant import Grant, GrantedMount
+from bdn.core.pace.rounds import is_round_due
 from bdn.core.source.listing import Checksum
 from bdn.core.source.uri import common_beginnings
 from bdn.core.store import FileLayout, Needed, Piece, Slab, closed_up, seal_of
-from bdn.mirror.damages import Damages
-from bdn.mirror.db import agents, contents, mirrors, origins
+from bdn.mirror.damages import DAMAGE, DamagedRecords, Damages
+from bdn.mirror.db import agents, contents, mirrors, objects, operations, origins, records
 from bdn.mirror.db.database import Database
+from bdn.mirror.db.objects import Reach, StoredObject
+from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.origins import Origin
+from bdn.mirror.db.records import Record
 from bdn.mirror.db.tables import AgentRow
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
+from bdn.mirror.waiting import Watch
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.transfer.pacing import Pacer
 from bdn.wire.grants import GrantSigner
+from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed
+from bdn.wire.shapes import added
 from bdn.wire.weights_schema import WeightsSourceBody
 
 logger = logging.getLogger(__name__)
-AGAIN_SECONDS: Final = 300.0
+
+LOOK_SECONDS: Final = 1.0  # at what other processes have found, or ask for
+AGAIN_SECONDS: Final = 300.0  # between two attempts to repair the same
+_AWAY_SECONDS: Final = 5.0  # after a failure of the store or the database
+_AT_ONCE: Final = 32  # objects between two records of how far it is: what a killed process reads again
 _AGENTS: Final = 4  # asked for one piece
 _GRANT_SECONDS: Final = 300
 _JOB: Final = "repair"  # whom identity tokens are for, in place of a mirror
@@ -272,3 +289,189 @@ class Repair:
         digest = digest_of(content)
         await asyncio.to_thread(self.damages.store.put, digest, memoryview(content))
         return Slab(digest, len(content), scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What was read. ``cursor`` None: there is nothing behind it. ``faults`` are registered, with what is wrong.
+
+    ``records`` are those of the database that are not what their names say.
+    """
+
+    chunks_read: int
+    bytes_read: int
+    cursor: str | None
+    faults: tuple[tuple[StoredObject, str], ...] = ()
+    records: tuple[tuple[Record, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Works in the background. Scrub and verifications together keep the pace.
+
+    Args:
+        on_read: counts bytes.
+        period_seconds: between the beginnings of two rounds of the scrub; 0 is none.
+    """
+
+    database: Database
+    damages: Damages
+    damaged_records: DamagedRecords
+    repair: Repair
+    watch: Watch
+    pacer: Pacer
+    on_read: Callable[[int], None]
+    period_seconds: float
+    clock: Callable[[], float]
+
+    async def keep(self) -> None:
+        """Until canceled."""
+        while True:
+            try:
+                async with self.database.alone("store keeper"):
+                    while True:
+                        await self._turn()
+            except BdnError as error:
+                logger.warning("the store cannot be verified now", extra={"error": str(error)})
+            except Exception:
+                logger.exception("verifying the store failed")
+            await asyncio.sleep(_AWAY_SECONDS)
+
+    async def _turn(self) -> None:
+        """A verification of a large store takes hours, for which no repair shall wait; nor it for repairs, which may be many."""
+        has_repaired = await self.repair_next()
+        has_verified = await self.verify_next()
+        if not has_repaired and not has_verified and not await self.scrub_next():
+            await self.watch.changed(DAMAGE, LOOK_SECONDS)
+
+    async def repair_next(self) -> bool:
+        """Repair what a scrub or a reader has found, or an earlier attempt could not repair; False when there is nothing."""
+        async with self.database.read() as session:
+            rows = await contents.all_damaged(session)
+        due = next((digest for row in rows if self.repair.is_due(digest := Digest(row.digest))), None)
+        if due is not None:
+            await self.repair.run(due)
+        return due is not None
+
+    async def scrub_next(self) -> bool:
+        """One part of a round, if it is time."""
+        async with self.database.read() as session:
+            row = await objects.scrub_state(session)
+        now = self.clock()
+        is_under_way = row is not None and row.cursor is not None
+        is_due = is_under_way or is_round_due(row.started_at if row else None, self.period_seconds, now)
+        if not is_due or not self.period_seconds:
+            return False
+        part = await self._read(row.cursor if row else None, None)
+        started_at = row.started_at if row and is_under_way else now
+        completed_at = row.completed_at if row else None
+        if part.cursor is None:
+            completed_at = self.clock()
+        async with self.database.write() as session:
+            await objects.save_scrub_state(
+                session, started_at=started_at, completed_at=completed_at, cursor=part.cursor
+            )
+        return True
+
+    async def verify_next(self) -> bool:
+        """One part of the oldest verification that wants the store read; False when nobody waits."""
+        async with self.database.read() as session:
+            rows = await operations.open_of_mirror(session, "verification")
+            parts = await operations.parts_of(session, rows[0].id) if rows else []
+        if not rows:
+            return False
+        row, sofar = rows[0], parts[0].result
+        organisation = row.organisation or ""
+        command = VerifyCommand.model_validate(row.command)
+        reach = None
+        if command.manifests is not None:
+            reach = Reach([manifest.removeprefix("b3:") for manifest in command.manifests], organisation)
+        part = await self._read(sofar.get("cursor"), reach)
+        known = {item["chunk"] for item in sofar.get("items", [])}
+        items = [
+            await self._settle(one, reason, organisation, command)
+            for one, reason in part.faults
+            if str(one.digest) not in known
+        ]
+        items += [
+            await self._describe_record(record, fault, organisation)
+            for record, fault in part.records
+            if str(record.digest) not in known
+        ]
+        async with self.database.write() as session:
+            mine = await operations.lock_mirrors_part(session, row.id)
+            if mine is not None:
+                before = mine.result.get("items", [])
+                told, too_many = listed(items, before=len(before))
+                mine.result = {
+                    "items": [*before, *(item.model_dump() for item in told)],
+                    "chunks_read": added(mine.result.get("chunks_read", 0), part.chunks_read),
+                    "bytes_read": added(mine.result.get("bytes_read", 0), part.bytes_read),
+                    "cursor": part.cursor,
+                }
+                if too_many is not None:
+                    mine.error = too_many.model_dump()
+                mine.state = "RUNNING" if part.cursor is not None else "FAILED" if mine.error else "DONE"
+        if part.cursor is None:
+            self.watch.notify(row.id)
+        return True
+
+    async def _read(self, cursor: str | None, reach: Reach | None) -> Part:
+        """The next records of the database behind the cursor, or objects of the store, within reach or (None) of everything.
+
+        Records come first: which objects there are, they say.
+        """
+        if cursor is None:
+            await self.damaged_records.check_again()
+        if cursor is None or cursor.startswith(("manifest:", "record:")):
+            async with self.database.read() as session:
+                found, behind = await records.after(session, cursor, reach.manifests if reach else None)
+            for record, wrong in found:
+                await self.damaged_records.tell(record, wrong)
+            return Part(0, 0, behind or objects.FIRST, records=tuple(found))
+        async with self.database.read() as session:
+            wanted = await objects.after(session, cursor, reach, _AT_ONCE)
+        faults: list[tuple[StoredObject, str]] = []
+        for one in wanted:
+            await asyncio.sleep(self.pacer(one.size))
+            if fault := await self.damages.examine(one.digest):
+                faults.append((one, fault))
+            self.on_read(one.size)
+        size = sum(one.size for one in wanted)
+        return Part(len(wanted), size, wanted[-1].cursor if wanted else None, tuple(faults))
+
+    async def _settle(self, one: StoredObject, reason: str, organisation: str, command: VerifyCommand) -> DamagedItem:
+        """What becomes of a damaged object, and what it belongs to."""
+        item = await self._describe(one.digest, organisation)
+        outcome: Outcome = "damaged"
+        if not command.repair:
+            self.repair.leave(one.digest)
+        else:
+            left = await self.repair.run(one.digest, organisation)
+            outcome = "repaired" if left is None else "lost"
+            reason = reason if left is None else f"{reason}; {left}"
+        return item.model_copy(update={"outcome": outcome, "reason": reason})
+
+    async def _describe_record(self, record: Record, fault: str, organisation: str) -> DamagedItem:
+        """A damaged record is not repaired here. Of a damaged manifest nothing is known but its name."""
+        item = await self._describe(record.digest, organisation)
+        if record.kind == "manifest":
+            async with self.database.read() as session:
+                sources = await mirrors.sources_by_manifest(session, organisation, [record.digest.hex])
+            if found := sources.get(record.digest.hex):
+                item = item.model_copy(update={"manifest": str(record.digest), "sources": found})
+        return item.model_copy(update={"reason": str(record.damaged(fault))})
+
+    async def _describe(self, digest: Digest, organisation: str) -> DamagedItem:
+        item = DamagedItem(tier=MIRROR, chunk=str(digest), outcome="damaged", reason="")
+        async with self.database.read() as session:
+            needed = await origins.needed(session, digest.hex)
+            content = (needed.pieces[0].content if needed else digest).hex
+            found = await origins.origins(session, content)
+            own = next((origin for origin in found if origin.organisation == organisation), None)
+            if own is None:
+                return item
+            paths = await origins.paths(session, own.manifest, [content])
+            sources = await mirrors.sources_by_manifest(session, organisation, [own.manifest])
+        place = {"manifest": f"b3:{own.manifest}", "sources": sources.get(own.manifest, []), "path": paths.get(content)}
+        return item.model_copy(update=place)
