@@ -24,7 +24,6 @@ from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import NEW_WORK
 from bdn.mirror.upstream.issuer import DRY_RUN
 from bdn.mirror.waiting import SharedReads, Watch
-from bdn.wire.errors import ErrorBody
 from bdn.wire.grants import GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource
 from bdn.wire.shapes import moment
@@ -119,7 +118,7 @@ class MirrorRequests:
             found = await mirrors.get(session, mirror_id, organisation)
         if found is None:
             raise NotFoundError(f"mirror {mirror_id}")
-        return (await self._documents([found]))[0]
+        return (await self._documents([found], organisation))[0]
 
     async def page(
         self,
@@ -134,7 +133,7 @@ class MirrorRequests:
             found = await mirrors.page(
                 session, organisation, status=status, source=source, before=before, limit=limit + 1
             )
-        items = await self._documents(found[:limit])
+        items = await self._documents(found[:limit], organisation)
         last = found[limit - 1][0] if len(found) > limit else None
         return items, (last.created_at, last.id) if last else None
 
@@ -169,14 +168,13 @@ class MirrorRequests:
         self.watch.notify(mirror_id)
         return await self.get(mirror_id, organisation)
 
-    async def _documents(self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]]) -> list[Mirror]:
-        ready: dict[str, list[str]] = {}
-        for row, sources in found:
-            if row.status == "READY":
-                ready.setdefault(row.organisation, []).extend(source.manifest for source in sources if source.manifest)
+    async def _documents(
+        self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]], organisation: str
+    ) -> list[Mirror]:
+        ready = [source for row, sources in found if row.status == "READY" for source in sources]
         async with self.database.read() as session:
-            held = {name: await mirrors.readable(session, name, sorted(set(own))) for name, own in ready.items()}
-        return [self._document(row, sources, held.get(row.organisation, set())) for row, sources in found]
+            held = await mirrors.readable(session, organisation, sorted({str(source.manifest) for source in ready}))
+        return [self._document(row, sources, held) for row, sources in found]
 
     def _document(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> Mirror:
         known = [source for source in sources if source.bytes_total is not None]
@@ -240,18 +238,5 @@ def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> Planne
 
 
 def _source(row: MirrorSourceRow) -> MirrorSource:
-    return MirrorSource.model_validate(
-        {
-            "source": row.source,
-            "mount_location": row.mount_location,
-            "status": row.status,
-            "resolved_revision": row.resolved_revision,
-            "manifest": row.manifest and f"b3:{row.manifest}",
-            "files_total": row.files_total,
-            "bytes_total": row.bytes_total,
-            "bytes_transferred": row.bytes_transferred,
-            "bytes_reused": row.bytes_reused,
-            "warnings": row.warnings,
-            "error": row.error and ErrorBody.model_validate(row.error),
-        }
-    )
+    columns = {name: getattr(row, name) for name in MirrorSource.model_fields}
+    return MirrorSource.model_validate(columns | {"manifest": row.manifest and f"b3:{row.manifest}"})

@@ -354,11 +354,10 @@ class Collections:
             await self.watch.changed(_ASKED, _LOOK_SECONDS)
 
     async def _begin_what_is_due(self) -> None:
-        if not await self._is_due():
-            return
-        async with self.database.alone("collections"):
-            if await self._is_due():
-                await self._begin(CollectionRequest())
+        if await self._is_due():
+            async with self.database.alone("collections"):
+                if await self._is_due():
+                    await self._begin(CollectionRequest())
 
     async def _is_due(self) -> bool:
         """A period after the last one, or else after the first mirror: before that there is nothing to collect."""
