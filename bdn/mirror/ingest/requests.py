@@ -1,7 +1,5 @@
 """Mirrors as their callers see them: asking for one, joining one that runs, watching it, canceling it."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

@@ -253,4 +253,7 @@ def _sum_tiers(members: list[AgentDocument]) -> dict[str, TierUse]:
         for name, use in member.tiers.items():
             uses.setdefault(name, []).append(use)
     sizes = ("budget", "committed", "reserved", "leased", "pressed")
-    return {name: TierUse(**{size: sum(getattr(use, size) for use in own) for size in sizes}) for name, own in uses.items()}
+    return {
+        name: TierUse.model_validate({size: sum(getattr(use, size) for use in own) for size in sizes})
+        for name, own in uses.items()
+    }
