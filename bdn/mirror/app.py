@@ -197,7 +197,6 @@ async def open_mirror(
         services = (
             requests,
             asked,
-            eviction,
             heartbeats,
             events,
             collections,

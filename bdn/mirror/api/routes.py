@@ -36,7 +36,6 @@ from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
-from bdn.mirror.retention import StoreEviction
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.secrets import Secrets
 from bdn.net.api_server import EVENTS, EventStream, new_router, provided
@@ -95,7 +94,6 @@ _Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
 _Membership = Annotated[Membership, provided(Membership)]
 _Operations = Annotated[OperationRequests, provided(OperationRequests)]
 _Collections = Annotated[Collections, provided(Collections)]
-_StoreEviction = Annotated[StoreEviction, provided(StoreEviction)]
 _Events = Annotated[Events, provided(Events)]
 _Names = Annotated[Names, provided(Names)]
 _Secrets = Annotated[Secrets, provided(Secrets)]
@@ -251,8 +249,8 @@ async def collection(
 
 
 @control_router.post("/restorations", summary="Bring back what was evicted from the mirror and is not collected yet")
-async def restore(evictions: _StoreEviction, body: RestorationRequest, caller: Controller) -> Items[RestoredItem]:
-    return await evictions.restore(body, caller.organisation)
+async def restore(operations: _Operations, body: RestorationRequest, caller: Controller) -> Items[RestoredItem]:
+    return await operations.store_eviction.restore(body, caller.organisation)
 
 
 def _wanted(
