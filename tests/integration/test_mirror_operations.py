@@ -23,7 +23,15 @@ from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
 from tests.support.crash.rot import rot
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, refusal, source, until
+from tests.support.mirror.service import (
+    LONGEST_SECONDS,
+    Json,
+    MirrorUnderTest,
+    mirror_under_test,
+    refusal,
+    source,
+    until,
+)
 from tests.support.services.cluster import Cluster
 
 pytest_plugins = ("tests.support.mirror.fixtures",)

@@ -61,11 +61,12 @@ async def test_what_is_read_back_from_the_mirror_is_the_upstream_s_tree(
 
 
 async def test_only_a_changed_file_moves(mirror: MirrorUnderTest, hub: Hub) -> None:
-    wanted = hub_model(hub)
-    await mirror.ready(wanted)
-    hub.repo("org/model").commit({"config.json": b'{"changed": true}'})
+    repo = hub.repo("org/model")
+    repo.commit(TREE)
+    await mirror.ready(source("hf://org/model"))
+    repo.commit({"config.json": b'{"changed": true}'})
     hub.log.clear()
-    document = await mirror.ready(wanted)
+    document = await mirror.ready(source("hf://org/model"))
     assert document["bytes_transferred"] == 17
     assert [request.target for request in hub.log.find("/resolve") if "config.json" not in request.target] == []
     assert hub.log.count(origin="cdn") == 0

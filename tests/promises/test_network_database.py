@@ -14,13 +14,13 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
+from bdn.mirror import scrub
 from bdn.mirror.api import routes
 from bdn.mirror.db import alone, postgres
 from bdn.mirror.db.alone import LockLostError
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.ingest import worker
-from bdn.mirror import scrub
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise

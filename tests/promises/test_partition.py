@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from bdn.core.errors import BdnError
+from bdn.mirror import scrub
 from bdn.mirror.api import routes
 from bdn.mirror.ingest import worker
-from bdn.mirror import scrub
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

@@ -189,9 +189,7 @@ async def heartbeat(membership: _Membership, body: Heartbeat, caller: Agent) -> 
 
 
 @control_router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
-async def evict(
-    operations: _Operations, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0
-) -> Eviction:
+async def evict(operations: _Operations, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
     check_may_evict(caller, body)
     return _shown(caller, await operations.evict(body, caller.organisation, wait))
 

@@ -120,9 +120,9 @@ class Operations:
         operation_id: str,
         request: BaseModel,
         command: dict[str, Any],
+        *,
         organisation: str | None = None,
         asked: Sequence[AgentRow] = (),
-        *,
         mirror: bool = False,
     ) -> None:
         """Record it with a part for each who is asked, and tell the agents. ``command`` is what is to be remembered."""

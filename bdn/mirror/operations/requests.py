@@ -87,9 +87,14 @@ class OperationRequests:
         # What is named by its age or by a job is in the caches of nodes, unless the mirror's tier is named as well.
         is_spared = request.tier is None and (request.lru_bytes is not None or request.job is not None)
         is_for_mirror = _asks_mirror(request) and not is_spared
-        asked = await self._agents_asked(request)
         await self.operations.begin(
-            EVICTION, command.id, request, command.model_dump(), organisation, asked, mirror=is_for_mirror
+            EVICTION,
+            command.id,
+            request,
+            command.model_dump(),
+            organisation=organisation,
+            asked=await self._agents_asked(request),
+            mirror=is_for_mirror,
         )
         if is_for_mirror:
             try:
@@ -120,9 +125,14 @@ class OperationRequests:
             id=VERIFICATION.new_id(),
             manifests=await self._manifests(request, organisation),
         )
-        asked = await self._agents_asked(request)
         await self.operations.begin(
-            VERIFICATION, command.id, request, command.model_dump(), organisation, asked, mirror=_asks_mirror(request)
+            VERIFICATION,
+            command.id,
+            request,
+            command.model_dump(),
+            organisation=organisation,
+            asked=await self._agents_asked(request),
+            mirror=_asks_mirror(request),
         )
         self.watch.notify(DAMAGE)
         return await self.get_verification(command.id, organisation, wait_seconds)
@@ -150,7 +160,7 @@ class OperationRequests:
         prefetch_id = PREFETCH.new_id()
         command = {"mounts": await self._mounts(request, organisation)}
         nodes = await self._nodes(request)
-        await self.operations.begin(PREFETCH, prefetch_id, request, command, organisation, nodes)
+        await self.operations.begin(PREFETCH, prefetch_id, request, command, organisation=organisation, asked=nodes)
         return await self.get_prefetch(prefetch_id, organisation, wait_seconds)
 
     async def get_prefetch(self, prefetch_id: str, organisation: str, wait_seconds: float) -> Prefetch:
