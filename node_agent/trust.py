@@ -9,9 +9,8 @@ from typing import Any, Final
 import jwt
 
 from bdn.core.errors import GrantExpiredError, InternalError
-from bdn.core.grant import Grant
 from bdn.disk.durable import disk_errors, write_durably
-from bdn.wire.grants import GrantVerifier
+from bdn.wire.grants import Grant, GrantVerifier
 from bdn.wire.shapes import moment
 
 _REMEMBERED: Final = 1024

@@ -8,11 +8,11 @@ from typing import Annotated
 from pydantic import Field
 
 from bdn.cli.output import Output
-from bdn.core.caller import ORGANISATION_PATTERN
 from bdn.core.source.uri import HuggingFaceUri, parse_source
 from bdn.net.client import AgentClient, MirrorClient
 from bdn.settings import FileSettings, default_data_dir
-from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
+from bdn.wire.access_schema import ORGANISATION_PATTERN
+from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 
 
 class ClientSettings(FileSettings):

@@ -31,9 +31,9 @@ from bdn.core.units import format_size
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.api_server import bind_tcp
 from bdn.net.client import AgentClient, MirrorClient
-from bdn.wire.errors import ReportedError
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.operation_schema import Eviction, EvictionRequest
+from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import BytesFrom, StageDocument, StageRequest
 
 _WAIT_SECONDS: Final = 60.0

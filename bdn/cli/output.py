@@ -21,7 +21,7 @@ from bdn.core.units import format_size
 from bdn.net.client import OUTAGE_SECONDS, OutageRetry
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
-from bdn.wire.errors import document_of
+from bdn.wire.shapes import document_of
 
 Document = BaseModel | dict[str, Any]
 _LINE_SECONDS: Final = 2.0  # between two lines of progress

@@ -13,13 +13,12 @@ from pydantic import BaseModel
 from bdn.cli.clients import request_body
 from bdn.cli.output import Output, command_line, progress_bar
 from bdn.cli.stage import grant_of, stage_bytes
-from bdn.core.caller import DEFAULT_ORGANISATION
 from bdn.core.errors import CanceledError
 from bdn.core.units import format_size
-from bdn.wire.errors import ReportedError
-from bdn.wire.mirror_schema import Mirror
+from bdn.wire.access_schema import DEFAULT_ORGANISATION
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
+from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import BytesFrom, StageDocument
-from bdn.wire.weights_schema import MirrorRequestBody
 
 if TYPE_CHECKING:
     from bdn.cli.running import Services

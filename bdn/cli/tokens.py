@@ -4,9 +4,8 @@ import click
 
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import Output, check_usage, command_line
-from bdn.core.caller import Role
 from bdn.core.units import parse_duration
-from bdn.wire.access_schema import Token, TokenRequest
+from bdn.wire.access_schema import Role, Token, TokenRequest
 
 
 def _seconds(_: click.Context, __: click.Parameter, text: str | None) -> int | None:

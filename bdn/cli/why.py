@@ -13,9 +13,9 @@ from bdn.core.errors import NotFoundError
 from bdn.core.events import Event, explanation
 from bdn.core.units import format_size, format_time
 from bdn.net.client import MirrorClient, Params
-from bdn.wire.errors import ReportedError
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, NodeEvents, StagedPath
 from bdn.wire.mirror_schema import HeldManifest
+from bdn.wire.shapes import ReportedError
 
 _READ: Final = 1000  # of the newest events, from which the places are explained
 _MIRROR: Final = "the mirror"

@@ -1,11 +1,23 @@
-"""A chunk, and its name: fixed, aligned pieces of at most 8 MiB, never content-defined, named ``b3:<64 hex>`` by BLAKE3-256."""
+"""Chunks and what they make up: files, their layouts, and manifests. All are named by BLAKE3-256, ``b3:<64 hex>``.
 
+A chunk is a fixed, aligned piece of at most 8 MiB, never content-defined. A manifest is the authority on what a mirrored source
+contains: path, size and digest of every file. A layout says where a file's bytes lie: its chunks in order, or a slice of a slab.
+It is served beside the manifest, is not part of its name, and needs no trust: it exists only when its chunk digests add up to the
+file digest that the manifest names, and the bytes of a slice are checked against the file's own digest.
+"""
+
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from typing import Final, Self
 
 from blake3 import blake3
+
+Buffer = bytearray | memoryview
+OnBytes = Callable[[memoryview], object]  # such as a hash's own ``update``
 
 CHUNK_SIZE: Final = 8 * 1024 * 1024
 
@@ -25,16 +37,14 @@ class Digest:
 
     def __post_init__(self) -> None:
         if not _HEX.fullmatch(self.hex):
-            msg = f"not a digest: {self.hex[:80]!r}"
-            raise ValueError(msg)
+            raise ValueError(f"not a digest: {self.hex[:80]!r}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read ``b3:<64 hex>``; anything else, upper case included, is a ``ValueError``."""
         if text.startswith(_PREFIX) and _HEX.fullmatch(text, len(_PREFIX)):
             return cls(text[len(_PREFIX) :])
-        msg = f"not a digest: {text[:80]!r}; the form is b3:<64 hex>"
-        raise ValueError(msg)
+        raise ValueError(f"not a digest: {text[:80]!r}; the form is b3:<64 hex>")
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
@@ -88,8 +98,7 @@ class ByteRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            msg = f"not a byte range: [{self.start}, {self.stop})"
-            raise ValueError(msg)
+            raise ValueError(f"not a byte range: [{self.start}, {self.stop})")
 
     @property
     def size(self) -> int:
@@ -105,6 +114,232 @@ def chunk_count(size: int) -> int:
 def chunk_range(size: int, index: int) -> ByteRange:
     """The bytes of chunk ``index`` of a file of ``size`` bytes; the last chunk is the short one."""
     if not 0 <= index < chunk_count(size):
-        msg = f"a file of {size} bytes has no chunk {index}"
-        raise ValueError(msg)
+        raise ValueError(f"a file of {size} bytes has no chunk {index}")
     return ByteRange(index * CHUNK_SIZE, min(size, (index + 1) * CHUNK_SIZE))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedChunk:
+    """One chunk of a file: its name, and the bytes of the file that it is."""
+
+    digest: Digest
+    index: int
+    range: ByteRange
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A chunk that holds many small files one after the other. ``scope`` is whose files: see ``Identity``."""
+
+    digest: Digest
+    size: int
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a small file lies: ``offset`` bytes into the slab, which is ``slab_size`` bytes."""
+
+    slab: Digest
+    slab_size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """The chunks of one file, checked against the file's digest when the value is made.
+
+    ``slice`` says that the file's only chunk does not rest by itself, but inside a slab.
+    """
+
+    digest: Digest
+    size: int
+    chunks: tuple[Digest, ...]
+    slice: Slice | None = None
+
+    def __post_init__(self) -> None:
+        if self.slice is not None:
+            stop = self.slice.offset + self.size
+            if len(self.chunks) != 1 or self.slice.offset < 0 or not stop <= self.slice.slab_size <= CHUNK_SIZE:
+                raise ValueError(f"{self.slice} cannot hold file {self.digest} of {self.size} bytes")
+        fits = self.size >= 0 and len(self.chunks) == chunk_count(self.size)
+        if not fits or file_digest(self.size, self.chunks) != self.digest:
+            raise ValueError(f"{len(self.chunks)} chunks do not make up file {self.digest} of {self.size} bytes")
+
+    @classmethod
+    def of(cls, size: int, chunks: tuple[Digest, ...]) -> Self:
+        """The layout of a file of ``size`` bytes with these chunks; names the file."""
+        return cls(file_digest(size, chunks), size, chunks)
+
+    @classmethod
+    def packed(cls, digest: Digest, size: int, slab: Slab, offset: int) -> Self:
+        """The layout of a small file inside a slab."""
+        return cls(digest, size, (digest,), Slice(slab.digest, slab.size, offset))
+
+    def placed(self) -> tuple[PlacedChunk, ...]:
+        """Every chunk with its place in the file, in order."""
+        return tuple(
+            PlacedChunk(digest, index, chunk_range(self.size, index)) for index, digest in enumerate(self.chunks)
+        )
+
+
+SEGMENT_LIMIT: Final = 255  # bytes; NAME_MAX of every Linux file system we know
+PATH_LIMIT: Final = 3072  # bytes; PATH_MAX is 4096, and views add their own prefix
+_SEGMENT: Final = r"[^/\\\0.][^/\\\0]*"  # which begins with no dot, so that it is neither "." nor ".."
+_PLAIN: Final = re.compile(f"{_SEGMENT}(?:/{_SEGMENT})*")  # most paths are, and of a million each microsecond counts
+
+
+class UnsafePathError(ValueError):
+    """A listed path that must not become a file. Sources map it to INVALID_SOURCE with their own name."""
+
+
+def normalise_path(path: str) -> str:
+    """The path as a manifest holds it: relative, ``/`` between segments, no empty or ``.`` segment.
+
+    Raises:
+        UnsafePathError: absolute, empty, with ``..``, NUL, a backslash or a lone surrogate, or too long for a file system.
+    """
+    if len(path) <= SEGMENT_LIMIT and path.isascii() and _PLAIN.fullmatch(path):
+        return path
+    shown = ascii(path if len(path) <= 200 else f"{path[:200]}…")
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        raise UnsafePathError(f"path {shown} is not valid Unicode") from None
+    if path.startswith("/"):
+        raise UnsafePathError(f"path {shown} is absolute")
+    if b"\0" in encoded or b"\\" in encoded:
+        raise UnsafePathError(f"path {shown} holds a NUL or a backslash")
+    segments = [segment for segment in path.split("/") if segment not in ("", ".")]
+    if not segments or path.endswith("/"):
+        raise UnsafePathError(f"path {shown} names no file")
+    if ".." in segments:
+        raise UnsafePathError(f"path {shown} leaves its folder with '..'")
+    normal = "/".join(segments)
+    if len(normal.encode()) > PATH_LIMIT or any(len(segment.encode()) > SEGMENT_LIMIT for segment in segments):
+        raise UnsafePathError(f"path {shown} is too long for a file system")
+    return normal
+
+
+def check_tree(paths: Iterable[str]) -> None:
+    """Refuse normalised paths that cannot all be files of one tree.
+
+    Raises ``UnsafePathError``: one path twice, or one path that is both a file and a folder.
+    """
+    files: set[str] = set()
+    for path in paths:
+        if path in files:
+            raise UnsafePathError(f"path {path!a} stands twice in the listing")
+        files.add(path)
+    folders: set[str] = set()
+    for path in files:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
+            if folder in files:
+                raise UnsafePathError(f"path {folder!a} is both a file and a folder")
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+
+
+SCHEMA: Final = "bdn.manifest.v1"
+_ENCODED_AT_ONCE: Final = 1000
+
+
+class MalformedDocumentError(ValueError):
+    """A manifest or layout whose bytes are not what their schema says."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a manifest. ``path`` is normalised and relative to the mount, ``size`` is in bytes."""
+
+    path: str
+    size: int
+    digest: Digest
+
+    def __post_init__(self) -> None:
+        if normalise_path(self.path) != self.path:
+            raise UnsafePathError(f"path {self.path!a} is not normalised")
+        if self.size < 0 or (self.size == 0) != (self.digest == EMPTY):
+            raise ValueError(f"{self.path!a}: size {self.size} does not fit digest {self.digest}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Immutable and canonical: equal trees have equal bytes and therefore one name, whatever source they came from.
+
+    ``files`` is sorted by the UTF-8 bytes of the path, without a path twice or one inside another file.
+    """
+
+    files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("a manifest names at least one file")
+        paths = [entry.path for entry in self.files]
+        check_tree(paths)
+        if paths != sorted(paths):  # by code points, which is the order of the UTF-8 bytes
+            raise ValueError("a manifest's files are sorted by path")
+
+    @classmethod
+    def of(cls, files: Iterable[FileEntry]) -> Self:
+        """From files in any order."""
+        return cls(tuple(sorted(files, key=attrgetter("path"))))
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """JSON with sorted keys and no white space, in UTF-8."""
+        # In pieces, because the dictionaries of a million files are half a gigabyte.
+        starts = range(0, len(self.files), _ENCODED_AT_ONCE)
+        files = b",".join(_canonical_files(self.files[start : start + _ENCODED_AT_ONCE]) for start in starts)
+        return b'{"files":[%b],"schema":"%b"}' % (files, SCHEMA.encode())
+
+    @cached_property
+    def digest(self) -> Digest:
+        """The manifest's name: the BLAKE3 of its canonical bytes."""
+        return digest_of(self.canonical)
+
+    @cached_property
+    def bytes_total(self) -> int:
+        """The sum of the files' sizes, a file counted once per path."""
+        return sum(entry.size for entry in self.files)
+
+    @cached_property
+    def contents(self) -> dict[Digest, int]:
+        """Size by digest: each distinct content once. What a cache has to hold."""
+        return {entry.digest: entry.size for entry in self.files}
+
+    @classmethod
+    def parse(cls, canonical: bytes) -> Self:
+        """Read canonical bytes.
+
+        Raises ``MalformedDocumentError``: not a manifest, or not in canonical form (then its name would not be unique).
+        """
+        try:
+            manifest = cls(tuple(map(_entry, json.loads(canonical, object_hook=_read)["files"])))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise MalformedDocumentError(f"not a manifest: {error}") from error
+        if manifest.canonical != canonical:
+            raise MalformedDocumentError("not a manifest in canonical form")
+        return manifest
+
+
+def _canonical_files(entries: Iterable[FileEntry]) -> bytes:
+    files = [{"digest": str(entry.digest), "path": entry.path, "size": entry.size} for entry in entries]
+    return json.dumps(files, ensure_ascii=False, separators=(",", ":"), sort_keys=True)[1:-1].encode()
+
+
+def _read(record: dict[str, object]) -> object:
+    """A file's record becomes an entry as soon as it is read: a million dictionaries would be half a gigabyte."""
+    if "path" not in record:
+        return record
+    path, size, digest = record["path"], record["size"], record["digest"]
+    if not (isinstance(path, str) and type(size) is int and isinstance(digest, str)):
+        raise TypeError(f"expected a file, not {record!r:.80}")
+    return FileEntry(path, size, Digest.parse(digest))
+
+
+def _entry(value: object) -> FileEntry:
+    if not isinstance(value, FileEntry):
+        raise TypeError(f"expected a file, not {value!r:.80}")
+    return value

@@ -4,15 +4,15 @@ A connection is checked twice: the host as it is written, before anything else, 
 caller then connects to one of the checked addresses and does not resolve again, because a second answer may be another one
 (DNS rebinding). Behind a proxy the first check is the only one: the proxy resolves.
 
-The file goes from special addresses (a table of our own, because that of ``ipaddress`` differs between Python versions and
-calls some of these global; sources: the IANA registries of RFC 6890 and its updates, the clouds' pages for metadata addresses),
-over hosts in every spelling that a resolver takes (``getaddrinfo`` takes what ``inet_aton`` takes: one to four numbers, each
-decimal, octal or hexadecimal; IDNA makes digits and dots of other scripts plain ones), to the operator's policy. What cannot be
-read as a host is refused, so that nobody further on reads it in another way.
+Special addresses are a table of our own, because that of ``ipaddress`` differs between Python versions and calls some of these
+global; sources: the IANA registries of RFC 6890 and its updates, the clouds' pages for metadata addresses. Hosts are read in every
+spelling that a resolver takes (``inet_aton``: one to four numbers, each decimal, octal or hexadecimal; IDNA makes digits and dots
+of other scripts plain ones). What cannot be read as a host is refused, so that nobody further on reads it in another way.
 """
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, Self
@@ -22,61 +22,36 @@ from bdn.core.errors import EgressRefusedError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-_METADATA: Final = "a cloud metadata address"
-_LOOPBACK: Final = "a loopback address"
-_PRIVATE: Final = "a private address"
-_LINK_LOCAL: Final = "a link-local address"
-_SHARED: Final = "a shared carrier address (100.64.0.0/10)"
-_MULTICAST: Final = "a multicast address"
-_RESERVED: Final = "a reserved address"
-_UNSPECIFIED: Final = "an unspecified address"
-_UNIQUE_LOCAL: Final = "a unique-local address"
-
-# Metadata first, then the rest: the first match names the address.
-_KINDS_OF_IPV4: Final = tuple(
-    (IPv4Network(network), kind)
-    for network, kind in (
-        ("169.254.169.254/32", _METADATA),  # AWS, Google, Azure and most others
-        ("169.254.170.2/32", _METADATA),  # credentials of an ECS task
-        ("169.254.170.23/32", _METADATA),  # credentials of an EKS pod
-        ("100.100.100.200/32", _METADATA),  # Alibaba
-        ("168.63.129.16/32", _METADATA),  # Azure's host, in a public range
-        ("192.0.0.192/32", _METADATA),  # Oracle's classic cloud
-        ("0.0.0.0/8", _UNSPECIFIED),  # Linux connects 0.0.0.0 to this machine
-        ("10.0.0.0/8", _PRIVATE),
-        ("100.64.0.0/10", _SHARED),
-        ("127.0.0.0/8", _LOOPBACK),
-        ("169.254.0.0/16", _LINK_LOCAL),
-        ("172.16.0.0/12", _PRIVATE),
-        ("192.0.0.0/24", _RESERVED),
-        ("192.0.2.0/24", _RESERVED),  # documentation
-        ("192.88.99.0/24", _RESERVED),  # relays of 6to4, ended by RFC 7526
-        ("192.168.0.0/16", _PRIVATE),
-        ("198.18.0.0/15", _RESERVED),  # measurements between networks
-        ("198.51.100.0/24", _RESERVED),  # documentation
-        ("203.0.113.0/24", _RESERVED),  # documentation
-        ("224.0.0.0/4", _MULTICAST),
-        ("240.0.0.0/4", _RESERVED),  # broadcast included
-    )
-)
-_KINDS_OF_IPV6: Final = tuple(
-    (IPv6Network(network), kind)
-    for network, kind in (
-        ("fd00:ec2::254/128", _METADATA),  # AWS
-        ("fd00:ec2::23/128", _METADATA),  # credentials of an EKS pod
-        ("fd20:ce::254/128", _METADATA),  # Google
-        ("::/128", _UNSPECIFIED),
-        ("::1/128", _LOOPBACK),
-        ("fc00::/7", _UNIQUE_LOCAL),
-        ("fe80::/10", _LINK_LOCAL),
-        ("fec0::/10", _PRIVATE),  # site-local, ended by RFC 3879 and still routed inside
-        ("ff00::/8", _MULTICAST),
-        ("64:ff9b:1::/48", _PRIVATE),  # NAT64 inside a site (RFC 8215)
-        ("2001::/23", _RESERVED),  # Teredo among them
-        ("2001:db8::/32", _RESERVED),  # documentation
-        ("3fff::/20", _RESERVED),  # documentation
-    )
-)
+# The first match names the address, so metadata comes first.
+_KINDS: Final = {
+    "a cloud metadata address": (
+        *("169.254.169.254", "fd00:ec2::254", "fd20:ce::254"),  # AWS, Google, Azure and most others
+        *("169.254.170.2", "169.254.170.23", "fd00:ec2::23"),  # credentials of ECS tasks and EKS pods
+        "100.100.100.200",  # Alibaba
+        "168.63.129.16",  # Azure's host, in a public range
+        "192.0.0.192",  # Oracle's classic cloud
+    ),
+    "an unspecified address": ("0.0.0.0/8", "::"),  # Linux connects 0.0.0.0 to this machine
+    "a loopback address": ("127.0.0.0/8", "::1"),
+    "a private address": (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
+        "64:ff9b:1::/48",  # NAT64 inside a site (RFC 8215)
+        "fec0::/10",  # site-local, ended by RFC 3879 and still routed inside
+    ),
+    "a shared carrier address (100.64.0.0/10)": ("100.64.0.0/10",),
+    "a link-local address": ("169.254.0.0/16", "fe80::/10"),
+    "a unique-local address": ("fc00::/7",),
+    "a multicast address": ("224.0.0.0/4", "ff00::/8"),
+    "a reserved address": (
+        *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20"),  # documentation
+        "192.0.0.0/24",
+        "192.88.99.0/24",  # relays of 6to4, ended by RFC 7526
+        "198.18.0.0/15",  # measurements between networks
+        "240.0.0.0/4",  # broadcast included
+        "2001::/23",  # Teredo among them
+    ),
+}
+_SPECIAL: Final = tuple((ip_network(one), kind) for kind, networks in _KINDS.items() for one in networks)
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR: Final = IPv6Network("2002::/16")
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")  # nothing else has been given out (RFC 4291, section 2.4)
@@ -92,15 +67,14 @@ def plain(address: Address) -> Address:
 def special_kind(address: Address) -> str | None:
     """What a special address is, in words; None for a public one. Addresses that carry an IPv4 address are what that is."""
     address = plain(address)
-    if isinstance(address, IPv4Address):
-        return next((kind for network, kind in _KINDS_OF_IPV4 if address in network), None)
-    if kind := next((kind for network, kind in _KINDS_OF_IPV6 if address in network), None):
+    kind = next((kind for network, kind in _SPECIAL if address in network), None)
+    if kind or isinstance(address, IPv4Address):
         return kind
     if address in _NAT64:
         return special_kind(IPv4Address(int(address) & 0xFFFFFFFF))
     if address in _SIX_TO_FOUR:
         return special_kind(IPv4Address(int(address) >> 80 & 0xFFFFFFFF))
-    return None if address in _GLOBAL_UNICAST else _RESERVED
+    return None if address in _GLOBAL_UNICAST else "a reserved address"
 
 
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -128,8 +102,7 @@ class WrittenHost:
 def read_host(host: str) -> WrittenHost:
     """Read a host, with or without the brackets of IPv6.
 
-    Raises:
-        UnreadableHostError: what it is not; the text itself is left out.
+    Raises ``UnreadableHostError``: what it is not; the text itself is left out.
     """
     if ":" in host or host.startswith("["):
         return _ipv6(host)
@@ -138,11 +111,9 @@ def read_host(host: str) -> WrittenHost:
     except UnicodeError:
         raise UnreadableHostError("it is not a host name") from None
     labels = name.split(".")
-    if len(name) > _LONGEST_NAME:
-        raise UnreadableHostError("it is not a host name")
-    if _NUMBER.fullmatch(labels[-1]):
+    if _NUMBER.fullmatch(labels[-1]) and len(name) <= _LONGEST_NAME:
         return WrittenHost(name, _ipv4_readings(labels))
-    if not all(map(_LABEL.fullmatch, labels)):
+    if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
         raise UnreadableHostError("it is not a host name")
     return WrittenHost(name)
 
@@ -162,32 +133,25 @@ def _ipv4_readings(labels: list[str]) -> tuple[Address, ...]:
     """All readings of 1 to 4 numbers. The first is that of ``inet_aton``, if it has one."""
     if len(labels) > 4 or not all(map(_NUMBER.fullmatch, labels)):
         raise UnreadableHostError("it is not an IPv4 address")
-    found = []
+    found: dict[Address, None] = {}
     for octal in (True, False):
-        numbers = [_number(label, octal=octal) for label in labels]
-        address = None if None in numbers else _assemble([number for number in numbers if number is not None])
-        if address is not None and address not in found:
-            found.append(address)
+        with suppress(ValueError, OverflowError):
+            found[_assemble([_number(label, octal=octal) for label in labels])] = None
     if not found:
         raise UnreadableHostError("it is not an IPv4 address")
     return tuple(found)
 
 
-def _number(text: str, *, octal: bool) -> int | None:
+def _number(text: str, *, octal: bool) -> int:
     if text.startswith("0x"):
         return int(text[2:] or "0", 16)
-    if octal and len(text) > 1 and text.startswith("0"):
-        return int(text, 8) if re.fullmatch(r"[0-7]+", text) else None
-    return int(text)
+    return int(text, 8 if octal and len(text) > 1 and text.startswith("0") else 10)
 
 
-def _assemble(numbers: list[int]) -> IPv4Address | None:
+def _assemble(numbers: list[int]) -> IPv4Address:
     """The address of 1 to 4 numbers: all but the last are bytes, the last one fills what is left."""
     *first, last = numbers
-    left = 4 - len(first)
-    if any(number > 0xFF for number in first) or last >= 1 << (8 * left):
-        return None
-    return IPv4Address(sum(number << (8 * (3 - place)) for place, number in enumerate(first)) + last)
+    return IPv4Address(bytes(first) + last.to_bytes(4 - len(first), "big"))
 
 
 # Names that stand for an address on the machines that know them, whatever a resolver says (RFC 6761; the clouds' own pages).
@@ -195,8 +159,6 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-l
 _METADATA_NAMES: Final = frozenset(
     {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
 )
-_LOOPBACK_ADDRESSES: Final = (ip_address("127.0.0.1"), ip_address("::1"))
-_METADATA_ADDRESSES: Final = (ip_address("169.254.169.254"),)
 
 
 class EgressEntryError(ValueError):
@@ -215,8 +177,7 @@ class EgressPolicy:
     def parse(cls, text: str) -> Self:
         """Read entries with commas or white space between them: names, ``*.suffix``, addresses, networks (CIDR).
 
-        Raises:
-            EgressEntryError: an entry cannot be read.
+        Raises ``EgressEntryError``: an entry cannot be read.
         """
         names: set[str] = set()
         suffixes: dict[str, None] = {}
@@ -241,8 +202,7 @@ class EgressPolicy:
     def admit(self, host: str) -> str:
         """Check a host as it is written; returns the name or address to resolve, which is the one that was read here.
 
-        Raises:
-            EgressRefusedError: it is, or surely stands for, a special address, or cannot be read.
+        Raises ``EgressRefusedError``: it is, or surely stands for, a special address, or cannot be read.
         """
         read = _read(host)
         if self._names(read):
@@ -259,8 +219,7 @@ class EgressPolicy:
 
         Which address it was stays out of the error: answers of the operator's own name servers are not for users.
 
-        Raises:
-            EgressRefusedError: one of the addresses is special and not allowed.
+        Raises ``EgressRefusedError``: one of the addresses is special and not allowed.
         """
         read = _read(host)
         if self._names(read):
@@ -285,8 +244,8 @@ PUBLIC_INTERNET: Final = EgressPolicy()
 
 def _addresses_of(name: str) -> tuple[Address, ...]:
     if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
-        return _LOOPBACK_ADDRESSES
-    return _METADATA_ADDRESSES if name in _METADATA_NAMES else ()
+        return ip_address("127.0.0.1"), ip_address("::1")
+    return (ip_address("169.254.169.254"),) if name in _METADATA_NAMES else ()
 
 
 def _read(host: str) -> WrittenHost:

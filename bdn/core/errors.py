@@ -2,7 +2,7 @@
 
 ``code`` is the name that users see (docs/contract.md). ``transient`` means that the same call may succeed later.
 The facts are the dataclass fields; the message is built from them, says what to do, and never holds a secret or a
-signed URL. HTTP statuses live in ``bdn.wire.errors`` alone.
+signed URL. HTTP statuses live in ``bdn.wire.shapes`` alone.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,8 @@ class BdnError(Exception):
 
     def details(self) -> dict[str, Fact]:
         """The facts as plain JSON values, for the error document."""
-        facts: dict[str, Fact] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            facts[field.name] = list(value) if isinstance(value, tuple) else value
-        return facts
+        facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
 
 
 # --- the caller's mistakes -------------------------------------------------------------------------------------------
@@ -87,14 +84,11 @@ class AuthRequiredError(CallerError):
 @dataclass(eq=False)
 class SecretNotFoundError(CallerError):
     code = "SECRET_NOT_FOUND"
+    message = (
+        "secret {secret_name!r} does not exist. Set it with 'bdn-admin secrets set {secret_name}', or for the mirror set the "
+        "environment variable BDN_SECRET_{secret_name} or write the file {secret_name} in BDN_SECRETS_DIR"
+    )
     secret_name: str
-
-    def __str__(self) -> str:
-        name = self.secret_name
-        return (
-            f"secret {name!r} does not exist. Set it with 'bdn-admin secrets set {name}', or for the mirror set the "
-            f"environment variable BDN_SECRET_{name} or write the file {name} in BDN_SECRETS_DIR"
-        )
 
 
 @dataclass(eq=False)
@@ -212,13 +206,8 @@ class RevisionNotFoundError(UpstreamError):
 @dataclass(eq=False)
 class GatedSourceError(UpstreamError):
     code = "GATED_SOURCE"
+    message = "{source} is gated: accept its terms on the hub with the account that owns the token, and give that token as a secret"
     source: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.source} is gated: accept its terms on the hub with the account that owns the token, "
-            "and give that token as a secret"
-        )
 
 
 @dataclass(eq=False)

@@ -61,20 +61,13 @@ _FACT_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """One kind of event.
+    """One kind of event."""
 
-    Args:
-        sentence: with the names of facts in braces; or what chooses such a sentence by the facts.
-        presence: what it says about where the manifest is; None: nothing.
-        is_private: only the organisation that it concerns sees it.
-        names: the facts that tell other organisations who it was.
-    """
-
-    sentence: _Sentence
+    sentence: _Sentence  # with the names of facts in braces; or what chooses such a sentence by the facts
     facts: Mapping[str, _FactType]
-    presence: Presence | None = None
-    is_private: bool = False
-    names: tuple[str, ...] = ()
+    presence: Presence | None = None  # what it says about where the manifest is
+    is_private: bool = False  # only the organisation that it concerns sees it
+    names: tuple[str, ...] = ()  # the facts that tell other organisations who it was
 
     def complete(self, facts: Mapping[str, Fact]) -> dict[str, Fact]:
         """The facts of this kind, with the defaults. ``ValueError``: one is missing, or is of another type."""
@@ -82,8 +75,7 @@ class EventKind:
         for name, known in self.facts.items():
             value = facts.get(name, known.default)
             if not known.fits(value):
-                msg = f"the fact {name} cannot be {value!r}"
-                raise ValueError(msg)
+                raise ValueError(f"the fact {name} cannot be {value!r}")
             found[name] = value
         return found
 
@@ -92,9 +84,8 @@ class EventKind:
         shown = {name: "None" if value is None else self.facts[name].show(value) for name, value in facts.items()}
         if "stage" in facts:
             shown["holder"] = _holder(facts["job"], facts["stage"])
-        return (self.sentence if isinstance(self.sentence, str) else self.sentence(facts)).format(
-            **shown, digest=digest
-        )
+        sentence = self.sentence if isinstance(self.sentence, str) else self.sentence(facts)
+        return sentence.format(**shown, digest=digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +119,7 @@ class Event:
     ) -> Self:
         """An event that is decided now. ``ValueError`` when the facts are not those of its kind."""
         if unknown := facts.keys() - KINDS[kind].facts.keys():
-            msg = f"an event {kind!r} has no facts {sorted(unknown)}"
-            raise ValueError(msg)
+            raise ValueError(f"an event {kind!r} has no facts {sorted(unknown)}")
         return cls(
             kind,
             str(manifest) if manifest else None,
@@ -287,10 +277,8 @@ def _source(facts: _Given) -> str:
 
 
 def _tombstoned(facts: _Given) -> str:
-    restorable = facts["restorable_until"] is not None
-    return "was evicted from the mirror ({eviction})" + (
-        ", and can be restored until {restorable_until}" if restorable else ""
-    )
+    until = "" if facts["restorable_until"] is None else ", and can be restored until {restorable_until}"
+    return "was evicted from the mirror ({eviction})" + until
 
 
 def _facts(names: str) -> dict[str, _FactType]:
@@ -299,9 +287,14 @@ def _facts(names: str) -> dict[str, _FactType]:
     return {name: _FACT_TYPES[kind or "text"] for name, _, kind in pairs}
 
 
+def _private(sentence: _Sentence, facts: str, presence: Presence | None = None) -> EventKind:
+    """Of one stage, of one organisation's mirror, or of damage: of a slab that one organisation may read, only that one hears."""
+    return EventKind(sentence, _facts(facts), presence, is_private=True)
+
+
 def _stage(sentence: _Sentence, facts: str, presence: Presence | None = None) -> EventKind:
-    """A kind of event about one stage or prefetch: other organisations do not see it."""
-    return EventKind(sentence, _facts(f"stage job {facts}"), presence, is_private=True)
+    """A kind of event about one stage or prefetch."""
+    return _private(sentence, f"stage job {facts}", presence)
 
 
 def _left(sentence: _Sentence, facts: str, *names: str) -> EventKind:
@@ -309,20 +302,8 @@ def _left(sentence: _Sentence, facts: str, *names: str) -> EventKind:
     return EventKind(sentence, _facts(f"tier bytes:size last_used:since {facts}"), "absent", names=names)
 
 
-def _damage(sentence: _Sentence) -> EventKind:
-    """A chunk, a slab or a file was not what its name says; ``tier`` is where it lay.
-
-    Of a slab that one organisation alone may read, only that one hears.
-    """
-    return EventKind(sentence, _facts("tier reason path:name"), is_private=True)
-
-
-def _mirror(sentence: _Sentence, facts: str, presence: Presence) -> EventKind:
-    """The mirror decided it for one organisation: others do not see it."""
-    return EventKind(sentence, _facts(facts), presence, is_private=True)
-
-
 _REQUEST: Final = "eviction asked_by"
+_DAMAGE: Final = "tier reason path:name"  # a chunk, slab or file is not what its name says; ``tier`` is where it lies
 _STRANGERS: Final = ("eviction", "asked_by", "holders")
 
 KINDS: Final[dict[str, EventKind]] = {
@@ -357,11 +338,11 @@ KINDS: Final[dict[str, EventKind]] = {
     "kept": EventKind("is still here: it could not be evicted ({problem})", _facts("problem"), "here"),
     "dropped": EventKind("was dropped: {why}", _facts("why"), "absent"),
     "found": EventKind(_found, _facts("bytes_total:size bytes_whole:size"), "here"),
-    "damaged": _damage(lambda facts: f"has a damaged part: {_part(facts)}"),
-    "repaired": _damage(lambda facts: f"was repaired: {_part(facts)}"),
-    "lost": _damage(_lost),
+    "damaged": _private(lambda facts: f"has a damaged part: {_part(facts)}", _DAMAGE),
+    "repaired": _private(lambda facts: f"was repaired: {_part(facts)}", _DAMAGE),
+    "lost": _private(_lost, _DAMAGE),
     # ``transferred`` bytes came from the upstream, ``reused`` bytes were in the store.
-    "mirrored": _mirror(
+    "mirrored": _private(
         lambda facts: (
             f"was mirrored from {_source(facts)} by {{mirror}}: {{files}} files, {{transferred}} came from there and "
             "{reused} were held"
@@ -369,13 +350,13 @@ KINDS: Final[dict[str, EventKind]] = {
         "mirror source revision:revision files:count transferred:size reused:size",
         "here",
     ),
-    "reused": _mirror(
+    "reused": _private(
         lambda facts: f"was asked for again by {{mirror}}: {_source(facts)}, which was held already",
         "mirror source revision:revision",
         "here",
     ),
-    "tombstoned": _mirror(_tombstoned, "eviction restorable_until:until", "absent"),
-    "restored": _mirror("was restored on the mirror", "", "here"),
+    "tombstoned": _private(_tombstoned, "eviction restorable_until:until", "absent"),
+    "restored": _private("was restored on the mirror", "", "here"),
     "collected": EventKind(
         "was collected from the mirror's store: {bytes} were its own", _facts("bytes:size"), "absent"
     ),
@@ -398,11 +379,7 @@ class Verdict:
 
 
 def verdict(story: Iterable[Event], tier: str = "node") -> Verdict:
-    """Read the events of one place about one manifest, oldest first.
-
-    A refusal says nothing about what was there before: whoever is refused the rest of a manifest that is held incompletely
-    finds it as it was.
-    """
+    """Read the events of one place about one manifest, oldest first. A refusal says nothing about what was there before."""
     found = Verdict(is_here=False)
     for event in story:
         presence = event.presence
@@ -416,12 +393,7 @@ def verdict(story: Iterable[Event], tier: str = "node") -> Verdict:
 
 
 def explanation(story: Sequence[Event], place: str, *, is_here: bool) -> str:
-    """One sentence: it is, or is not, cached there, and why.
-
-    Args:
-        story: the events of that place about the manifest, oldest first.
-        is_here: what is known to be so, from what the place reports that it holds.
-    """
+    """One sentence: it is, or is not, cached there, and why. ``is_here`` is what the place reports; ``story`` as in ``verdict``."""
     said = verdict(story)
     opening = f"is {'' if is_here else 'not '}cached on {place}"
     if not is_here and said.refused is not None:

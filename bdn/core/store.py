@@ -1,89 +1,69 @@
-"""What lies in a mirror's store: layouts of files, slabs of small files, damaged objects and their pieces, what may be collected.
-
-A layout says where a file's bytes lie: its chunks in order, or a slice of a slab. It is served beside the manifest and is not
-part of its name. It needs no trust: it exists only when its chunk digests add up to the file digest that the manifest names, and
-the bytes of a slice are checked against the file's own digest.
-"""
-
-from __future__ import annotations
+"""What lies in a mirror's store: chunks, slabs of small files, damaged objects and their pieces, what may be collected."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import BinaryIO, Final, Literal, Protocol
 
 from blake3 import blake3
 
-from bdn.core.chunk import CHUNK_SIZE, EMPTY, ByteRange, Digest, chunk_count, chunk_range, digest_of, file_digest
-from bdn.core.source.listing import UpstreamFile
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, Buffer, Digest, chunk_count, digest_of, file_digest
+from bdn.core.source.upstream import UpstreamFile
+
+
+class ChunkStore(Protocol):
+    """Where mirrored chunks rest. Blocking; called from byte threads."""
+
+    def put(self, digest: Digest, content: Buffer) -> None:
+        """Make the chunk durable under its name. An existing one is kept. Nothing partial is ever visible."""
+
+    def open(self, digest: Digest) -> BinaryIO:
+        """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held."""
+
+    def keep(self, digest: Digest) -> bool:
+        """Count on a chunk that was put earlier: whoever looked at it before this does not collect it any more.
+
+        False when it is not held, or is on its way out: then it has to be put again.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedChunk:
-    """One chunk of a file: its name, and the bytes of the file that it is."""
-
-    digest: Digest
-    index: int
-    range: ByteRange
-
-
-@dataclass(frozen=True, slots=True)
-class Slab:
-    """A chunk that holds many small files one after the other. ``scope`` is whose files: see ``Identity``."""
-
-    digest: Digest
-    size: int
-    scope: str
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Where a small file lies: ``offset`` bytes into the slab, which is ``slab_size`` bytes."""
-
-    slab: Digest
-    slab_size: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class FileLayout:
-    """The chunks of one file, checked against the file's digest when the value is made.
-
-    ``slice`` says that the file's only chunk does not rest by itself, but inside a slab.
-    """
+class StoredChunk:
+    """A chunk as somebody who collects has seen it."""
 
     digest: Digest
     size: int
-    chunks: tuple[Digest, ...]
-    slice: Slice | None = None
+    kept_at: float  # when it was last put or kept, in seconds since the epoch
 
-    def __post_init__(self) -> None:
-        if self.slice is not None:
-            stop = self.slice.offset + self.size
-            if len(self.chunks) != 1 or self.slice.offset < 0 or not stop <= self.slice.slab_size <= CHUNK_SIZE:
-                msg = f"{self.slice} cannot hold file {self.digest} of {self.size} bytes"
-                raise ValueError(msg)
-        fits = self.size >= 0 and len(self.chunks) == chunk_count(self.size)
-        if not fits or file_digest(self.size, self.chunks) != self.digest:
-            msg = f"{len(self.chunks)} chunks do not make up file {self.digest} of {self.size} bytes"
-            raise ValueError(msg)
 
-    @classmethod
-    def of(cls, size: int, chunks: tuple[Digest, ...]) -> FileLayout:
-        """The layout of a file of ``size`` bytes with these chunks; names the file."""
-        return cls(file_digest(size, chunks), size, chunks)
+class CollectableStore(ChunkStore, Protocol):
+    """A store out of which chunks are collected while others put, keep and read."""
 
-    @classmethod
-    def packed(cls, digest: Digest, size: int, slab: Slab, offset: int) -> FileLayout:
-        """The layout of a small file inside a slab."""
-        return cls(digest, size, (digest,), Slice(slab.digest, slab.size, offset))
+    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
+        """Those of these chunks that are held, or all that are held; one that comes or goes meanwhile may be missed."""
 
-    def placed(self) -> tuple[PlacedChunk, ...]:
-        """Every chunk with its place in the file, in order."""
-        return tuple(
-            PlacedChunk(digest, index, chunk_range(self.size, index)) for index, digest in enumerate(self.chunks)
-        )
+    def collect(self, chunk: StoredChunk) -> bool:
+        """Remove the chunk, unless somebody put or kept it since it was seen, or somebody else removed it: then False.
+
+        Who has it open can read it to its end.
+        """
+
+    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        """Remove what was left half-written and last changed before then. How many there are, and their bytes."""
+
+
+class MirrorStore(CollectableStore, Protocol):
+    """What a mirror rests on: it is scrubbed, too."""
+
+    def fault(self, digest: Digest) -> str | None:
+        """What is wrong with the chunk as it rests, or None. It is read past caches. ``BdnError``: cannot be found out now."""
+
+    def set_aside(self, digest: Digest) -> bool:
+        """Keep a wrong chunk as evidence, where no reader finds it. False when it is absent, or right after all."""
+
+    def evidence(self) -> int:
+        """How many wrong chunks are kept."""
 
 
 PUBLIC: Final = "public"  # everybody
@@ -116,7 +96,7 @@ def is_closed_to(organisation: str, tail: bytes) -> bool:
 
 SMALL_FILE_SIZE: Final = 1024 * 1024  # a file of this size or more has chunks of its own
 PARCEL_FILES: Final = (
-    256  # what one thread fetches one after the other; more would make a tail where an upstream is far
+    256  # one thread fetches them one after the other; more would make a tail where an upstream is far
 )
 
 
@@ -146,9 +126,8 @@ def parcels(files: Iterable[UpstreamFile]) -> Iterator[tuple[UpstreamFile, ...]]
 class SlabNeeds:
     """Slabs, what lies in them, and what has gone. Names are whatever the caller uses.
 
-    Before it is asked it is told: ``add_slab`` of every slab that holds a content which may go, ``add_slice`` of everything
-    in these slabs and of every other slice of those contents, ``add_scope`` and ``add_damaged`` of every slab named so far,
-    ``add_whole``.
+    Before it is asked it is told of every slab that holds a content which may go, of everything in these slabs, of every other
+    slice of those contents, and of the scopes and damages of every slab named so far.
     """
 
     def __init__(self) -> None:

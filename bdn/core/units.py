@@ -15,14 +15,12 @@ for _power, _letter in enumerate("KMGTP", start=1):
 def parse_size(text: str) -> int:
     """Bytes. ``K M G T P`` (with or without ``B``) are powers of 1000, ``Ki Mi …`` of 1024.
 
-    Raises:
-        ValueError: anything else; the message says which forms are accepted.
+    Raises ``ValueError``: anything else; the message says which forms are accepted.
     """
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text)
     unit = _BYTES.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        msg = f"not a size: {text!r}; write bytes or a number with a unit, such as 500GB or 64MiB"
-        raise ValueError(msg)
+        raise ValueError(f"not a size: {text!r}; write bytes or a number with a unit, such as 500GB or 64MiB")
     return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
 
 
@@ -40,8 +38,7 @@ def parse_duration(text: str) -> int:
     """Seconds of ``90d``, ``12h``, ``30m``, ``45s`` or ``2w``. Raises ``ValueError``."""
     match = re.fullmatch(r"([0-9]{1,12})([smhdw])", text)
     if match is None:
-        msg = f"{text[:40]!r} is not a duration such as 90d, 12h, 30m or 45s"
-        raise ValueError(msg)
+        raise ValueError(f"{text[:40]!r} is not a duration such as 90d, 12h, 30m or 45s")
     return int(match[1]) * _SECONDS[match[2]]
 
 

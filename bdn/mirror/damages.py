@@ -15,7 +15,7 @@ from typing import Final
 from bdn.core.chunk import Digest
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.events import Event
-from bdn.core.ports import InspectedStore
+from bdn.core.store import MirrorStore
 from bdn.mirror.db import contents, damaged, events, mirrors, records
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.records import Record, RecordDamagedError
@@ -44,7 +44,7 @@ class Damages:
     """Finds damage, registers it, and takes it back; each is an event of the manifests concerned. ``on_repaired`` counts."""
 
     database: Database
-    store: InspectedStore
+    store: MirrorStore
     watch: Watch
     clock: Callable[[], float]
     on_repaired: Callable[[], None]

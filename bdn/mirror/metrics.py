@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
-from bdn.core.ports import Inspection
+from bdn.core.store import MirrorStore
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
 
@@ -18,7 +18,7 @@ from bdn.mirror.db.database import Database
 class Metrics:
     """Counters that parts increment, and gauges that ``render`` reads."""
 
-    def __init__(self, database: Database, inspection: Inspection) -> None:
+    def __init__(self, database: Database, inspection: MirrorStore) -> None:
         self._database = database
         self._inspection = inspection
         self.registry = CollectorRegistry()

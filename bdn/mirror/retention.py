@@ -31,8 +31,7 @@ from typing import Final
 from bdn.core.chunk import Digest
 from bdn.core.errors import Fact, NotFoundError
 from bdn.core.events import Event
-from bdn.core.ports import CollectableStore, StoredChunk
-from bdn.core.store import EVIDENCE_SECONDS, KINDS, Kind, SlabNeeds, collectable_before
+from bdn.core.store import EVIDENCE_SECONDS, KINDS, CollectableStore, Kind, SlabNeeds, StoredChunk, collectable_before
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import agents, contents, damaged, events, mirrors, operations, removal
 from bdn.mirror.db.database import Database, ReadSession, WriteSession

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.chunk import ByteRange, Digest, digest_of
+from bdn.core.chunk import ByteRange, Digest, FileLayout, Slab, digest_of
 from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError, StoreUnavailableError
-from bdn.core.grant import Grant, GrantedMount
 from bdn.core.pace.rounds import is_round_due
-from bdn.core.source.listing import Checksum
+from bdn.core.source.upstream import Checksum
 from bdn.core.source.uri import common_beginnings
-from bdn.core.store import FileLayout, Needed, Piece, Slab, closed_up, seal_of
+from bdn.core.store import Needed, Piece, closed_up, seal_of
 from bdn.mirror.damages import DAMAGE, DamagedRecords, Damages
 from bdn.mirror.db import agents, contents, mirrors, objects, operations, origins, records
 from bdn.mirror.db.database import Database
@@ -34,10 +33,10 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.transfer.pacing import Pacer
-from bdn.wire.grants import GrantSigner
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed
 from bdn.wire.shapes import added
-from bdn.wire.weights_schema import WeightsSourceBody
 
 logger = logging.getLogger(__name__)
 

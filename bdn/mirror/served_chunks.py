@@ -6,10 +6,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Slice
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.ports import ChunkStore
-from bdn.core.store import Slice
+from bdn.core.store import ChunkStore
 from bdn.mirror.access.access import Access
 from bdn.mirror.damages import ChunkDamagedError, Damages
 from bdn.mirror.db import contents

@@ -40,7 +40,7 @@ from bdn.core.errors import (
     NotFoundError,
     single_error,
 )
-from bdn.wire.errors import ErrorDocument, document_of, status_of
+from bdn.wire.shapes import ErrorDocument, document_of, status_of
 
 _LIMITED: Final = "bytes of the request"
 # Where half a surrogate pair may stand: as an escape, as bytes, or in a body of UTF-16, which JSON's parser takes as well.

@@ -13,23 +13,24 @@ from urllib.parse import quote, urlsplit
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
-from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
-from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
-from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, error_from
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.http_fields import ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
-from bdn.wire.mirror_schema import HeldManifests, Mirror, Plan
+from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorRequestBody, Plan
 from bdn.wire.operation_schema import (
+    AgentDocument,
+    Cluster,
     Collection,
     CollectionRequest,
     Eviction,
     EvictionRequest,
+    Heartbeat,
+    HeartbeatReply,
     PathVerification,
     PathVerificationRequest,
     Prefetch,
@@ -39,10 +40,9 @@ from bdn.wire.operation_schema import (
     Verification,
     VerificationRequest,
 )
-from bdn.wire.shapes import Items, Page
+from bdn.wire.shapes import Items, Page, ServiceUnreachableError, WrongDocumentError, error_from
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, StageDocument, StageRequest
-from bdn.wire.weights_schema import MirrorRequestBody
 
 LONGEST_WAIT_SECONDS: Final = 60.0  # of one request
 _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all

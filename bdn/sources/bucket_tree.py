@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from bdn.core.chunk import UnsafePathError, normalise_path
 from bdn.core.errors import InvalidSourceError
-from bdn.core.source.listing import UnsafePathError, normalise_path
 from bdn.core.source.uri import BucketUri
 
 PAGE: Final = 1000  # objects per request, the most that anybody gives

@@ -11,8 +11,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Final
 
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker, Source
+from bdn.core.source.upstream import ASK_ONCE, Asker, Source
 from bdn.core.source.uri import Scheme, SourceUri
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SignIn

@@ -26,9 +26,9 @@ from urllib.parse import unquote, urlsplit
 
 from blake3 import blake3
 
-from bdn.core.chunk import CHUNK_SIZE, Digest
+from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.ports import Buffer, MirrorStore, StoredChunk
+from bdn.core.store import MirrorStore, StoredChunk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import make_folder, sync_folder
 

@@ -15,10 +15,9 @@ from typing import Final, Protocol
 
 from awscrt import checksums
 
-from bdn.core.chunk import chunk_count, chunk_range
+from bdn.core.chunk import Buffer, chunk_count, chunk_range
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.ports import Buffer
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 
 
 @dataclass(frozen=True, slots=True)

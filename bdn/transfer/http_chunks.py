@@ -11,8 +11,8 @@ from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledEr
 from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
-from bdn.wire.errors import error_from
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
+from bdn.wire.shapes import error_from
 
 _REDIRECT_LIMIT: Final = 2  # the mirror may send us to a signed URL of its store
 _WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error

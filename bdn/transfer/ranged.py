@@ -20,8 +20,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy
-from bdn.core.ports import Headers, Location
-from bdn.core.source.listing import Checksum
+from bdn.core.source.upstream import Checksum, Headers, Location
 from bdn.net.http1.answer import Answer, Clock, StalledError
 from bdn.net.http1.connection import (
     REDIRECT_BODY_LIMIT,

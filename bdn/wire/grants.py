@@ -1,7 +1,8 @@
-"""Grants as signed tokens (JWT, Ed25519): made by the mirror, verified by agents without it."""
+"""Grants: what a job's agents may read and where it shall stand. Tokens (JWT, Ed25519), which agents verify without the mirror."""
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -12,10 +13,52 @@ from jwt.algorithms import OKPAlgorithm
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import GrantExpiredError, GrantInvalidError
-from bdn.core.grant import AUDIENCE, Grant, GrantedMount
+from bdn.core.source.uri import check_mounts, normalise_mount
 
+AUDIENCE: Final = "bdn-agent"
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedMount:
+    """One manifest and the place where its files shall stand. ``source`` is for people: it names where they came from."""
+
+    mount_location: str
+    manifest: Digest
+    source: str
+
+    def __post_init__(self) -> None:
+        if normalise_mount(self.mount_location) != self.mount_location:
+            raise ValueError(f"mount_location {self.mount_location!r} is not normalised")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The right of an organisation's job to read these manifests until ``expires_at`` (seconds since the epoch)."""
+
+    organisation: str
+    mounts: tuple[GrantedMount, ...]
+    expires_at: float
+
+    def __post_init__(self) -> None:
+        if not self.mounts:
+            raise ValueError("a grant names at least one mount")
+        check_mounts([mount.mount_location for mount in self.mounts])
+
+    def allows(self, manifest: Digest) -> bool:
+        """Whether this grant lets its bearer read the manifest and its chunks."""
+        return any(mount.manifest == manifest for mount in self.mounts)
+
+
+def stage_id_of(job_id: str, organisation: str, mounts: Iterable[GrantedMount]) -> str:
+    """The id of the stage that a job's grant asks for: equal content, equal id, so that asking twice is asking once.
+
+    A renewed grant differs in its expiry alone and therefore names the same stage.
+    """
+    lines = sorted(f"{mount.mount_location}\0{mount.manifest}" for mount in mounts)
+    text = "".join(f"{len(part)}:{part}" for part in (job_id, organisation, *lines))  # no two lists make one text
+    return f"stg_{digest_of(text.encode('utf-8', 'surrogatepass')).hex[:24]}"
 
 
 def new_signing_key() -> bytes:
@@ -36,8 +79,7 @@ class GrantSigner:
     def __init__(self, private_key: bytes) -> None:
         key = serialization.load_pem_private_key(private_key, password=None)
         if not isinstance(key, Ed25519PrivateKey):
-            msg = "the signing key is not an Ed25519 private key"
-            raise TypeError(msg)
+            raise TypeError("the signing key is not an Ed25519 private key")
         self._key = key
         public = OKPAlgorithm.to_jwk(key.public_key(), as_dict=True)
         self.key_id = _name_of(public)
@@ -67,8 +109,7 @@ class GrantVerifier:
         self.public_keys = list(public_keys)
         for key in self.public_keys:
             if key["kid"] != _name_of({part: key[part] for part in ("crv", "kty", "x")}):
-                msg = f"{key['kid']} is not this key's name"
-                raise ValueError(msg)
+                raise ValueError(f"{key['kid']} is not this key's name")
         self._keys = {str(key["kid"]): jwt.PyJWK(key) for key in self.public_keys}
 
     def verify(self, token: str, *, now: float) -> Grant:

@@ -7,7 +7,7 @@ from datetime import UTC
 from typing import Final, Literal
 
 from bdn.core.chunk import ByteRange, Digest
-from bdn.core.ports import Headers
+from bdn.core.source.upstream import Headers
 
 SUSPECT_HEADER: Final = "BDN-Suspect"  # of a chunk request: it came with wrong content, so check before you send
 _ONE_RANGE = re.compile(r"bytes=\s*([0-9]{0,30})-([0-9]{0,30})\s*", re.IGNORECASE)
@@ -57,8 +57,7 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
 
     Malformed headers, other units and several ranges are ignored, as the RFC allows.
 
-    Raises:
-        UnsatisfiableRangeError: it begins past the end, or is a suffix of zero bytes.
+    Raises ``UnsatisfiableRangeError``: it begins past the end, or is a suffix of zero bytes.
     """
     match = _ONE_RANGE.fullmatch(header or "")
     if match is None or not (match[1] or match[2]):

@@ -1,17 +1,17 @@
-"""A layout as an agent has it in its hands: read from the wire's document once, with no model in between.
+"""A layout's document: read and written without models in between.
 
-A layout has as many entries as its manifest has contents, which may be a million; as pydantic's models they would cost five
-times the memory, and be checked twice.
+It has as many entries as its manifest has contents, which may be a million; as pydantic's models they would cost five times the
+memory, and be checked twice.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bdn.core.chunk import Digest, chunk_count
-from bdn.core.manifest import MalformedDocumentError
-from bdn.core.store import FileLayout, Slice
+from pydantic import BaseModel
+
+from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError, Slice, chunk_count
 
 _ENTRY_BYTES: Final = 300  # of one file, with its slab and without its chunks
 _NAME_BYTES: Final = 70  # of a chunk
@@ -32,16 +32,14 @@ class Layout:
     def parse(cls, document: bytes) -> Self:
         """Read it. About 10 µs per file.
 
-        Raises:
-            MalformedDocumentError: not a layout, or one that is wrong about a file.
+        Raises ``MalformedDocumentError``: not a layout, or one that is wrong about a file.
         """
         try:
             body = json.loads(document, object_hook=_Reader().read)
             files = {file.digest: file for file in body["files"]}
             return cls(Digest.parse(body["manifest"]), _port(body["data_port"]), files)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            msg = f"not a layout: {error}"
-            raise MalformedDocumentError(msg) from error
+            raise MalformedDocumentError(f"not a layout: {error}") from error
 
     def covers(self, contents: Mapping[Digest, int]) -> bool:
         """Whether it says of each of these contents, given with their sizes, where it lies."""
@@ -54,9 +52,8 @@ class Layout:
         return 2 * sum((_ENTRY_BYTES + _NAME_BYTES * chunk_count(size) for size in contents.values()), _ENTRY_BYTES)
 
     def encode(self) -> bytes:
-        """The document again. Nothing in it needs escaping: there are hexadecimal digits and numbers only."""
-        head = f'{{"manifest":"{self.manifest}","data_port":{json.dumps(self.data_port)},"files":['
-        return b"".join((head.encode(), ",".join(map(_entry, self.files.values())).encode(), b"]}"))
+        """The document again."""
+        return write_layout(self.manifest, self.data_port, map(_entry, self.files.values())).encode()
 
 
 class _Reader:
@@ -73,8 +70,7 @@ class _Reader:
     def _slice(self, record: dict[str, object]) -> Slice:
         name, size, offset = record["digest"], record["size"], record["offset"]
         if not (isinstance(name, str) and type(size) is int and type(offset) is int):
-            msg = f"not a slice: {record!r:.200}"
-            raise TypeError(msg)
+            raise TypeError(f"not a slice: {record!r:.200}")
         slab = self._slabs.get(name) or self._slabs.setdefault(name, Digest.parse(name))
         return Slice(slab, size, offset)
 
@@ -84,8 +80,7 @@ class _Reader:
         if not (
             isinstance(lies, Slice | None) and isinstance(name, str) and type(size) is int and isinstance(chunks, list)
         ):
-            msg = f"not the layout of a file: {record!r:.200}"
-            raise TypeError(msg)
+            raise TypeError(f"not the layout of a file: {record!r:.200}")
         digest = Digest.parse(name)
         named = (digest,) if chunks == [name] else tuple(map(Digest.parse, chunks))
         return FileLayout(digest, size, named, lies)
@@ -93,15 +88,55 @@ class _Reader:
 
 def _port(value: object) -> int | None:
     if value is not None and type(value) is not int:
-        msg = f"expected a port, not {value!r:.80}"
-        raise TypeError(msg)
+        raise TypeError(f"expected a port, not {value!r:.80}")
     return value
 
 
 def _entry(file: FileLayout) -> str:
-    chunks = ",".join(f'"{chunk}"' for chunk in file.chunks)
-    head = f'{{"digest":"{file.digest}","size":{file.size},"chunks":[{chunks}]'
-    if file.slice is None:
-        return f"{head}}}"
     lies = file.slice
-    return f'{head},"slab":{{"digest":"{lies.slab}","size":{lies.slab_size},"offset":{lies.offset}}}}}'
+    slab = None if lies is None else (lies.slab.hex, lies.slab_size, lies.offset)
+    return write_file(file.digest.hex, file.size, [chunk.hex for chunk in file.chunks], slab)
+
+
+def write_layout(manifest: Digest, data_port: int | None, files: Iterable[str]) -> str:
+    """The document, of files as ``write_file`` makes them: ten times as fast as a model of each."""
+    head = f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['
+    return head + ",".join(files) + "]}"
+
+
+def write_file(digest: str, size: int, chunks: Iterable[str], slab: tuple[str, int, int] | None = None) -> str:
+    """One file of the document. ``slab`` is digest, size and offset. Digests are hexadecimal, so nothing needs escaping."""
+    listed = ",".join(f'"b3:{chunk}"' for chunk in chunks)
+    lies = f',"slab":{{"digest":"b3:{slab[0]}","size":{slab[1]},"offset":{slab[2]}}}' if slab else ""
+    return f'{{"digest":"b3:{digest}","size":{size},"chunks":[{listed}]{lies}}}'
+
+
+class SliceBody(BaseModel):
+    """Where a small file lies: ``offset`` bytes into the slab, a chunk of ``size`` bytes that is served by its digest."""
+
+    digest: str
+    size: int
+    offset: int
+
+
+class FileLayoutBody(BaseModel):
+    """The chunks of one file, in order; absent ``slab``: each is an object of its own.
+
+    A file in a slab has one chunk, which is named like the file. It can be read by that name, too, but not as fast.
+    """
+
+    digest: str
+    size: int
+    chunks: list[str]
+    slab: SliceBody | None = None
+
+
+class LayoutBody(BaseModel):
+    """Where a manifest's bytes lie: every distinct content once. The API's schema; nobody makes a million of these.
+
+    ``data_port`` is where the data plane serves the chunks, on the host that answered; null means on this port.
+    """
+
+    manifest: str
+    data_port: int | None
+    files: list[FileLayoutBody]

@@ -1,15 +1,132 @@
-"""Mirrors, plans, manifests' layouts: what the mirror service answers."""
+"""Requests for weights, mirrors and plans, and what is held where.
+
+``WeightsSource`` on the wire has the names and both dump forms of ``truss_train`` (unset fields absent or null).
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
-from bdn.core.chunk import Digest
-from bdn.core.store import FileLayout, Slice
-from bdn.wire.errors import ErrorBody
+from bdn.core.errors import InvalidRequestError
+from bdn.core.source.uri import (
+    Auth,
+    AuthMethod,
+    Patterns,
+    WeightsSource,
+    check_mounts,
+    normalise_mount,
+    parse_source,
+)
+from bdn.wire.shapes import ErrorBody, StrictModel
+
+SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request
+
+
+class AuthBody(StrictModel):
+    """How to sign in to a source; each method has fields of its own."""
+
+    auth_method: StrictStr
+    auth_secret_name: StrictStr | None = None
+    aws_oidc_role_arn: StrictStr | None = None
+    aws_oidc_region: StrictStr | None = None
+    gcp_oidc_service_account: StrictStr | None = None
+    gcp_oidc_workload_id_provider: StrictStr | None = None
+    aws_assume_role_arn: StrictStr | None = None
+    aws_assume_role_region: StrictStr | None = None
+
+    def to_core(self) -> Auth:
+        """The checked value; ``InvalidRequestError`` names what is missing or too much."""
+        try:
+            method = AuthMethod(self.auth_method.upper())
+        except ValueError:
+            known = ", ".join(AuthMethod)
+            raise InvalidRequestError(
+                f"auth_method {self.auth_method!r} is not supported. Supported auth methods: {known}"
+            ) from None
+        given = self.model_dump(exclude={"auth_method"}, exclude_none=True)
+        return Auth(method, {name: value for name, value in given.items() if value})
+
+
+class WeightsSourceBody(StrictModel):
+    """One source of a request."""
+
+    source: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["hf://org/model@main"])]
+    mount_location: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["/app/models/model"])]
+    auth: AuthBody | None = None
+    auth_secret_name: StrictStr | None = None
+    allow_patterns: list[StrictStr] | None = None
+    ignore_patterns: list[StrictStr] | None = None
+
+    def to_core(self) -> WeightsSource:
+        """The checked value. Raises ``CallerError``: INVALID_SOURCE, INVALID_MOUNT or INVALID_REQUEST."""
+        return WeightsSource(
+            parse_source(self.source),
+            normalise_mount(self.mount_location),
+            Patterns(tuple(self.allow_patterns or ()), tuple(self.ignore_patterns or ())),
+            self._auth(),
+        )
+
+    def _auth(self) -> Auth | None:
+        if self.auth is None:
+            name = self.auth_secret_name
+            return Auth(AuthMethod.CUSTOM_SECRET, {"auth_secret_name": name}) if name else None
+        if self.auth_secret_name:
+            both = self.auth.auth_secret_name is not None
+            place = (
+                "both at the top level and in auth section. Please use only one location."
+                if both
+                else "together with auth"
+            )
+            raise InvalidRequestError(f"auth_secret_name cannot be specified {place}")
+        return self.auth.to_core()
+
+
+class TrainingJobBody(BaseModel):
+    """The part of a truss training job that concerns us; everything else in it is none of our business."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    weights: list[WeightsSourceBody]
+
+
+class MirrorRequestBody(StrictModel):
+    """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
+
+    weights: list[WeightsSourceBody] | None = None
+    training_job: TrainingJobBody | None = None
+
+    def sources(self) -> tuple[WeightsSource, ...]:
+        """The checked sources, at least one, with mounts that are neither equal nor nested."""
+        if (self.weights is None) == (self.training_job is None):
+            raise InvalidRequestError('send either "weights" or "training_job"')
+        bodies = self.weights if self.weights is not None else self.training_job.weights if self.training_job else []
+        if not bodies:
+            raise InvalidRequestError("weights is empty; name at least one source")
+        if len(bodies) > SOURCES_LIMIT:
+            raise InvalidRequestError(
+                f"{len(bodies)} sources are too many for one mirror; the limit is {SOURCES_LIMIT}"
+            )
+        sources = tuple(body.to_core() for body in bodies)
+        check_mounts([source.mount_location for source in sources])
+        return sources
+
+
+def body_from(source: WeightsSource) -> WeightsSourceBody:
+    """The wire form of a checked source: what is stored with a mirror, and what clients send."""
+    auth = None
+    if source.auth:
+        auth = AuthBody.model_validate({"auth_method": source.auth.method.value, **source.auth.fields})
+    return WeightsSourceBody(
+        source=str(source.source),
+        mount_location=source.mount_location,
+        auth=auth,
+        allow_patterns=list(source.patterns.allow) or None,
+        ignore_patterns=list(source.patterns.ignore) or None,
+    )
+
 
 MirrorStatus = Literal["PENDING", "SYNCING", "READY", "FAILED", "CANCELED"]
 TERMINAL: frozenset[MirrorStatus] = frozenset({"READY", "FAILED", "CANCELED"})
@@ -71,59 +188,6 @@ class Plan(BaseModel):
     bytes: int
     bytes_to_transfer: int
     bytes_reused: int
-
-
-class SliceBody(BaseModel):
-    """Where a small file lies: ``offset`` bytes into the slab, a chunk of ``size`` bytes that is served by its digest."""
-
-    digest: str
-    size: int
-    offset: int
-
-    def to_core(self) -> Slice:
-        """The value."""
-        return Slice(Digest.parse(self.digest), self.size, self.offset)
-
-
-class FileLayoutBody(BaseModel):
-    """The chunks of one file, in order; absent ``slab``: each is an object of its own.
-
-    A file in a slab has one chunk, which is named like the file. It can be read by that name, too, but not as fast.
-    """
-
-    digest: str
-    size: int
-    chunks: list[str]
-    slab: SliceBody | None = None
-
-    @classmethod
-    def of(cls, layout: FileLayout) -> Self:
-        """The wire's form."""
-        lies = layout.slice
-        slab = SliceBody(digest=str(lies.slab), size=lies.slab_size, offset=lies.offset) if lies else None
-        chunks = [str(chunk) for chunk in layout.chunks]
-        return cls(digest=str(layout.digest), size=layout.size, chunks=chunks, slab=slab)
-
-    def to_core(self) -> FileLayout:
-        """Checked: the chunks make up the file's digest, and the slab has room for it. ``ValueError`` when not."""
-        chunks = tuple(Digest.parse(chunk) for chunk in self.chunks)
-        lies = self.slab.to_core() if self.slab else None
-        return FileLayout(Digest.parse(self.digest), self.size, chunks, lies)
-
-
-class LayoutBody(BaseModel):
-    """Where a manifest's bytes lie: every distinct content once.
-
-    ``data_port`` is where the data plane serves the chunks, on the host that answered; null means on this port.
-    """
-
-    manifest: str
-    data_port: int | None
-    files: list[FileLayoutBody]
-
-    def to_json(self) -> str:
-        """Without what is absent: there may be a million files."""
-        return self.model_dump_json(exclude_defaults=True)
 
 
 class Holding(BaseModel):

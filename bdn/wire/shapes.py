@@ -1,11 +1,16 @@
-"""What documents share: dates, amounts, lists, requests, and operations that are recorded."""
+"""What documents share: dates, amounts, lists, requests, recorded operations, and errors.
 
+Errors have their documents and HTTP statuses here: it is the only place that knows both sides.
+"""
+
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bdn.core.errors import InvalidRequestError
+from bdn.core import errors
+from bdn.core.errors import BdnError, InvalidRequestError, ServiceError
 
 LARGEST: Final = 2**63 - 1
 
@@ -60,3 +65,120 @@ class OperationModel(BaseModel):
     status: str
     created_at: datetime
     completed_at: datetime | None = None
+
+
+@dataclass(eq=False)
+class ServiceUnreachableError(ServiceError):
+    """No answer at all from one of our services."""
+
+    code = "STORE_UNAVAILABLE"
+    transient = True
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"no answer from {self.address} ({self.reason}); is the service running there?"
+
+
+@dataclass(eq=False)
+class WrongDocumentError(ServiceError):
+    """An answer is not what its name says: it was damaged on its way, belongs to another request, or was wrong where it lay.
+
+    Only the last does not pass by asking again.
+    """
+
+    code = "CHECKSUM_MISMATCH"
+    transient = True
+    document: str
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.document} is wrong as it came from {self.address}: {self.reason}"
+
+
+STATUS: Final[dict[type[BdnError], int]] = {
+    errors.AuthRequiredError: 422,
+    errors.NotFoundError: 404,
+    errors.UnauthenticatedError: 401,
+    errors.GrantInvalidError: 403,
+    errors.GrantExpiredError: 403,
+    errors.InUseError: 409,
+    errors.CanceledError: 409,
+    errors.LimitExceededError: 413,
+    errors.CallerError: 422,
+    errors.UpstreamError: 502,
+    errors.CacheTooSmallError: 507,
+    errors.CacheFullError: 507,
+    errors.ServiceError: 503,
+    WrongDocumentError: 502,
+    errors.InternalError: 500,
+    BdnError: 500,
+}
+
+
+class ErrorBody(BaseModel):
+    """What went wrong, for people (``message``) and programs (``code``, ``retryable``, ``details``)."""
+
+    code: str
+    message: str
+    retryable: bool
+    details: dict[str, errors.Fact] = {}
+
+
+class ErrorDocument(BaseModel):
+    """Every answer that is not a success has this form."""
+
+    error: ErrorBody
+
+
+@dataclass(eq=False)
+class ReportedError(BdnError):
+    """An error that another of our programs reported; it keeps the code, the message and the facts."""
+
+    body: ErrorBody
+
+    def __post_init__(self) -> None:
+        self.code = self.body.code  # type: ignore[misc] # the class attribute is a default; here every instance has its own
+        self.transient = self.body.retryable  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return self.body.message
+
+    def details(self) -> dict[str, errors.Fact]:
+        """The facts as they were reported."""
+        return self.body.details
+
+
+# A code's own class, so that an error which another program reported has the status that it had there.
+_KINDS: Final = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, BdnError) and "code" in vars(kind)
+}
+
+
+def status_of(error: BdnError) -> int:
+    """The status of the nearest listed ancestor, so that a new error needs no edit here."""
+    kind = _KINDS.get(error.code, BdnError) if isinstance(error, ReportedError) else type(error)
+    return next(STATUS[ancestor] for ancestor in kind.__mro__ if ancestor in STATUS)
+
+
+def body_of(error: BdnError) -> ErrorBody:
+    """The document's inside, as it is stored, sent and printed."""
+    return ErrorBody(code=error.code, message=str(error), retryable=error.transient, details=error.details())
+
+
+def document_of(error: BdnError) -> dict[str, Any]:
+    """The whole document, ready for JSON."""
+    return ErrorDocument(error=body_of(error)).model_dump()
+
+
+def error_from(status: int, content: bytes) -> BdnError:
+    """The error that an answer of one of our services reports, or an internal one when it reports none."""
+    try:
+        return ReportedError(ErrorDocument.model_validate_json(content).error)
+    except ValueError:
+        if status in (502, 503, 504):  # from a gateway in front of the service, which may be restarting
+            return errors.StoreUnavailableError(f"a gateway answered {status}")
+        return errors.InternalError(f"unexpected answer {status}: {content[:200]!r}")

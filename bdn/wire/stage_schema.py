@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from bdn.wire.errors import ErrorBody
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.shapes import StrictModel
+from bdn.wire.shapes import ErrorBody, StrictModel
 
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})

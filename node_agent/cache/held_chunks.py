@@ -11,10 +11,10 @@ from pathlib import Path
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, Digest, chunk_range, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
-from bdn.core.grant import Grant
 from bdn.core.store import SEAL_SIZE, is_closed_to
 from bdn.disk.durable import disk_errors
 from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
+from bdn.wire.grants import Grant
 from bdn.wire.operation_schema import Tier
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import Held

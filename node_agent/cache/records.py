@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest, FileLayout, Manifest, digest_of
 from bdn.core.errors import InternalError
-from bdn.core.manifest import Manifest
-from bdn.core.store import FileLayout
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.wire.layout_form import Layout
 from node_agent.disk.places import Places

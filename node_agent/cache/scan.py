@@ -5,9 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, MalformedDocumentError, Manifest
 from bdn.core.events import Event
-from bdn.core.manifest import MalformedDocumentError, Manifest
 from bdn.disk.durable import disk_errors
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.node_cache import ScannedManifest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason
-from bdn.core.grant import Grant
+from bdn.wire.grants import Grant
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.chunk_files import ChunkFiles

@@ -7,13 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError
-from bdn.core.manifest import Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.client import MirrorClient
-from bdn.wire.errors import ServiceUnreachableError
 from bdn.wire.layout_form import Layout
+from bdn.wire.shapes import ServiceUnreachableError
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.fetch.peers import Members, RingMember

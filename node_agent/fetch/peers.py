@@ -10,7 +10,7 @@ from typing import Final
 
 from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
 from bdn.disk.durable import disk_errors, write_durably
-from bdn.wire import agent_schema
+from bdn.wire import operation_schema
 from node_agent.fetch.deadlines import Clock, Limits
 
 
@@ -61,7 +61,7 @@ class Members:
         """To be called before the mirror is asked; ``take`` wants the result with the answer."""
         return self._taken
 
-    def take(self, epoch: int, members: Iterable[agent_schema.MemberDocument], asked: int) -> bool:
+    def take(self, epoch: int, members: Iterable[operation_schema.MemberDocument], asked: int) -> bool:
         """Believe an answer, unless a newer one came while it was on its way. Blocking when the members are others.
 
         Returns:
@@ -84,7 +84,7 @@ class Members:
         return True
 
 
-def _owns(member: agent_schema.MemberDocument) -> bool:
+def _owns(member: operation_schema.MemberDocument) -> bool:
     return "cluster" in member.roles
 
 

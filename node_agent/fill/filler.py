@@ -11,11 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, FileLayout, PlacedChunk, Slice
 from bdn.core.errors import single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
-from bdn.core.store import FileLayout, PlacedChunk, Slice
 from bdn.disk.direct import DirectWrites
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch

@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.store import FileLayout
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks, to_the_end
 

@@ -16,9 +16,8 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from bdn.core.chunk import digest_of
+from bdn.core.chunk import FileLayout, PlacedChunk, digest_of
 from bdn.core.errors import InternalError
-from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, open_folder, sync_folder, write_all
 from bdn.disk.syscalls import allocate

@@ -9,8 +9,7 @@ from typing import Any
 from bdn.core.cache.index import EvictionPlan, Holder, Leased, TierIndex, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import CanceledError, InvalidRequestError
-from bdn.wire.agent_schema import Report
-from bdn.wire.operation_schema import EvictCommand, EvictedItem, EvictReport, Tier
+from bdn.wire.operation_schema import EvictCommand, EvictedItem, EvictReport, Report, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import OnRequest
 from node_agent.cache.cluster_tier import ClusterTier

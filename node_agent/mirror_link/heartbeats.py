@@ -13,9 +13,9 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, DiskFailedError, InternalError, InvalidRequestError
 from bdn.disk.direct import DirectWrites
 from bdn.net.client import MirrorClient
-from bdn.wire.agent_schema import Command, Heartbeat, HeartbeatReply, Report
-from bdn.wire.errors import ErrorBody, body_of
 from bdn.wire.mirror_schema import Holding
+from bdn.wire.operation_schema import Command, Heartbeat, HeartbeatReply, Report
+from bdn.wire.shapes import ErrorBody, body_of
 from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.cluster_tier import ClusterTier

@@ -13,8 +13,7 @@ from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, InternalError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.wire.agent_schema import Report
-from bdn.wire.operation_schema import PrefetchCommand, PrefetchReport, Tier
+from bdn.wire.operation_schema import PrefetchCommand, PrefetchReport, Report, Tier
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.cache_events import about_holder

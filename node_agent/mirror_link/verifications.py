@@ -6,8 +6,7 @@ from pathlib import Path
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError
-from bdn.wire.agent_schema import Report
-from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, VerifyCommand
+from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, Report, VerifyCommand
 from node_agent.background_tasks import in_thread
 from node_agent.scrub.findings import Findings, ScrubTarget
 from node_agent.scrub.repair import StagedFiles

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from bdn.core.cache.scrub_round import Position, ScrubbedTier, ScrubRound
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, FileLayout, PlacedChunk
 from bdn.core.events import Event
-from bdn.core.store import FileLayout, PlacedChunk
+from bdn.core.pace.rounds import Position, ScrubbedTier, ScrubRound
 from bdn.disk.durable import disk_errors, write_at_once
-from bdn.wire.errors import ErrorBody
 from bdn.wire.operation_schema import DamagedItem, Outcome, Tier, VerifyReport, listed
+from bdn.wire.shapes import ErrorBody
 from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords
 from node_agent.stage.stage import StageRegistry

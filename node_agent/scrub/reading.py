@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bdn.core.chunk import CHUNK_SIZE, ByteRange, Digest, chunk_count, chunk_range, digest_of, file_digest
-from bdn.core.store import FileLayout, PlacedChunk
+from bdn.core.chunk import (
+    CHUNK_SIZE,
+    ByteRange,
+    Digest,
+    FileLayout,
+    PlacedChunk,
+    chunk_count,
+    chunk_range,
+    digest_of,
+    file_digest,
+)
 from bdn.disk.direct import UncachedFile
 from bdn.transfer.byte_threads import BufferPool
 from bdn.wire.operation_schema import Outcome, Tier

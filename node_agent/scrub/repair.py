@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, PlacedChunk, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
-from bdn.core.manifest import FileEntry
-from bdn.core.store import FileLayout, PlacedChunk
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, sync_folder, write_all, write_durably
 from bdn.transfer.byte_threads import BufferPool

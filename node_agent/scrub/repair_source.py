@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, PlacedChunk, digest_of
 from bdn.core.errors import BdnError, GrantInvalidError, InternalError, NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.store import FileLayout, PlacedChunk
 from bdn.transfer.byte_threads import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.layout_form import Layout

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bdn.core.cache.scrub_round import Position, ScrubRound
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
 from bdn.core.pace.rate_limit import TokenBucket
+from bdn.core.pace.rounds import Position, ScrubRound
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock
 from node_agent.scrub.findings import Findings, ScrubRecord

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.core.store import FileLayout
 from bdn.wire.operation_schema import Outcome
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier

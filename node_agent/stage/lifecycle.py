@@ -11,7 +11,7 @@ from typing import Final
 
 from bdn.core.errors import BdnError, InternalError
 from bdn.core.events import Ending
-from bdn.wire.errors import body_of
+from bdn.wire.shapes import body_of
 from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import Decided

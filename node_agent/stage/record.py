@@ -11,7 +11,7 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import Fact
 from bdn.core.events import Ending, Event
 from bdn.disk.durable import disk_errors, write_at_once, write_durably
-from bdn.wire.errors import ErrorBody
+from bdn.wire.shapes import ErrorBody
 from bdn.wire.stage_schema import BytesFrom, ExposureKind, StageState, Transfer, ViewKind
 from node_agent.disk.places import Places
 

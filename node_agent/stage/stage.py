@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import NotFoundError
-from bdn.core.manifest import Manifest
 from bdn.wire import stage_schema
 from bdn.wire.operation_schema import Tier
 from bdn.wire.shapes import moment

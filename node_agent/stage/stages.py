@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError
-from bdn.core.grant import Grant, stage_id_of
 from bdn.wire import stage_schema
-from bdn.wire.errors import ReportedError
-from bdn.wire.grants import UnknownKeyError
+from bdn.wire.grants import Grant, UnknownKeyError, stage_id_of
+from bdn.wire.shapes import ReportedError
 from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.record import MountRecord, StageRecord

@@ -1,23 +1,19 @@
 """How large the house is, and how many files one opens to follow a journey: ``python -m tests.architecture.measure [--json]``.
 
-``--root CHECKOUT`` measures another commit with the same rules. ``--files`` names the files of each journey.
+``--root CHECKOUT`` measures another commit with the same rules. ``--files`` names the files of each journey. A *product file* is a
+non-empty ``.py`` file below ``bdn``, ``node_agent`` or ``migrations``; *own imports* are the product modules that it names.
 
-A *product file* is a non-empty ``.py`` file below ``bdn``, ``node_agent`` or ``migrations``. *Own imports* of a file are the
-product modules that it names. Siblings are the files and folders of one folder; a *circle* is a set of siblings that import each
-other in a ring.
-
-The *hops* of a journey are the product files in which a function runs on the way, found by running it: ``bdn serve`` and
-``bdn-node-agent`` run in processes of their own under a profiler, on loopback, with scrub and collection off. A file counts if a
-function of it is called or resumed between the two moments in each of five runs but the first, which opens and loads what stays:
+The *hops* of a journey are the product files in which a function runs on the way, found by running it: both services run in
+processes of their own under a profiler, on loopback, with scrub and collection off. A file counts if a function of it is called or
+resumed between the two moments in each of five runs but the first, which opens and loads what stays:
 
 - mirror: ``POST /mirror`` is sent (one Hugging Face repository, one file of four chunks, no agent); its answer READY is read.
-- chunk: the agent makes the file that its stage fills, named after the digest; the whole file gets its place in the cache. The
-  request for the stage, its plan and its room come before, the view comes after.
+- chunk: the agent makes the file that its stage fills, named after the digest; the whole file gets its place in the cache.
 - eviction: ``POST /evictions`` of that manifest on all nodes is sent to the mirror; the agent unlinks the file.
 
-Not counted, because nobody opens them to follow the way: module bodies; special methods (``__init__``, ``__eq__``, ...); files of
-values alone, where every class is a frozen dataclass, model, enumeration, error, protocol or named tuple and no function waits
-or has more than twelve lines; settings; metrics.
+Not counted, because nobody opens them to follow the way: module bodies; special methods; settings; metrics; files of values alone,
+where every class is a frozen dataclass, model, enumeration, error, protocol or named tuple and no function waits or has more than
+twelve lines.
 """
 
 from __future__ import annotations
@@ -42,6 +38,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -102,7 +99,7 @@ def class_names_used_twice(root: Path, files: list[Path]) -> list[str]:
 
 
 def circles(imports: dict[str, set[str]]) -> list[list[str]]:
-    """Sets of siblings that reach each other through imports, folders marked by a slash at their end."""
+    """Of each folder one set of siblings that import each other in a ring, if any; folders end in a slash."""
     between: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for importer, imported in imports.items():
         for other in imported:
@@ -112,22 +109,13 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
                 parent = ".".join(ours[:shared])
                 one, two = (f"{name[shared]}{'/' if len(name) > shared + 1 else ''}" for name in (ours, theirs))
                 between[parent][one].add(two)
-    return [sorted(f"{parent}.{one}" for one in ring) for parent, graph in between.items() for ring in _rings(graph)]
-
-
-def _rings(graph: dict[str, set[str]]) -> list[set[str]]:
-    def reached(start: str) -> set[str]:
-        seen: set[str] = set()
-        waiting = [start]
-        while waiting:
-            new = graph.get(waiting.pop(), set()) - seen
-            seen |= new
-            waiting += new
-        return seen
-
-    after = {name: reached(name) for name in list(graph)}
-    rings = {frozenset(other for other in after[name] if name in after.get(other, ())) for name in after}
-    return [set(ring) for ring in rings if len(ring) > 1]
+    found = []
+    for parent, graph in between.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            found.append(sorted({f"{parent}.{one}" for one in error.args[1]}))
+    return found
 
 
 def is_of_values(path: Path) -> bool:

@@ -9,10 +9,8 @@ from pathlib import Path
 from bdn.core.chunk import CHUNK_SIZE
 from tests.benchmarks.report import Figure, Row
 from tests.benchmarks.scale import SCALE, scaled
-from tests.support.simulation.fluid import FluidLinks
-from tests.support.simulation.links import Links, QueuedLinks
-from tests.support.simulation.node import Case
-from tests.support.simulation.ring import Ring
+from tests.support.simulation.links import FluidLinks, Links, QueuedLinks
+from tests.support.simulation.ring import Case, Ring
 
 INTRODUCTION = """
 Simulated, not measured: time is that of modelled links. Owners, order of requests, routes, deadlines, hedging and the health of peers are the agent's own

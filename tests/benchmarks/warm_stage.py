@@ -5,8 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.manifest import Manifest
+from bdn.core.chunk import CHUNK_SIZE, Manifest
 from tests.benchmarks.report import Figure, Row
 from tests.benchmarks.scale import scaled
 from tests.support.agent.cache import hold_sparse

@@ -10,15 +10,18 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("who only wants to look at a path has it repaired", "path=_absolute(what), repair=repair)",
          "path=_absolute(what))", "test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node"),
     ],
-    "bdn/core/cache/scrub_round.py": [
+    "bdn/core/chunk.py": [
+        ("a layout is believed when it has as many chunks as the file",
+         "if not fits or file_digest(self.size, self.chunks) != self.digest:", "if not fits:",
+         "test_a_layout_that_does_not_make_up_the_file_is_refused"),
+    ],
+    "bdn/core/pace/rounds.py": [
         ("no round ever begins", "return self.ended is not None and is_round_due(self.began, period_seconds, now)",
          "return False", "test_one_round_repairs_whatever_is_damaged"),
         ("a round passes over the last file of each manifest",
          "return sorted(one for one in every if self.after is None or one > self.after)",
          "return sorted(one for one in every if self.after is None or one > self.after)[:-1]",
          "test_one_round_repairs_whatever_is_damaged"),
-    ],
-    "bdn/core/pace/rounds.py": [
         ("a store is scrubbed once in its life", "return began is None or not began <= now < began + period_seconds",
          "return began is None",
          "test_the_scrub_finds_every_damage_and_fetches_it_alone"),
@@ -27,9 +30,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("the record of a file is believed when it has as many chunks as the file",
          "return None if file_digest(size, names) == digest else", "return None if names else",
          "test_a_damaged_record_is_refused_and_a_verification_names_it"),
-        ("a layout is believed when it has as many chunks as the file",
-         "if not fits or file_digest(self.size, self.chunks) != self.digest:", "if not fits:",
-         "test_a_layout_that_does_not_make_up_the_file_is_refused"),
     ],
     "bdn/disk/direct.py": [
         ("the scrub believes the page cache", "if self._direct >= 0:\n            try:",

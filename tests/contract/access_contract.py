@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import pytest
 
 from bdn.core.errors import AuthRequiredError, BdnError, SourceNotFoundError
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from tests.contract.source_contract import listed
 from tests.doubles.ranges import read_range
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import pytest
 
 from bdn.core.errors import InvalidSourceError
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from tests.contract.source_contract import AWKWARD_NAMES, CONTENT, consumed, listed, listed_within
 from tests.doubles.ranges import read_range
 

@@ -10,7 +10,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.ports import ChunkStore, CollectableStore, StoredChunk
+from bdn.core.store import ChunkStore, CollectableStore, StoredChunk
 from tests.support.content.names import named
 
 CONTENT = b"the bytes of a chunk"

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import pytest
 
+from bdn.core.chunk import UnsafePathError, check_tree
 from bdn.core.errors import InvalidSourceError
-from bdn.core.ports import Source
-from bdn.core.source.listing import UnsafePathError, UpstreamFile, check_tree
+from bdn.core.source.upstream import Source, UpstreamFile
 from tests.doubles.ranges import read_range
 
 CONTENT = bytes(range(256)) * 40

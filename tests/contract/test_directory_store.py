@@ -6,8 +6,8 @@ from typing import BinaryIO
 
 import pytest
 
-from bdn.core.chunk import Digest
-from bdn.core.ports import Buffer, CollectableStore, StoredChunk
+from bdn.core.chunk import Buffer, Digest
+from bdn.core.store import CollectableStore, StoredChunk
 from bdn.store.directory import DirectoryStore
 from tests.contract.chunk_store_contract import ChunkStoreContract
 

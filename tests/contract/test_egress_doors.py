@@ -12,7 +12,7 @@ from huggingface_hub import close_session
 from bdn.core.chunk import ByteRange
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 from bdn.core.source.uri import parse_source
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.gcs.tokens import KeyTokens, ServiceAccountTokens

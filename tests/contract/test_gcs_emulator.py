@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
 from tests.doubles.gcs_emulator import EmulatedBucket, GcsEmulator

@@ -7,8 +7,7 @@ import pytest
 
 from bdn.core.chunk import ByteRange
 from bdn.core.errors import ChecksumMismatchError, SourceChangedError, UpstreamRateLimitedError
-from bdn.core.ports import Location, Source
-from bdn.core.source.listing import UpstreamFile
+from bdn.core.source.upstream import Location, Source, UpstreamFile
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.checksums import RunningChecksum
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest

@@ -9,8 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from bdn.core.ports import Source
-from bdn.core.source.listing import Checksum, ChecksumKind, UpstreamFile
+from bdn.core.source.upstream import Checksum, ChecksumKind, Source, UpstreamFile
 from bdn.sources.gcs.bucket import GcsObject
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract

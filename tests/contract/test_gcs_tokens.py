@@ -19,7 +19,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import BucketUri
 from bdn.sources.gcs.bucket import GcsEndpoint
 from bdn.sources.gcs.source import open_gcs

@@ -23,7 +23,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import parse_source
 from bdn.sources.huggingface.session import PATIENCE
 from bdn.sources.opener import open_source

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import close_session
 
 from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import Patterns, literal_prefixes, select
 from bdn.sources.huggingface.source import FOLDERS_ASKED_FOR, folders_of
 from tests.contract.test_huggingface_source import opened

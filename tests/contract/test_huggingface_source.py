@@ -8,8 +8,7 @@ from huggingface_hub import close_session
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import SourceNotFoundError
-from bdn.core.ports import Source
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind, Source
 from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

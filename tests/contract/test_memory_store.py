@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.ports import CollectableStore
+from bdn.core.store import CollectableStore
 from tests.contract.chunk_store_contract import ChunkStoreContract
 from tests.support.content.memory_store import MemoryStore
 

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from bdn.core.errors import AuthRequiredError, InvalidRequestError
-from bdn.core.ports import Source
-from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, Source, UpstreamFile
 from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

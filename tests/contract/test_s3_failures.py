@@ -15,7 +15,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -16,8 +16,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.ports import Source
-from bdn.core.source.listing import UpstreamFile
+from bdn.core.source.upstream import Source, UpstreamFile
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop

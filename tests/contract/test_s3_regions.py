@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import BucketUri
 from bdn.sources.s3.bucket import S3Bucket, connect
 from bdn.sources.s3.client import HeadAnswer, ListingAnswer, S3Endpoint

@@ -9,8 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.ports import Source
-from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UpstreamFile
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Source, UpstreamFile
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.access_contract import Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from bdn.core.chunk import digest_of
-from bdn.core.source.listing import diff
+from bdn.core.source.upstream import diff
 from bdn.sources.settings import UpstreamSettings
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request

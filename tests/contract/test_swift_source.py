@@ -8,8 +8,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, SourceChangedError, SourceNotFoundError
-from bdn.core.ports import Source
-from bdn.core.source.listing import Checksum, ChecksumKind, UpstreamFile
+from bdn.core.source.upstream import Checksum, ChecksumKind, Source, UpstreamFile
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from urllib.parse import urljoin, urlsplit
 
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,26 @@ was read is written and read again, and must be the same.
 """
 
 import base64
+import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import (
+    CHUNK_SIZE,
+    Digest,
+    FileEntry,
+    FileLayout,
+    MalformedDocumentError,
+    Manifest,
+    Slice,
+    UnsafePathError,
+    digest_of,
+    normalise_path,
+)
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
-from bdn.core.grant import Grant, GrantedMount
-from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.listing import UnsafePathError, normalise_path
 from bdn.core.source.uri import Patterns, compile_pattern, normalise_mount, parse_source, select
-from bdn.core.store import FileLayout, Slice
 from bdn.core.units import format_size, parse_size
 from bdn.net.chunk_server.messages import RequestRefusedError, find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
@@ -25,9 +33,7 @@ from bdn.net.http1.connection import ProtocolError
 from bdn.sources.s3.bucket import read_page
 from bdn.sources.s3.errors import NotAListingError
 from bdn.sources.sign_in import Secret, hugging_face_token, s3_credentials, service_account_key
-from bdn.wire.agent_schema import Heartbeat
-from bdn.wire.errors import error_from
-from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.http_fields import (
     UnsatisfiableRangeError,
     format_range,
@@ -37,8 +43,9 @@ from bdn.wire.http_fields import (
     parse_retry_after,
 )
 from bdn.wire.layout_form import Layout
-from bdn.wire.mirror_schema import Mirror
-from bdn.wire.weights_schema import MirrorRequestBody
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
+from bdn.wire.operation_schema import Heartbeat
+from bdn.wire.shapes import error_from
 from node_agent.fill.part import Bitmap
 from node_agent.stage.record import StageRecord
 
@@ -67,17 +74,27 @@ def _source(content: bytes) -> object:
 
 
 def _path(content: bytes) -> object:
-    path = normalise_path(text(content))
-    assert normalise_path(path) == path
+    given = text(content)
+    try:
+        path = normalise_path(given)
+    except UnsafePathError as error:
+        assert str(error).isprintable()  # noqa: PT017 - a refusal is a result as well
+        raise
+    assert path == normalise_path(path) == posixpath.normpath(given)
     assert not path.startswith("/")
     assert not {"", ".", ".."} & set(path.split("/"))
+    assert not {"\0", "\\"} & set(path)
+    assert max(len(segment.encode()) for segment in path.split("/")) <= 255
     return path
 
 
 def _mount(content: bytes) -> object:
-    mount = normalise_mount(text(content))
-    assert normalise_mount(mount) == mount
-    assert ".." not in mount.split("/")
+    given = text(content)
+    mount = normalise_mount(given)
+    assert mount == normalise_mount(mount) == posixpath.normpath(given).replace("//", "/")
+    assert mount.startswith("/")
+    assert not {"", ".", ".."} & set(mount.split("/")[1:])
+    assert "\0" not in mount
     return mount
 
 

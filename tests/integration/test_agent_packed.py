@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
 from bdn.core.errors import BdnError
-from bdn.core.manifest import Manifest
-from bdn.wire.mirror_schema import FileLayoutBody
+from bdn.wire.layout_form import FileLayoutBody
 from node_agent.fill import provision
-from tests.support.agent.mirror import AgentMirror, flipped, held_by, missing, refused
+from tests.support.agent.mirror import AgentMirror, flipped, held_by, layout_body, missing, refused
 from tests.support.agent.rig import Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 from tests.support.mirror.slabs import pack
@@ -176,7 +175,7 @@ async def test_files_of_several_slabs_are_all_there(mirror: AgentMirror, tmp_pat
     for slab, packed, inside in pack(SMALL.values(), slab_size=1_000):
         mirror.store.put(slab.digest, bytearray(packed))
         mirror.chunks_of[manifest.digest].add(slab.digest)
-        bodies += [FileLayoutBody.of(layout) for layout in inside]
+        bodies += layout_body(manifest.digest, inside).files
     mirror.layouts[manifest.digest].files = bodies
     async with Rig(mirror, tmp_path).agent() as agent:
         stage = await staged(agent, mirror, manifest)

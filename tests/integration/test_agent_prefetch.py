@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import Digest
-from bdn.wire.agent_schema import Report
-from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
+from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, Report
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import InvalidRequestError
-from bdn.core.manifest import Manifest
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bdn.core.chunk import Manifest
 from bdn.core.errors import BdnError, StoreUnavailableError
-from bdn.core.manifest import Manifest
 from bdn.net.client import MirrorClient
-from bdn.wire.agent_schema import MemberDocument
+from bdn.wire.operation_schema import MemberDocument
 from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from

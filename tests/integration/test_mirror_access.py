@@ -8,7 +8,7 @@ import pytest
 
 from bdn.core.errors import GrantInvalidError, InvalidRequestError, NotFoundError
 from bdn.wire.grants import GrantVerifier
-from bdn.wire.weights_schema import MirrorRequestBody
+from bdn.wire.mirror_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 

@@ -17,9 +17,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, Table, text
 from sqlalchemy.engine import Connection
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.store import FileLayout, content_fault
+from bdn.core.store import content_fault
 from bdn.mirror.db import contents, mirrors, objects, operations, records
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.errors import DatabaseUnavailableError

@@ -13,10 +13,9 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from bdn.core.chunk import digest_of
+from bdn.core.chunk import FileEntry, Manifest, digest_of
 from bdn.core.errors import Fact
 from bdn.core.events import Event
-from bdn.core.manifest import FileEntry, Manifest
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.operations.names import Names

@@ -11,7 +11,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.ports import StoredChunk
+from bdn.core.store import StoredChunk
 from bdn.mirror.db.agents import ALIVE_SECONDS
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.retention import StoreEviction

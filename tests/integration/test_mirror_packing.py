@@ -10,18 +10,17 @@ import httpx2
 import pytest
 from sqlalchemy import func, select
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
-from bdn.core.grant import Grant, GrantedMount
-from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.source.listing import Identity
-from bdn.core.store import SEAL_SIZE, FileLayout, Slab, seal_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, Slab, digest_of
+from bdn.core.source.upstream import Identity
+from bdn.core.store import SEAL_SIZE, seal_of
 from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.keys import load_signer
 from bdn.mirror.retention import EvictionWeights
-from bdn.wire.mirror_schema import LayoutBody, Mirror
-from bdn.wire.weights_schema import MirrorRequestBody
+from bdn.wire.grants import Grant, GrantedMount
+from bdn.wire.layout_form import Layout
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
@@ -347,7 +346,7 @@ def bearer(mirror: MirrorUnderTest, organisation: str, manifest: Digest) -> dict
 async def layouts_of(mirror: MirrorUnderTest, manifest: Digest, headers: dict[str, str]) -> dict[Digest, FileLayout]:
     answer = await mirror.http.get(f"/manifests/{manifest}/layout", headers=headers)
     assert answer.status_code == 200, answer.text
-    return {layout.digest: layout for layout in (file.to_core() for file in LayoutBody(**answer.json()).files)}
+    return dict(Layout.parse(answer.content).files)
 
 
 async def read(reader: httpx2.AsyncClient, digest: Digest, headers: Json) -> tuple[int, bytes]:

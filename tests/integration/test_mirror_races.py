@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
-from bdn.core.ports import StoredChunk
+from bdn.core.store import StoredChunk
 from bdn.mirror.ingest import worker
 from bdn.mirror.ingest.copy_missing import Progress
 from bdn.mirror.ingest.survey import Surveyor

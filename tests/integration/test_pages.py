@@ -18,10 +18,9 @@ from bdn.cli.output import exit_code_of
 from bdn.core import errors
 from bdn.core.errors import BdnError
 from bdn.mirror.settings import MirrorSettings
-from bdn.wire.errors import ErrorBody, ReportedError, status_of
-from bdn.wire.mirror_schema import Mirror
+from bdn.wire.mirror_schema import Mirror, WeightsSourceBody
+from bdn.wire.shapes import ErrorBody, ReportedError, status_of
 from bdn.wire.stage_schema import StageDocument
-from bdn.wire.weights_schema import WeightsSourceBody
 from node_agent.settings import AgentSettings
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig

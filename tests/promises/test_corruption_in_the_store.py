@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store import FileLayout
 from bdn.mirror.scrub import AGAIN_SECONDS, Keeper
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema

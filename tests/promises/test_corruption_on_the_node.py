@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
-from bdn.core.manifest import Manifest
 from bdn.disk.direct import UncachedFile
-from bdn.wire.errors import ReportedError
 from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, VerifyCommand, VerifyReport
+from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bdn.core.chunk import Manifest
 from bdn.core.errors import BdnError
-from bdn.core.manifest import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import digest_of
+from bdn.core.chunk import Manifest, digest_of
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.core.manifest import Manifest
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent

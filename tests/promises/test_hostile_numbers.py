@@ -15,8 +15,8 @@ from bdn.core.events import KINDS
 from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.events import Events
-from bdn.wire.agent_schema import Heartbeat
 from bdn.wire.event_schema import EventDocument, NodeEvent
+from bdn.wire.operation_schema import Heartbeat
 from bdn.wire.shapes import Page
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock

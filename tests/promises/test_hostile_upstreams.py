@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session
 
+from bdn.core.chunk import normalise_path
 from bdn.core.errors import BdnError
-from bdn.core.source.listing import UpstreamFile, normalise_path
+from bdn.core.source.upstream import UpstreamFile
 from bdn.core.source.uri import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selector
 from bdn.sources.opener import open_source

@@ -14,9 +14,9 @@ from bdn.cli.admin import main as admin
 from bdn.cli.main import main
 from bdn.net.api_server import bind_tcp, serving
 from bdn.net.client import AgentClient, MirrorClient
-from bdn.wire.errors import ServiceUnreachableError
+from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
+from bdn.wire.shapes import ServiceUnreachableError
 from bdn.wire.stage_schema import StageRequest
-from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 from node_agent.api import build_app
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

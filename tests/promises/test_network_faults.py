@@ -10,7 +10,7 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.net.client import MirrorClient
-from bdn.wire.errors import WrongDocumentError
+from bdn.wire.shapes import WrongDocumentError
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
 from tests.support.content.trees import tree

@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.store import FileLayout
+from bdn.core.chunk import CHUNK_SIZE, FileLayout, digest_of
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as filling

@@ -13,9 +13,8 @@ from typing import Literal, Self
 
 import pytest
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
-from bdn.core.manifest import Manifest
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from node_agent.cache.node_cache import NodeCache

@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from bdn.core.cache.index import Victim
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
-from bdn.core.manifest import Manifest
-from bdn.wire.agent_schema import Heartbeat, HeartbeatReply
-from bdn.wire.operation_schema import EvictCommand, VerifyCommand
+from bdn.wire.operation_schema import EvictCommand, Heartbeat, HeartbeatReply, VerifyCommand
 from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
 from node_agent.cache.node_cache import CacheFiles

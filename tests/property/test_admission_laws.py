@@ -10,9 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bdn.core.cache.index import CacheIndex, Holder, Victim
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, FileEntry, Manifest
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.core.manifest import FileEntry, Manifest
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.node_cache import Evictor, ScannedManifest, StageAdmission
 from node_agent.cache.records import Held

@@ -116,7 +116,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(stage_id=stages)
     def a_stage_ends(self, stage_id: str) -> None:
-        self.index.leases.end(stage_id)
+        held = {manifest for manifest, holder in self.oracle.leases if holder.stage_id == stage_id}
+        assert set(self.index.leases.of(stage_id)) == held
+        ended = self.index.leases.end(stage_id)
+        assert (set(ended), len(ended)) == (held, len(held))
         self.oracle.end(stage_id)
 
     @rule(passed=st.integers(0, 20))
@@ -215,6 +218,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert set(self.index.leases.leased()) == {manifest for manifest, _ in self.oracle.leases}
         for manifest in MANIFESTS:
             assert self.index.leases.holders(manifest) == self.oracle.holders(manifest)
+            assert self.index.leases.is_leased(manifest) == bool(self.oracle.holders(manifest))
         assert self.index.leased_bytes() == self.oracle.total(self.oracle.leased_contents())
 
 

@@ -3,11 +3,23 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.chunk import CHUNK_SIZE, EMPTY, ByteRange, Digest, chunk_count, chunk_range, digest_of
-from bdn.core.grant import GrantedMount, stage_id_of
-from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.listing import Identity, UnsafePathError, check_tree
-from bdn.core.store import FileLayout
+from bdn.core.chunk import (
+    CHUNK_SIZE,
+    EMPTY,
+    ByteRange,
+    Digest,
+    FileEntry,
+    FileLayout,
+    MalformedDocumentError,
+    Manifest,
+    UnsafePathError,
+    check_tree,
+    chunk_count,
+    chunk_range,
+    digest_of,
+)
+from bdn.core.source.upstream import Identity
+from bdn.wire.grants import GrantedMount, stage_id_of
 from tests.support.content.names import named
 
 near_chunk_borders = st.builds(

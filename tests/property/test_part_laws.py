@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.store import FileLayout, PlacedChunk
+from bdn.core.chunk import CHUNK_SIZE, FileLayout, PlacedChunk, digest_of
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as module

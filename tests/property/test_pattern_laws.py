@@ -1,11 +1,12 @@
-"""Patterns against an oracle that works differently, and against the standard library where both speak of one thing."""
+"""Patterns against an oracle that works differently, and the literal prefixes outside of which they select nothing."""
 
 from fnmatch import fnmatchcase
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bdn.core.source.uri import Patterns, compile_pattern, select
+from bdn.core.source.uri import MOST_PREFIXES, Patterns, compile_pattern, literal_prefixes, literal_start, select
 from tests.support.content.naive_globs import matches
 
 # Few letters and many special characters, so that patterns and paths meet often.
@@ -53,16 +54,6 @@ def test_inside_one_segment_patterns_are_those_of_the_shell(pattern: str, name: 
     assert bool(compile_pattern(pattern).fullmatch(name)) == fnmatchcase(name, pattern)
 
 
-@given(paths)
-def test_a_path_without_special_characters_is_a_pattern_for_itself_alone(path: str) -> None:
-    assume("[" not in path)
-    assert compile_pattern(path).fullmatch(path)
-    assert not compile_pattern(path).fullmatch(f"{path}x")
-    assert compile_pattern(f"**/{path}").fullmatch(path)
-    assert compile_pattern(f"**/{path}").fullmatch(f"x/y/{path}")
-    assert compile_pattern(f"{path}/").fullmatch(f"{path}/x/y")
-
-
 @given(
     st.lists(paths, max_size=6, unique=True),
     st.lists(patterns, max_size=3).map(tuple),
@@ -89,3 +80,90 @@ def test_a_selection_is_what_some_allow_pattern_and_no_ignore_pattern_matches(
         assert warning.startswith(f"{field} {pattern!r} matched no file")
         deeper = f"**/{pattern.removeprefix('./')}"
         assert (f"{deeper!r} would have matched" in warning) == any(matches(deeper, path) for path in listing)
+
+
+def begins(path: str, prefixes: tuple[str, ...]) -> bool:
+    return any(path.startswith(prefix) for prefix in prefixes)
+
+
+@given(paths_and_patterns_made_from_them())
+@example(("[a", "[a"))
+@example((".a", "./?a"))
+def test_what_a_pattern_matches_begins_with_its_literal_start(both: tuple[str, str]) -> None:
+    path, pattern = both
+    if matches(pattern, path):
+        assert path.startswith(literal_start(pattern))
+
+
+@given(
+    st.lists(paths, max_size=6, unique=True), st.lists(patterns, max_size=24).map(tuple), st.lists(patterns, max_size=2)
+)
+def test_every_selected_path_begins_with_a_prefix(
+    listing: list[str], allow: tuple[str, ...], ignore: list[str]
+) -> None:
+    given_ = Patterns(allow, tuple(ignore))
+    prefixes = literal_prefixes(given_)
+    for path in select(listing, given_).paths:
+        assert begins(path, prefixes)
+    narrowed = [path for path in listing if begins(path, prefixes)]
+    assert select(narrowed, given_).paths == select(listing, given_).paths
+
+
+@given(st.lists(patterns, max_size=60).map(tuple))
+def test_prefixes_are_few_sorted_and_none_begins_with_another(allow: tuple[str, ...]) -> None:
+    prefixes = literal_prefixes(Patterns(allow))
+    assert 1 <= len(prefixes) <= MOST_PREFIXES
+    assert list(prefixes) == sorted(prefixes)
+    assert not [(a, b) for a in prefixes for b in prefixes if a != b and b.startswith(a)]
+
+
+@given(st.lists(st.text("ab/", min_size=1, max_size=6).filter(lambda text: text[0] != "/"), min_size=1, max_size=16))
+def test_of_a_few_prefixes_none_is_shortened(starts: list[str]) -> None:
+    prefixes = literal_prefixes(Patterns(tuple(f"{start}*" for start in starts)))
+    assert set(prefixes) == {start for start in starts if not any(start != s and start.startswith(s) for s in starts)}
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=20, max_size=60, unique=True))
+def test_of_many_prefixes_each_that_is_left_is_what_some_have_in_common(starts: list[str]) -> None:
+    prefixes = literal_prefixes(Patterns(tuple(starts)))
+    assert len(prefixes) <= MOST_PREFIXES
+    assert all(begins(start, prefixes) for start in starts)
+    for prefix in prefixes:
+        below = [start for start in starts if start.startswith(prefix)]
+        assert below
+        assert prefix in below or len({start[len(prefix)] for start in below}) > 1
+
+
+@pytest.mark.parametrize(("allow", "prefixes"), [
+    ((), ("",)),
+    (("*",), ("",)),
+    (("**/*.json",), ("",)),
+    (("./",), ("",)),
+    (("[ab]/x",), ("",)),
+    (("?",), ("",)),
+    (("weights/",), ("weights/",)),
+    (("./weights/**",), ("weights/",)),
+    (("weights/**/a.bin",), ("weights/",)),
+    (("model-*-of-*.safetensors", "config.json"), ("config.json", "model-")),
+    (("a/b/*", "a/*", "a/b"), ("a/",)),
+    (("a", "ab", "b"), ("a", "b")),
+    (("config.json", "*"), ("",)),
+    (("[unclosed/*",), ("[unclosed/",)),
+    (("shards[0-9]/",), ("shards",)),
+    (("données/*",), ("données/",)),
+])  # fmt: skip
+def test_prefixes_of_patterns_as_people_write_them(allow: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
+    assert literal_prefixes(Patterns(allow, ("a/*",))) == prefixes
+
+
+def test_many_files_of_a_few_folders_become_their_folders() -> None:
+    allow = tuple(f"{folder}/shard-{number:05}.bin" for folder in ("train", "test", "dev") for number in range(300))
+    prefixes = literal_prefixes(Patterns(allow))
+    assert all(prefix.startswith(("dev/shard-00", "test/shard-00", "train/shard-00")) for prefix in prefixes)
+    assert len(prefixes) <= MOST_PREFIXES
+
+
+def test_one_too_many_merges_the_two_that_are_most_alike() -> None:
+    names = tuple(f"{letter}/x" for letter in "abcdefghijklmno")
+    assert literal_prefixes(Patterns((*names, "shard-1"))) == (*names, "shard-1")
+    assert literal_prefixes(Patterns((*names, "shard-1", "shard-2"))) == (*names, "shard-")

@@ -1,13 +1,15 @@
-"""Source URIs: what is read can be written and read again, and nothing else than our own refusal ever comes out."""
+"""Source URIs, the paths of a tree and the mounts of a request. What is none of them is tried in ``tests/fuzz`` as well."""
 
 import json
 import string
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.errors import InvalidSourceError
-from bdn.core.source.uri import SCHEMES, SourceUri, parse_source
+from bdn.core.chunk import UnsafePathError, check_tree, normalise_path
+from bdn.core.errors import InvalidMountError, InvalidSourceError
+from bdn.core.source.uri import SCHEMES, SourceUri, check_mounts, parse_source
 
 words = st.text("abAB01-_.", min_size=1, max_size=6)
 names = words.map("x{}".format)
@@ -61,3 +63,37 @@ def test_a_password_in_a_uri_never_comes_back_in_the_error(scheme: str, before: 
         assert "HUNTER2" not in shown
     else:
         raise AssertionError(text)
+
+
+tidy = st.lists(st.sampled_from(["a", "b", "ab", "a-b", "a b", "a!"]), min_size=1, max_size=4).map("/".join)
+
+
+@given(st.lists(tidy, max_size=7))
+def test_a_tree_is_accepted_exactly_when_no_path_equals_or_lies_inside_another(paths: list[str]) -> None:
+    collides = any(
+        one == other or one.startswith(f"{other}/")
+        for at, one in enumerate(paths)
+        for other in paths[:at] + paths[at + 1 :]
+    )
+    assert [normalise_path(path) for path in paths] == paths
+    if collides:
+        with pytest.raises(UnsafePathError):
+            check_tree(paths)
+    else:
+        check_tree(paths)
+
+
+@given(st.lists(tidy.map("/{}".format), max_size=6))
+def test_mounts_are_accepted_exactly_when_none_equals_or_lies_inside_another(mounts: list[str]) -> None:
+    clashing = {
+        one
+        for at, one in enumerate(mounts)
+        for other in mounts[:at] + mounts[at + 1 :]
+        if one == other or one.startswith(f"{other}/")
+    }
+    if clashing:
+        with pytest.raises(InvalidMountError) as caught:
+            check_mounts(mounts)
+        assert caught.value.mount_location in clashing
+    else:
+        check_mounts(mounts)

@@ -53,9 +53,6 @@ class SpaceLedger:
 
     def reserve(self, digest: Digest, size: int) -> None:
         """Set space aside for content that is not counted yet."""
-        if self.size_of(digest) is not None:
-            msg = f"{digest} is counted already"
-            raise ValueError(msg)
         self._reserved[digest] = size
         self.reserved_bytes += size
 
@@ -156,7 +153,7 @@ class RecencyOrder:
         self._last_used: dict[Digest, float] = {}
 
     def touch(self, manifest: Digest, now: float) -> None:
-        """Used at ``now``. A clock that went back never makes a manifest older than it was."""
+        """Used at ``now``. A clock that went back makes no manifest older."""
         self._last_used[manifest] = max(now, self._last_used.pop(manifest, now))
 
     def forget(self, manifest: Digest) -> None:
@@ -284,28 +281,36 @@ class TierIndex(ABC, Generic[_Contents]):
 
     def _make_room(
         self,
-        shortfall: Shortfall,
+        absent: Mapping[Digest, int],
         candidates: Iterable[Digest],
         protected_bytes: Callable[[], int],
+        *,
+        budget: int,
+        free_files: int | None = None,
         spare: Collection[Digest] = (),
     ) -> tuple[Victim, ...]:
-        """Candidates in their order until nothing lacks; contents to ``spare`` stay. Changes nothing.
+        """Candidates in their order until the absent contents fit; contents to ``spare`` stay. Changes nothing.
 
-        A later victim may free what an earlier one shares with it, so that the earlier one was not needed; it is older,
-        though, and LRU order is the promise.
+        Content that needs no bytes lacks none, even in a cache that is over its budget. A later victim may free what an
+        earlier one shares with it, so that the earlier one was not needed; it is older, though, and LRU order is the promise.
 
-        Raises:
-            CacheFullError: all candidates together are not enough.
+        Raises ``CacheFullError``: all candidates together are not enough.
         """
+        needed, used = sum(absent.values()), self.ledger.used_bytes
+        bytes_over = used + needed - budget if needed else 0
+        files_over = 0 if free_files is None else len(absent) - free_files
         gone: set[Digest] = set()
         victims: list[Victim] = []
-        for manifest in () if shortfall.is_met else candidates:
+        waiting = iter(candidates)
+        while bytes_over > 0 or files_over > 0:
+            manifest = next(waiting, None)
+            if manifest is None:
+                files: tuple[int | None, int | None]
+                files = (None, None) if bytes_over > 0 else (len(absent), free_files)
+                raise CacheFullError(needed, max(0, budget - used), protected_bytes(), budget, *files)
             victims.append(self._victim(manifest, gone, spare=spare))
-            shortfall.free(victims[-1].size, len(victims[-1].contents))
-            if shortfall.is_met:
-                break
-        if not shortfall.is_met:
-            raise shortfall.error(protected_bytes())
+            bytes_over -= victims[-1].size
+            files_over -= len(victims[-1].contents)
         return tuple(victims)
 
     def _victim(
@@ -374,9 +379,11 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             raise CacheTooSmallError(total, budget)
         absent = {digest: size for digest, size in contents.items() if self.ledger.size_of(digest) is None}
         victims = self._make_room(
-            Shortfall(self.ledger, absent, budget=budget, free_files=free_files),
+            absent,
             (one for one in self.recency.oldest_first() if one != manifest and not self.leases.is_leased(one)),
             self.leased_bytes,
+            budget=budget,
+            free_files=free_files,
             spare=contents,
         )
         self._remember(manifest, contents, now)  # first, so that forgetting a victim spares what the two share
@@ -390,11 +397,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
     def restore(
         self, manifest: Digest, contents: Mapping[Digest, int], present: Mapping[Digest, bool], *, last_used: float
     ) -> None:
-        """Count a manifest that a start-up scan found.
-
-        Args:
-            present: for each of its contents that is on disk, whether it is whole (True) or a fill in progress (False).
-        """
+        """Count a manifest that a start-up scan found. ``present`` says of each content on disk whether it is whole."""
         self._remember(manifest, contents, last_used)
         for digest, size in contents.items():
             if digest in present and self.ledger.size_of(digest) is None:
@@ -508,9 +511,10 @@ class ChunkIndex(TierIndex[set[Digest]]):
             return one == manifest or now - self.recency.last_used(one) < IN_USE_SECONDS
 
         victims = self._make_room(
-            Shortfall(self.ledger, {chunk: size}, budget=budget, free_files=None),
+            {chunk: size},
             (one for one in self.recency.oldest_first() if not stays(one)),
             lambda: sum(self.size_of(one) for one in self._contents if stays(one)),
+            budget=budget,
         )
         for victim in victims:
             self._forget(victim.manifest)
@@ -569,36 +573,3 @@ class ChunkIndex(TierIndex[set[Digest]]):
         self._contents.setdefault(manifest, set()).add(chunk)
         self._named_by.setdefault(chunk, set()).add(manifest)
         self.recency.touch(manifest, now)
-
-
-class Shortfall:
-    """What lacks before content can be admitted: bytes, and files where the file system has few inodes left.
-
-    Shrinks with every victim. Content that needs no bytes lacks none, even in a cache that is over its budget.
-    """
-
-    def __init__(
-        self, ledger: SpaceLedger, absent: Mapping[Digest, int], *, budget: int, free_files: int | None
-    ) -> None:
-        """``absent`` are the contents to admit, with sizes; ``free_files`` how many files may be added, None for any number."""
-        self.needed = sum(absent.values())
-        self._free = max(0, budget - ledger.used_bytes)
-        self._budget = budget
-        self._files, self._free_files = len(absent), free_files
-        self._over = ledger.used_bytes + self.needed - budget if self.needed else 0
-        self._files_over = 0 if free_files is None else self._files - free_files
-
-    @property
-    def is_met(self) -> bool:
-        """Whether nothing lacks any more."""
-        return self._over <= 0 and self._files_over <= 0
-
-    def free(self, size: int, files: int) -> None:
-        """An eviction frees so much."""
-        self._over -= size
-        self._files_over -= files
-
-    def error(self, protected_bytes: int) -> CacheFullError:
-        """Why the content is not admitted; ``protected_bytes`` are leased or in use."""
-        files = (self._files, self._free_files) if self._over <= 0 else (None, None)
-        return CacheFullError(self.needed, self._free, protected_bytes, self._budget, *files)

@@ -1,8 +1,7 @@
 """How many requests one host is asked at once: as many as pay off, and fewer as soon as it is too much for the host.
 
-Additive increase and multiplicative decrease, steered by what an increase brings. An ever higher limit would find the collapse of
-the host; a fixed one is too much for one host and too little for another. The same holds for the threads that carry
-chunks to a disk: a mirror next door keeps a disk busy with four, one far away needs many.
+Additive increase and multiplicative decrease, steered by what an increase brings: a limit that only grew would find the collapse
+of the host. The same holds for the threads that carry chunks to a disk.
 """
 
 from __future__ import annotations
@@ -19,35 +18,24 @@ _LEAST_CHANGE: Final = log(1.08)  # of the number in flight; a smaller one tells
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    amount: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        return self.amount / self.seconds
-
-
-@dataclass(frozen=True, slots=True)
 class Measure:
-    """One window. ``in_flight`` is the mean while anything was; ``_shares`` what small and large requests achieved.
+    """One window. ``in_flight`` is the mean while anything was; ``_rates`` and ``_seconds`` are by kind, small and large.
 
     A small request is judged by the time it takes and a large one by its bytes per second, each against its own kind: a
     host is not slower because large files are followed by small ones.
     """
 
     in_flight: float
-    _shares: Mapping[bool, _Share]
+    _rates: Mapping[bool, float]
+    _seconds: Mapping[bool, float]
 
     def speed_against(self, before: Measure) -> float | None:
         """What one request gets, as a multiple of what it got before; None where the two cannot be compared."""
-        kinds = self._shares.keys() & before._shares.keys()
-        seconds = sum(self._shares[kind].seconds for kind in kinds)
+        kinds = self._rates.keys() & before._rates.keys()
+        seconds = sum(self._seconds[kind] for kind in kinds)
         if not seconds:
             return None
-        return sum(
-            self._shares[kind].rate / before._shares[kind].rate * self._shares[kind].seconds / seconds for kind in kinds
-        )
+        return sum(self._rates[kind] / before._rates[kind] * self._seconds[kind] / seconds for kind in kinds)
 
     def worth_against(self, before: Measure) -> float | None:
         """What a change of the number in flight did to goodput: 1 all that it could, 0 nothing, below 0 harm.
@@ -71,8 +59,8 @@ class Window:
         self._last = now
         self._idle = 0.0
         self._request_seconds = 0.0
-        self._amounts = [0.0, 0.0]  # requests that were small, bytes of those that were not
-        self._seconds = [0.0, 0.0]
+        self._amounts = {False: 0.0, True: 0.0}  # requests that were small, bytes of those that were not
+        self._seconds = {False: 0.0, True: 0.0}
         self.ended = 0
         self.failed = 0
 
@@ -98,19 +86,21 @@ class Window:
 
     def measure(self, now: float) -> Measure | None:
         """None when nothing arrived."""
-        shares = {
-            bool(kind): _Share(self._amounts[kind], self._seconds[kind])
-            for kind in (0, 1)
-            if self._amounts[kind] and self._seconds[kind] > 0
+        rates = {
+            kind: self._amounts[kind] / spent for kind, spent in self._seconds.items() if self._amounts[kind] and spent
         }
         busy = self.seconds(now)
-        return Measure(self._request_seconds / busy, shares) if shares and busy > 0 and self._request_seconds else None
+        if not (rates and busy > 0 and self._request_seconds):
+            return None
+        return Measure(self._request_seconds / busy, rates, self._seconds)
 
 
 _SLOWER: Final = 0.7  # a request that gets less than this share of what it got: the host has become slower
 _FASTER: Final = 1.3
 _FAILING: Final = 0.1  # share of failures from which they are taken for congestion
 _CUT: Final = 0.7
+_SHORTEST_SECONDS: Final = 0.25  # of a window
+_LONG_SECONDS: Final = 5.0  # a shorter window holds two requests of each slot, a longer one holds one
 _SHORTEST_HOLD: Final = 4  # windows
 _LONGEST_HOLD: Final = 16
 _LONGEST_PAUSE_SECONDS: Final = 3600.0  # whatever a host asks for, it is looked at again after an hour
@@ -127,19 +117,12 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PaceRule:
-    """``most`` at once, ``first`` before anything is known, never fewer than ``least``.
-
-    A window of less than ``long_seconds`` holds ``window_rounds`` requests of each slot, a longer one holds one. More
-    requests in flight are kept where the elasticity of goodput is at least ``worthwhile``.
-    """
+    """``most`` at once, ``first`` before anything is known, never fewer than ``least``."""
 
     most: int
     first: int = 4
-    window_seconds: float = 0.25
-    window_rounds: int = 2
-    long_seconds: float = 5.0
     least: int = 1
-    worthwhile: float = 0.2
+    worthwhile: float = 0.2  # the elasticity of goodput from which on more requests in flight are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +177,7 @@ class Pace:
     def ended(
         self, now: float, outcome: Outcome, size: int, seconds: float, retry_after_seconds: float | None = None
     ) -> None:
-        """A request came to its end.
-
-        Args:
-            now: the time.
-            outcome: how.
-            size: bytes that arrived.
-            seconds: how long it took.
-            retry_after_seconds: what the host asked for; nobody asks it again before that.
-        """
+        """A request came to its end, brought ``size`` bytes, and took so long; nobody asks before ``retry_after_seconds``."""
         self._window.advance(now, -1)
         self.active -= 1
         if retry_after_seconds is not None:
@@ -221,8 +196,7 @@ class Pace:
             self._window.arrived(size, seconds)
         seconds, rounds = self._window.seconds(now), self._window.ended / self.limit
         # Two rounds of a slow host would take minutes, in which it has too much all the time.
-        enough = self._rule.window_rounds if seconds < self._rule.long_seconds else 1
-        if rounds >= enough and seconds >= self._rule.window_seconds:
+        if rounds >= (2 if seconds < _LONG_SECONDS else 1) and seconds >= _SHORTEST_SECONDS:
             self._judge(now)
 
     def _judge(self, now: float) -> None:
@@ -268,18 +242,18 @@ class Pace:
         if speed is not None and speed < _SLOWER:
             self._try(now, measure, min(self.limit - 1, int(self.limit * _CUT)))
         elif speed is not None and speed > _FASTER:
-            self._try(now, measure, self._higher())
+            self._try(now, measure, self._next(is_up=True))
         elif self._wait:
             self._wait -= 1
             self._restart(now)
         else:
-            self._try(now, measure, self._higher() if self._next_is_up else self._lower())
+            self._try(now, measure, self._next(is_up=self._next_is_up))
 
-    def _higher(self) -> int:
-        return self.limit + (self.limit if self._is_steep else max(1, self.limit // 4))
-
-    def _lower(self) -> int:
-        return self.limit - max(1, self.limit // 4)
+    def _next(self, *, is_up: bool) -> int:
+        if is_up and self._is_steep:
+            return 2 * self.limit
+        step = max(1, self.limit // 4)
+        return self.limit + step if is_up else self.limit - step
 
     def _try(self, now: float, measure: Measure, following: int) -> None:
         following = max(self._rule.least, min(following, self._rule.most))

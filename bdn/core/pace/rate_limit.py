@@ -15,8 +15,9 @@ class TokenBucket:
 
     def __init__(self, rate_bytes_per_second: float, burst: int, now: float) -> None:
         if rate_bytes_per_second <= 0 or burst <= 0:
-            msg = f"a limit of {rate_bytes_per_second} bytes per second with a burst of {burst} lets nothing through"
-            raise ValueError(msg)
+            raise ValueError(
+                f"a limit of {rate_bytes_per_second} bytes per second with a burst of {burst} lets nothing through"
+            )
         self.rate = rate_bytes_per_second
         self.burst = burst
         self._tokens = float(burst)
@@ -84,8 +85,7 @@ class RateLimit:
     def ask(self, traffic: TrafficClass, size: int) -> BandwidthTurn:
         """Queue up. ``grant`` says whose turn it is."""
         if size > self._bucket.burst:
-            msg = f"{size} bytes at once are more than the burst of {self._bucket.burst}"
-            raise ValueError(msg)
+            raise ValueError(f"{size} bytes at once are more than the burst of {self._bucket.burst}")
         turn = BandwidthTurn(traffic, size)
         self._waiting[traffic].append(turn)
         return turn

@@ -1,8 +1,7 @@
 """When to try again, and after how long: a request that failed, and a body that came too slowly or broke off."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 
@@ -30,13 +29,7 @@ class RetryPolicy:
     longest_retry_after_seconds: float = 300.0
 
     def delay(self, failures: int, error: BdnError, random: float) -> float | None:
-        """Seconds to wait after the ``failures``-th failure in a row, or None to give up.
-
-        Args:
-            failures: how often this has failed, 1 or more.
-            error: the last failure; a permanent one is never repeated.
-            random: uniform in [0, 1), drawn by the caller so that tests replay.
-        """
+        """Seconds to wait after the ``failures``-th failure in a row, or None to give up. ``random`` is uniform in [0, 1)."""
         if not error.transient or failures >= self.attempts:
             return None
         jitter = random * min(self.longest_seconds, self.first_seconds * 2.0 ** min(failures - 1, 64))
@@ -50,8 +43,7 @@ class RetryPolicy:
 class Allowance:
     """How many failures one file or one stage is still forgiven, over all its chunks and requests.
 
-    Attempts per request alone would let a file of a thousand chunks, from an upstream that fails every other time, cost
-    thousands of requests that are thrown away.
+    Attempts per request alone would let a file of a thousand chunks cost thousands of requests that are thrown away.
     """
 
     left: int
@@ -71,27 +63,12 @@ class Allowance:
         return True
 
 
-_Answer = TypeVar("_Answer")
-
-
-class AskOnce:
-    """An ``Asker`` that knows no limits and never asks again."""
-
-    async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:  # noqa: ARG002
-        """The answer or the failure."""
-        return await request()
-
-
-ASK_ONCE: Final = AskOnce()
-
-
 @dataclass(frozen=True, slots=True)
 class StallPolicy:
     """A body that brings less than ``least_bytes`` in ``window_seconds`` has stalled.
 
-    64 KiB in 10 s are 6.5 KB/s. A trickle of 1 KB/s is cut after one window, while one of a hundred connections on a link of
-    1 MB/s still has its share. A window shorter than a few seconds would cut links that lose a packet and wait for it twice
-    (RFC 6298: a retransmission waits 1 s, then 2 s, then 4 s).
+    64 KiB in 10 s: a trickle of 1 KB/s is cut after one window, while one of a hundred connections on a link of 1 MB/s still has
+    its share. A shorter window would cut links that lose a packet and wait for it twice (RFC 6298: 1 s, then 2 s, then 4 s).
     """
 
     least_bytes: int = 64 * 1024
@@ -99,21 +76,15 @@ class StallPolicy:
 
     def __post_init__(self) -> None:
         if self.least_bytes < 1 or self.window_seconds <= 0:
-            msg = f"not a stall policy: {self.least_bytes} bytes in {self.window_seconds} s"
-            raise ValueError(msg)
+            raise ValueError(f"not a stall policy: {self.least_bytes} bytes in {self.window_seconds} s")
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """A range that breaks off is gone on with at once, where it broke off, as long as that brings bytes.
+    """A range that breaks off is gone on with at once, where it broke off, as long as that brings bytes."""
 
-    ``resumes`` bounds it: an upstream that drops every connection after a few bytes is asked at most so often in a row.
-    ``poor_stalls`` is how many connections may stall with less than a window's bytes; the next one is the caller's affair,
-    who waits before he tries again.
-    """
-
-    resumes: int = 16
-    poor_stalls: int = 1
+    resumes: int = 16  # in a row, of an upstream that drops every connection after a few bytes
+    poor_stalls: int = 1  # connections that stall with less than a window's bytes; after the next one the caller waits
 
 
 @dataclass(slots=True)

@@ -1,4 +1,10 @@
-"""When what is done in rounds, such as reading everything again, is to be done anew."""
+"""What is done in rounds: when one is to begin anew, and in which order a scrub goes through what a node holds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from bdn.core.chunk import Digest
 
 
 def is_round_due(began: float | None, period_seconds: float, now: float) -> bool:
@@ -10,3 +16,47 @@ def is_round_due(began: float | None, period_seconds: float, now: float) -> bool
     if not period_seconds:
         return False
     return began is None or not began <= now < began + period_seconds
+
+
+ScrubbedTier = Literal["cluster", "node"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """One thing to read again: a file of the node tier or a chunk of the cluster tier, for a manifest that names it."""
+
+    manifest: Digest
+    tier: ScrubbedTier
+    content: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubRound:
+    """One pass over everything. ``after`` is what was read last; ``ended`` is None while it is under way.
+
+    The order is that of names. So a position says what is left of a round also after a restart, whatever came and went
+    meanwhile: what came was verified when it came.
+    """
+
+    began: float
+    after: Position | None = None
+    ended: float | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something may be left of it."""
+        return self.ended is None
+
+    def is_due(self, period_seconds: float, now: float) -> bool:
+        """Whether the next one is to begin."""
+        return self.ended is not None and is_round_due(self.began, period_seconds, now)
+
+    def manifests(self, held: Iterable[Digest]) -> list[Digest]:
+        """The manifests of which something is left, in order."""
+        return sorted(one for one in set(held) if self.after is None or one >= self.after.manifest)
+
+    def positions(self, manifest: Digest, files: Iterable[Digest], chunks: Iterable[Digest]) -> list[Position]:
+        """What is left of one manifest, in order."""
+        every = [Position(manifest, "cluster", chunk) for chunk in chunks]
+        every += [Position(manifest, "node", file) for file in files]
+        return sorted(one for one in every if self.after is None or one > self.after)

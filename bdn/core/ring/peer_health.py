@@ -19,15 +19,9 @@ class Fault(Enum):
     FAILED = (2.0, 60.0)  # refused, reset, said that it has not what it owns, or closed too early
     WRONG = (30.0, 600.0)  # its bytes were not those of the chunk: a broken disk or memory does not heal by itself
 
-    @property
-    def first_seconds(self) -> float:
-        """For a peer in good standing."""
-        return self.value[0]
-
-    @property
-    def longest_seconds(self) -> float:
-        """However often it happens."""
-        return self.value[1]
+    def __init__(self, first_seconds: float, longest_seconds: float) -> None:
+        self.first_seconds = first_seconds
+        self.longest_seconds = longest_seconds
 
 
 @dataclass(slots=True)
@@ -39,13 +33,10 @@ class _Record:
 
 
 class PeerHealth:
-    """The peers of one agent, by name. Those of whom nothing is known are in good standing.
+    """The peers of one agent, by name. Not safe for threads. ``now`` is in seconds, of any clock that does not go back.
 
-    A peer that is at fault is avoided, and twice as long with each fault after a trial. When the time is over, one request
-    at a time is its trial: until one succeeded, everybody else still avoids it. Each success halves what it will be avoided
-    for the next time, so that a peer that fails now and then is not trusted anew every time.
-
-    Not safe for threads by itself. ``now`` is in seconds, of any clock that does not go back.
+    A peer at fault is avoided, and twice as long with each fault after a trial. When the time is over, one request at a time
+    is its trial: until one succeeded, everybody else still avoids it. Each success halves the next avoidance.
     """
 
     def __init__(self) -> None:
@@ -62,10 +53,7 @@ class PeerHealth:
         return record is not None and now < record.until
 
     def claim(self, peer: str, now: float) -> bool:
-        """Begin a request; False when the peer is avoided. The first one after a time of avoidance is its trial.
-
-        A trial whose end nobody reports, as that of a stage that was canceled, is forgotten after half a minute.
-        """
+        """Begin a request; False when the peer is avoided. A trial whose end nobody reports is forgotten after half a minute."""
         if self.is_avoided(peer, now):
             return False
         record = self._records.get(peer)
@@ -84,10 +72,7 @@ class PeerHealth:
             del self._records[peer]
 
     def blame(self, peer: str, fault: Fault, now: float) -> None:
-        """A request went wrong.
-
-        Several that were under way together are one incident: it counts once, with the worst of them.
-        """
+        """A request went wrong. Several that were under way together are one incident, as bad as the worst of them."""
         record = self._records.get(peer)
         if record is None:
             self._records[peer] = _Record(fault.first_seconds, now + fault.first_seconds)
@@ -122,12 +107,9 @@ _OVERHEAD_SIZE: Final = 1024 * 1024  # asking and being answered takes as long a
 class Deadlines:
     """How long a chunk may keep us waiting: twice the 99th percentile of the last 200, in proportion to their bytes.
 
-    Four times while fewer than 100 are known: the first ones come over links that are still empty.
-    One for the wait until answers begin, and one for the bytes from there on. The chunks that come from the mirror count as
-    well: nobody can say that a peer is slow, who knows nothing else; and a node whose own link is slow finds everybody slow, and
-    is to blame nobody. A deadline is asked for when it is to be judged, and not when the request begins, so that what others
-    achieve in the meantime counts.
-    Not safe for threads by itself. Times are in seconds, sizes in bytes.
+    Four times while fewer than 100 are known: the first ones come over links that are still empty. Chunks from the mirror count
+    as well: a node whose own link is slow finds everybody slow, and is to blame nobody. A deadline is asked for when it is to
+    be judged, so that what others achieve meanwhile counts. Not safe for threads. Times are in seconds, sizes in bytes.
 
     Source: Dean and Barroso, "The Tail at Scale" (2013), with a deadline so late that under 1 % of the chunks meet it.
     """
@@ -143,10 +125,9 @@ class Deadlines:
         self._paces.append(seconds / (size + _OVERHEAD_SIZE))
 
     def left(self) -> None:
-        """A chunk was asked for elsewhere at its deadline: it belongs to the tail, and how far out it was remains unknown.
+        """A chunk was asked for elsewhere at its deadline. It counts as one at the percentile.
 
-        It counts as one at the percentile. If it did not count, cutting off the tail would bring the deadline down again and
-        again; if it counted with its time, every stalled peer would bring it up.
+        If it did not count, the deadline would go down again and again; if it counted with its time, stalled peers would bring it up.
         """
         if self._paces:
             self._paces.append(_percentile(self._paces, _TAIL))

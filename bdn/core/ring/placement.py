@@ -1,7 +1,5 @@
 """Who owns which chunk of a manifest in a cluster, in which order a node asks for chunks, and whom it asks for each.
 
-Owners come from rendezvous hashing with a bound on everybody's load.
-
 Each agent computes it alone, from the same manifest and the same members, and comes to the same result.
 """
 
@@ -24,10 +22,7 @@ class Placement:
 
     A chunk belongs to the member with the highest score, xxh3-64 of the digest seeded by the member; where that member has
     its full share already, to the next. A share is at most ``load_bound`` times the average over the whole manifest, rounded
-    up. The order of ``members`` plays no part, and a member that is named twice counts once.
-
-    It never changes and may be used by several threads. Making it costs 50 to 100 ns for each pair of chunk and member: 15
-    ms for 140 GB on 8 nodes and 1.2 s on 1,000, which is too much for an event loop.
+    up. Immutable. Making it costs 50 to 100 ns for each pair of chunk and member: 1.2 s for 140 GB on 1,000 nodes.
 
     Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); the bound after Mirrokni, Thorup
     and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016), but over the whole manifest: a bound that follows the
@@ -37,8 +32,7 @@ class Placement:
 
     def __init__(self, chunks: Sequence[Digest], members: Sequence[str], *, load_bound: float = _LOAD_BOUND) -> None:
         if load_bound < 1:
-            msg = f"a load bound under 1 leaves chunks without an owner: {load_bound}"
-            raise ValueError(msg)
+            raise ValueError(f"a load bound under 1 leaves chunks without an owner: {load_bound}")
         self.members = tuple(sorted(set(members)))
         self._chunks = tuple(chunk.to_bytes() for chunk in chunks)
         self._seeds = [xxh3_64_intdigest(member.encode()) for member in self.members]
@@ -98,12 +92,9 @@ class LaneOrder:
 def lanes(placement: Placement, me: str) -> LaneOrder:
     """The order for the node ``me``, which owns nothing when it is no member.
 
-    A round has the next chunk of every owner. Owners read theirs from the mirror in that order, so that a round is there at
-    the same time. In a round each node begins with the owner that comes after itself in the circle of members, so that no
-    two members ask the same owner at the same time. If all asked in the order of the manifest, as many owners would be busy
-    as a node has requests in flight, and a thousand nodes would have the bandwidth of sixteen.
-
-    That a peer is avoided changes the route of its chunks (``route``) and not their place in the order.
+    A round has the next chunk of every owner; owners read theirs from the mirror in that order. In a round each node begins with
+    the owner that comes after itself in the circle of members, so that no two members ask one owner at the same time. If all
+    asked in the order of the manifest, a thousand nodes would have the bandwidth of as many as a node has requests in flight.
     """
     members = placement.members
     if not members:
@@ -125,20 +116,16 @@ def own_in_flight(members: int, most: int) -> int:
     return max(1, ceil(most / max(1, members)))
 
 
-OWNERS_LOOKED_AT: Final = (
-    4  # ask ``Placement.owners`` for so many: with a third avoided, 99 of 100 chunks have a peer left
-)
+OWNERS_LOOKED_AT: Final = 4  # of ``Placement.owners``: with a third avoided, 99 of 100 chunks have a peer left
 HOLDERS_ASKED: Final = 4  # of those ``ahead`` of us: cheap questions, and most of them have it when an owner is late
 _PEERS_ASKED: Final = 3  # the owner may be dead, and the next one slow
 
 
 def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> tuple[str, ...]:
-    """The peers that the node ``me`` asks for one chunk, in this order; after them, or alone, the mirror.
+    """The peers that the node ``me``, member or not, asks for one chunk, in this order; after them, or alone, the mirror.
 
-    Whoever finds itself on the way reads from the mirror: it is the owner for everybody who comes after, and nobody asks a
-    peer for what it is to obtain for others. So requests between peers never go round in a circle.
-
-    ``owners`` are those of ``Placement.owners``; ``me`` need not be a member.
+    Whoever finds itself on the way reads from the mirror, so that requests between peers never go round in a circle.
+    ``owners`` are those of ``Placement.owners``.
     """
     peers: list[str] = []
     for owner in owners:

@@ -1,11 +1,7 @@
 """What a job asks for: sources, which of their files (patterns), where these shall stand, and with whose credentials.
 
-Patterns are allow and ignore globs over the path relative to the source. ``*`` and ``?`` stay inside one path segment, ``**``
-crosses segments, ``[…]`` are character classes (``[!…]`` negates), a trailing ``/`` means everything below. Dotfiles are ordinary
-files, case counts, ignore wins. This is the language of Baseten's documentation; in ``huggingface_hub`` a ``*`` crosses ``/``,
-hence the hint in the warnings.
-
-The messages follow ``truss`` where it has one, so that a user of both reads one language.
+Patterns are globs over the path relative to the source, see docs/patterns.md. The messages follow ``truss`` where it has one, so
+that a user of both reads one language.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
+from posixpath import commonprefix
 from typing import ClassVar, Final, Literal, get_args
 
 from bdn.core.errors import InvalidMountError, InvalidRequestError, InvalidSourceError
@@ -39,18 +36,18 @@ class Patterns:
     def __post_init__(self) -> None:
         count = len(self.allow) + len(self.ignore)
         if count > COUNT_LIMIT:
-            msg = (
-                f"{count} patterns are too many for one source; the limit is {COUNT_LIMIT}; "
-                "use globs, or several sources"
+            raise InvalidRequestError(
+                f"{count} patterns are too many for one source; the limit is {COUNT_LIMIT}; use globs, or several sources"
             )
-            raise InvalidRequestError(msg)
         for pattern in (*self.allow, *self.ignore):
             if not pattern or pattern.startswith("/") or "\0" in pattern:
-                msg = f"pattern {pattern!r} is empty, absolute or holds a NUL; patterns are relative to the source"
-                raise InvalidRequestError(msg)
+                raise InvalidRequestError(
+                    f"pattern {pattern!r} is empty, absolute or holds a NUL; patterns are relative to the source"
+                )
             if len(pattern) > LENGTH_LIMIT:
-                msg = f"pattern {pattern[:80]!r}… has {len(pattern)} characters; the limit is {LENGTH_LIMIT}"
-                raise InvalidRequestError(msg)
+                raise InvalidRequestError(
+                    f"pattern {pattern[:80]!r}… has {len(pattern)} characters; the limit is {LENGTH_LIMIT}"
+                )
 
 
 EVERYTHING: Final = Patterns()
@@ -204,7 +201,12 @@ def literal_prefixes(patterns: Patterns) -> tuple[str, ...]:
 
 def common_beginnings(texts: Iterable[str]) -> tuple[str, ...]:
     """Every one of these texts begins with one of the answer's, which are as ``literal_prefixes`` says."""
-    return _merged(_outermost(texts))
+    prefixes = _outermost(texts)
+    # Cut between the neighbours that have least in common; each part becomes what its first and its last share.
+    gaps = range(1, len(prefixes))
+    by_kinship = sorted(gaps, key=lambda gap: len(commonprefix(prefixes[gap - 1 : gap + 1])))
+    cuts = [0, *sorted(by_kinship[: MOST_PREFIXES - 1]), len(prefixes)]
+    return tuple(_outermost(commonprefix([prefixes[start], prefixes[stop - 1]]) for start, stop in pairwise(cuts)))
 
 
 def _outermost(prefixes: Iterable[str]) -> list[str]:
@@ -216,19 +218,6 @@ def _outermost(prefixes: Iterable[str]) -> list[str]:
     return outermost
 
 
-def _merged(prefixes: list[str]) -> tuple[str, ...]:
-    """Cut between the neighbours that have least in common; each part becomes what its first and its last share."""
-    gaps = range(1, len(prefixes))
-    by_kinship = sorted(gaps, key=lambda gap: len(_common(prefixes[gap - 1], prefixes[gap])))
-    cuts = [0, *sorted(by_kinship[: MOST_PREFIXES - 1]), len(prefixes)]
-    return tuple(_outermost(_common(prefixes[start], prefixes[stop - 1]) for start, stop in pairwise(cuts)))
-
-
-def _common(one: str, other: str) -> str:
-    length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:length]
-
-
 class AuthMethod(StrEnum):
     """The ways to sign in, named as in ``truss``."""
 
@@ -238,17 +227,12 @@ class AuthMethod(StrEnum):
     AWS_ASSUME_ROLE = "AWS_ASSUME_ROLE"
 
 
-REQUIRED_FIELDS: Final[dict[AuthMethod, tuple[str, ...]]] = {
-    AuthMethod.CUSTOM_SECRET: ("auth_secret_name",),
-    AuthMethod.AWS_OIDC: ("aws_oidc_role_arn", "aws_oidc_region"),
-    AuthMethod.GCP_OIDC: ("gcp_oidc_service_account", "gcp_oidc_workload_id_provider"),
-    AuthMethod.AWS_ASSUME_ROLE: ("aws_assume_role_arn", "aws_assume_role_region"),
-}
-FITTING_SCHEMES: Final[dict[AuthMethod, tuple[str, ...]]] = {
-    AuthMethod.CUSTOM_SECRET: ("gs", "hf", "r2", "s3"),
-    AuthMethod.AWS_OIDC: ("s3",),
-    AuthMethod.GCP_OIDC: ("gs",),
-    AuthMethod.AWS_ASSUME_ROLE: ("s3",),
+# The fields that each method takes, and the schemes that it opens.
+METHODS: Final[dict[AuthMethod, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("gs", "hf", "r2", "s3")),
+    AuthMethod.AWS_OIDC: (("aws_oidc_role_arn", "aws_oidc_region"), ("s3",)),
+    AuthMethod.GCP_OIDC: (("gcp_oidc_service_account", "gcp_oidc_workload_id_provider"), ("gs",)),
+    AuthMethod.AWS_ASSUME_ROLE: (("aws_assume_role_arn", "aws_assume_role_region"), ("s3",)),
 }
 
 
@@ -260,24 +244,16 @@ class Auth:
     fields: dict[str, str] = field(hash=False)
 
     def __post_init__(self) -> None:
-        required = REQUIRED_FIELDS[self.method]
+        required, _ = METHODS[self.method]
         if missing := [name for name in required if not self.fields.get(name)]:
-            msg = f"{', '.join(missing)} must be provided when auth_method is {self.method}"
-            raise InvalidRequestError(msg)
+            raise InvalidRequestError(f"{', '.join(missing)} must be provided when auth_method is {self.method}")
         if extra := [name for name in self.fields if name not in required]:
-            msg = f"{', '.join(extra)} cannot be specified when auth_method is {self.method}"
-            raise InvalidRequestError(msg)
+            raise InvalidRequestError(f"{', '.join(extra)} cannot be specified when auth_method is {self.method}")
 
     @property
     def secret_name(self) -> str | None:
         """The secret to resolve, for CUSTOM_SECRET."""
         return self.fields.get("auth_secret_name")
-
-    def check_scheme(self, scheme: str) -> None:
-        """Refuse a method that cannot open sources of this scheme."""
-        if scheme not in FITTING_SCHEMES[self.method]:
-            msg = f"auth_method {self.method} does not fit {scheme}:// sources"
-            raise InvalidRequestError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,15 +268,14 @@ class WeightsSource:
     def __post_init__(self) -> None:
         if normalise_mount(self.mount_location) != self.mount_location:
             raise InvalidMountError(self.mount_location, "is not normalised")
-        if self.auth:
-            self.auth.check_scheme(self.source.scheme)
+        if self.auth and self.source.scheme not in METHODS[self.auth.method][1]:
+            raise InvalidRequestError(f"auth_method {self.auth.method} does not fit {self.source.scheme}:// sources")
 
 
 def normalise_mount(location: str) -> str:
     """An absolute path without empty or ``.`` segments and without a trailing slash.
 
-    Raises:
-        InvalidMountError: relative, the root, or with ``..`` or NUL.
+    Raises ``InvalidMountError``: relative, the root, or with ``..`` or NUL.
     """
     if not location.startswith("/"):
         raise InvalidMountError(location, "must be an absolute path (start with /)")
@@ -317,8 +292,7 @@ def normalise_mount(location: str) -> str:
 def check_mounts(locations: Sequence[str]) -> None:
     """Refuse mounts of one request that are equal or nested.
 
-    Raises:
-        InvalidMountError: naming the second of the pair.
+    Raises ``InvalidMountError``: naming the second of the pair.
     """
     for first, second in pairwise(sorted(locations, key=lambda location: location.split("/"))):
         if first == second:
@@ -382,8 +356,7 @@ SourceUri = HuggingFaceUri | BucketUri
 def parse_source(text: str) -> SourceUri:
     """Read a source URI.
 
-    Raises:
-        InvalidSourceError: with the reason; credentials inside the URI are refused without repeating them.
+    Raises ``InvalidSourceError``: with the reason; credentials inside the URI are refused without repeating them.
     """
     if (shown := _without_credentials(text)) != text:
         raise InvalidSourceError(

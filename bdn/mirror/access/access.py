@@ -5,15 +5,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.caller import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
-from bdn.core.grant import Grant
 from bdn.mirror.access.tokens import TokenTable, is_token
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.waiting import SingleFlight
-from bdn.wire.grants import GrantVerifier
+from bdn.wire.access_schema import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
+from bdn.wire.grants import Grant, GrantVerifier
 from bdn.wire.operation_schema import EvictionRequest, VerificationRequest
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB

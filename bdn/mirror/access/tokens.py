@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from bdn.core.caller import Caller, Role
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db import credentials
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
-from bdn.wire.access_schema import NewToken, Token, TokenRequest
+from bdn.wire.access_schema import Caller, NewToken, Role, Token, TokenRequest
 from bdn.wire.shapes import moment
 
 _PREFIX: Final = "bdn_"  # what scanners of leaked secrets can look for

@@ -1,7 +1,6 @@
 """``/manifests`` and ``/chunks``: what is held and the bytes themselves. Agents prefer the data plane for chunks."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Annotated, Any, BinaryIO, Final
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from bdn.core.caller import Role
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.store import manifest_fault
@@ -23,6 +21,7 @@ from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.net.api_server import Bearer, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
+from bdn.wire.access_schema import Role
 from bdn.wire.http_fields import (
     MEDIA_CHUNK,
     MEDIA_JSON,
@@ -31,7 +30,8 @@ from bdn.wire.http_fields import (
     format_content_range,
     parse_range,
 )
-from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding, LayoutBody
+from bdn.wire.layout_form import LayoutBody, write_file, write_layout
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
 
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 
@@ -160,18 +160,11 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
 
 
 def layout_document(manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> str:
-    """The JSON of a ``LayoutBody``, put together by hand: ten times as fast as a model of each file.
-
-    Nothing in it needs escaping: there are hexadecimal digits and numbers only.
-    """
-    head = f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['
-    return head + ",".join(map(_file, files)) + "]}"
+    """The JSON of a ``LayoutBody``."""
+    return write_layout(manifest, data_port, map(_file, files))
 
 
 def _file(one: contents.ContentLayout) -> str:
-    head = f'{{"digest":"b3:{one.digest}","size":{one.size},"chunks":'
     if one.slab is None:
-        chunks = ",".join(f'"b3:{chunk.hex()}"' for chunk in contents.split_digests(one.chunks))
-        return f"{head}[{chunks}]}}"
-    slab = f'{{"digest":"b3:{one.slab}","size":{one.slab_size},"offset":{one.offset}}}'
-    return f'{head}["b3:{one.digest}"],"slab":{slab}}}'
+        return write_file(one.digest, one.size, [chunk.hex() for chunk in contents.split_digests(one.chunks)])
+    return write_file(one.digest, one.size, [one.digest], (one.slab, one.slab_size, one.offset))

@@ -11,10 +11,9 @@ from fastapi import Depends, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.caller import Caller, Role
 from bdn.core.chunk import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.ports import ChunkStore
+from bdn.core.store import ChunkStore
 from bdn.mirror.access.access import check_may_evict, check_may_verify
 from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.api.contents import router as contents_router
@@ -41,22 +40,27 @@ from bdn.mirror.upstream.secrets import Secrets
 from bdn.net.api_server import EVENTS, EventStream, new_router, provided
 from bdn.wire.access_schema import (
     NAME_PATTERN,
+    Caller,
     NewToken,
+    Role,
     SecretBody,
     SecretEntry,
     SecretRotation,
     Token,
     TokenRequest,
 )
-from bdn.wire.agent_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
 from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorStatus, Plan
+from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
+    AgentDocument,
+    Cluster,
     Collection,
     CollectionRequest,
     Eviction,
     EvictionRequest,
+    Heartbeat,
+    HeartbeatReply,
     Prefetch,
     PrefetchRequest,
     RestorationRequest,
@@ -65,7 +69,6 @@ from bdn.wire.operation_schema import (
     VerificationRequest,
 )
 from bdn.wire.shapes import Items, Page, moment
-from bdn.wire.weights_schema import MirrorRequestBody
 
 logger = logging.getLogger(__name__)
 

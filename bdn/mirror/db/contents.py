@@ -17,10 +17,9 @@ from typing import Final, NamedTuple, cast
 
 from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
 
-from bdn.core.chunk import Digest
-from bdn.core.manifest import Manifest
-from bdn.core.source.listing import Identity, UpstreamFile
-from bdn.core.store import PUBLIC, FileLayout, Slab, Slice, scope_of
+from bdn.core.chunk import Digest, FileLayout, Manifest, Slab, Slice
+from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.store import PUBLIC, scope_of
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, in_key_order, insert, insert_new
 from bdn.mirror.db.records import check_contents

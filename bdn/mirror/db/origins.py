@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import ColumnElement, exists, func, select
 
-from bdn.core.chunk import Digest, chunk_range
-from bdn.core.manifest import Manifest
+from bdn.core.chunk import Digest, Manifest, chunk_range
 from bdn.core.store import Needed, Piece, manifest_fault, scope_of
 from bdn.mirror.db.contents import is_of, split_digests
 from bdn.mirror.db.database import ReadSession, batches

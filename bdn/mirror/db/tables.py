@@ -257,7 +257,7 @@ class SecretRow(Base):
 class TokenRow(Base):
     """What a caller may show instead of ``BDN_TOKEN``. ``digest`` is the SHA-256 of the token, which nobody keeps.
 
-    ``role`` is what it is good for, see ``bdn.core.caller``; ``cluster`` binds an agent's token to one cluster.
+    ``role`` is what it is good for, see ``Role``; ``cluster`` binds an agent's token to one cluster.
     """
 
     __tablename__ = "tokens"

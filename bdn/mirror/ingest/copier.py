@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
+from bdn.core.chunk import Buffer, ByteRange, Digest, FileLayout, PlacedChunk, Slab, chunk_count, chunk_range, digest_of
 from bdn.core.errors import ChecksumMismatchError, NotFoundError, single_error
-from bdn.core.ports import Buffer, ChunkStore
-from bdn.core.source.listing import Checksum
-from bdn.core.store import SEAL_SIZE, FileLayout, PlacedChunk, Slab, seal_of
+from bdn.core.source.upstream import Checksum
+from bdn.core.store import SEAL_SIZE, ChunkStore, seal_of
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
 

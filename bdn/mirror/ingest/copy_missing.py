@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from bdn.core.chunk import CHUNK_SIZE, Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, Slab
 from bdn.core.errors import (
     ChecksumMismatchError,
     NotFoundError,
@@ -18,9 +18,8 @@ from bdn.core.errors import (
     StoreUnavailableError,
     single_error,
 )
-from bdn.core.ports import ChunkStore, Source
-from bdn.core.source.listing import Identity, UpstreamFile
-from bdn.core.store import FileLayout, Slab, is_small, parcels
+from bdn.core.source.upstream import Identity, Source, UpstreamFile
+from bdn.core.store import ChunkStore, is_small, parcels
 from bdn.mirror.db import contents, damaged, mirrors
 from bdn.mirror.db.damaged import WrongFile
 from bdn.mirror.db.database import Database, WriteSession

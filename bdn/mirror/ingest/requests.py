@@ -13,7 +13,6 @@ from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.grant import Grant, GrantedMount
 from bdn.core.source.uri import WeightsSource
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
@@ -22,10 +21,9 @@ from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import NEW_WORK
 from bdn.mirror.upstream.issuer import DRY_RUN
 from bdn.mirror.waiting import SharedReads, Watch
-from bdn.wire.grants import GrantSigner
-from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 from bdn.wire.shapes import moment
-from bdn.wire.weights_schema import body_from
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.

@@ -10,12 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bdn.core.chunk import Digest, chunk_range
+from bdn.core.chunk import Digest, FileEntry, Manifest, UnsafePathError, check_tree, chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker, Resolution, Source
-from bdn.core.source.listing import Diff, UnsafePathError, UpstreamFile, check_tree, diff
+from bdn.core.source.upstream import ASK_ONCE, Asker, Diff, Resolution, Source, UpstreamFile, diff
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database

@@ -16,7 +16,7 @@ from typing import Final
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.events import Event
-from bdn.core.ports import Resolution
+from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
@@ -34,8 +34,8 @@ from bdn.mirror.ingest.copy_missing import (
 )
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
 from bdn.mirror.waiting import Watch, in_background
-from bdn.wire.errors import body_of
-from bdn.wire.weights_schema import WeightsSourceBody, body_from
+from bdn.wire.mirror_schema import WeightsSourceBody, body_from
+from bdn.wire.shapes import body_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from bdn.mirror.events import Events
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.agent_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
 from bdn.wire.grants import GrantSigner
+from bdn.wire.operation_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
 from bdn.wire.shapes import Items, moment
 from bdn.wire.stage_schema import TierUse
 

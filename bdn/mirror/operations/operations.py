@@ -20,8 +20,7 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.operations import MIRROR, OPEN
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.errors import ErrorBody
-from bdn.wire.shapes import moment
+from bdn.wire.shapes import ErrorBody, moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 

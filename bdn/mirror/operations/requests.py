@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError
-from bdn.core.grant import Grant, GrantedMount
 from bdn.core.pace.rounds import is_round_due
 from bdn.core.store import KINDS
 from bdn.mirror.damages import DAMAGE
@@ -23,13 +22,12 @@ from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.operations.operations import COLLECTION, EVICTION, PREFETCH, VERIFICATION, Operations
 from bdn.mirror.retention import Collected, Collector, StoreEviction
 from bdn.mirror.waiting import Watch
-from bdn.wire.agent_schema import Command
-from bdn.wire.errors import ErrorBody, body_of
-from bdn.wire.grants import GrantSigner
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.operation_schema import (
     CollectedKind,
     Collection,
     CollectionRequest,
+    Command,
     DamagedItem,
     EvictCommand,
     EvictedItem,
@@ -43,7 +41,7 @@ from bdn.wire.operation_schema import (
     VerificationRequest,
     VerifyCommand,
 )
-from bdn.wire.shapes import added
+from bdn.wire.shapes import ErrorBody, added, body_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
-from bdn.core.caller import ORGANISATION_PATTERN
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.keys import kept_key
 from bdn.mirror.settings import MirrorSettings
+from bdn.wire.access_schema import ORGANISATION_PATTERN
 
 LIFETIME_SECONDS: Final = 600
 _SKEW_SECONDS: Final = 30  # a cloud whose clock is behind ours takes a token from the future for invalid

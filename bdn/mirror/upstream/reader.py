@@ -16,8 +16,7 @@ from typing import Final
 from bdn.core.chunk import ByteRange, chunk_count
 from bdn.core.errors import AuthRequiredError, BdnError, ChecksumMismatchError, UpstreamError
 from bdn.core.pace.retry import Allowance
-from bdn.core.ports import Location, Locator
-from bdn.core.source.listing import Checksum, UpstreamFile
+from bdn.core.source.upstream import Checksum, Location, Locator, UpstreamFile
 from bdn.mirror.upstream.budget import BudgetSlot, UpstreamRetries
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest

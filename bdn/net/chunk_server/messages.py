@@ -16,8 +16,8 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
-from bdn.wire.errors import document_of, status_of
 from bdn.wire.http_fields import MEDIA_CHUNK, MEDIA_JSON, UnsatisfiableRangeError, format_content_range, parse_range
+from bdn.wire.shapes import document_of, status_of
 
 _ENTITY_TAGS: Final = re.compile(r'(W/)?("[^"]*+")')
 

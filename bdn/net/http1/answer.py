@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from bdn.core.chunk import OnBytes
 from bdn.core.errors import CanceledError
 from bdn.core.pace.retry import StallPolicy, StallWindow
-from bdn.core.ports import OnBytes
 from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
 
 TICK_SECONDS: Final = 0.25  # how long a wait may go unjudged

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from bdn.core.ports import Headers
+from bdn.core.source.upstream import Headers
 
 Origin = tuple[str, str, int]
 

@@ -22,9 +22,7 @@ from gcsfs.core import GCSFileSystem
 
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import UpstreamUnavailableError
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker, Location
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import ASK_ONCE, Asker, Checksum, ChecksumKind, Location
 from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_tree import PAGE
 from bdn.sources.gcs.errors import SDK_ERRORS, RefusedError, translate

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker, Location, Resolution
-from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.upstream import ASK_ONCE, Asker, Identity, Location, Resolution, UpstreamFile
 from bdn.core.source.uri import BucketUri
 from bdn.core.store import scope_of
 from bdn.sources.bucket_tree import BucketTree

@@ -25,8 +25,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker
+from bdn.core.source.upstream import ASK_ONCE, Asker
 from bdn.sources.guarded_connector import guarded_connector, proxy_for
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.settings import UpstreamSettings

@@ -19,12 +19,19 @@ from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoFile, SpaceInfo
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # that is where it is documented
 
-from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.chunk import CHUNK_SIZE, UnsafePathError, normalise_path
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import InvalidSourceError, SourceChangedError, UpstreamUnavailableError
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker, Location, Resolution
-from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UnsafePathError, UpstreamFile, normalise_path
+from bdn.core.source.upstream import (
+    ASK_ONCE,
+    Asker,
+    Checksum,
+    ChecksumKind,
+    Identity,
+    Location,
+    Resolution,
+    UpstreamFile,
+)
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.core.store import PUBLIC, scope_of
 from bdn.sources.huggingface.errors import SDK_ERRORS, HubErrors

@@ -17,9 +17,7 @@ from xml.etree import ElementTree as ET
 from botocore.exceptions import ClientError
 
 from bdn.core.errors import SourceChangedError
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker, Headers
-from bdn.core.source.listing import Checksum, ChecksumKind, UpstreamFile
+from bdn.core.source.upstream import ASK_ONCE, Asker, Checksum, ChecksumKind, Headers, UpstreamFile
 from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_tree import PAGE
 from bdn.sources.s3.client import LISTING, S3Client, S3Endpoint, s3_client

@@ -22,8 +22,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.pace.retry import ASK_ONCE
-from bdn.core.ports import Asker
+from bdn.core.source.upstream import ASK_ONCE, Asker
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.client import aws_session, guarded_options
 from bdn.sources.settings import UpstreamSettings

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of, file_digest
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, Manifest, digest_of, file_digest
 from bdn.core.errors import CanceledError
-from bdn.core.manifest import FileEntry, Manifest
 from bdn.disk.durable import disk_errors
 from bdn.disk.syscalls import clone_file
 from bdn.wire.stage_schema import ViewKind

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
-from bdn.core.manifest import Manifest
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from bdn.disk.syscalls import exchange
 from node_agent.disk.places import Places

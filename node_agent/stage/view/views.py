@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.manifest import Manifest
+from bdn.core.chunk import Manifest
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
 from bdn.disk.syscalls import exchange
 from bdn.wire.stage_schema import ExposureKind

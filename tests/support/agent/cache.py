@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bdn.core.cache.index import ChunkIndex
-from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.store import FileLayout
+from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest, digest_of
 from bdn.disk.direct import DirectWrites
 from bdn.wire.layout_form import Layout
 from node_agent.cache.cache_events import CacheEvents
@@ -30,7 +28,7 @@ def put(places: Places, files: Mapping[str, bytes], *, used: float = 1000.0) -> 
     """Another tree in the same directory, used at that time."""
     mirror = AgentMirror()
     manifest = mirror.publish(files)
-    layout = Layout.parse(mirror.layouts[manifest.digest].to_json().encode())
+    layout = Layout.parse(mirror.layouts[manifest.digest].model_dump_json(exclude_defaults=True).encode())
     ManifestRecords(places).save(Held(manifest, layout), used)
     for entry in manifest.files:
         path = places.file(entry.digest)

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from bdn.core.chunk import Digest, chunk_count, chunk_range, digest_of, file_digest
-from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.store import FileLayout
+from bdn.core.chunk import Digest, FileEntry, FileLayout, Manifest, chunk_count, chunk_range, digest_of, file_digest
 from bdn.wire.layout_form import Layout
 from node_agent.cache.records import Held
 from tests.support.mirror.slabs import pack

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import UpstreamUnavailableError
-from bdn.core.grant import Grant, GrantedMount
-from bdn.core.store import FileLayout
+from bdn.wire.grants import Grant, GrantedMount
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.tiers import CacheTiers, open_tiers

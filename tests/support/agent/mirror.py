@@ -16,18 +16,24 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
-from bdn.core.grant import Grant, GrantedMount
-from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.store import SMALL_FILE_SIZE, FileLayout, seal_of
+from bdn.core.store import SMALL_FILE_SIZE, seal_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.wire.agent_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
-from bdn.wire.errors import document_of, status_of
-from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
-from bdn.wire.mirror_schema import FileLayoutBody, LayoutBody
-from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.layout_form import FileLayoutBody, Layout, LayoutBody
+from bdn.wire.operation_schema import (
+    Command,
+    EvictCommand,
+    Heartbeat,
+    HeartbeatReply,
+    MemberDocument,
+    PrefetchCommand,
+    Report,
+    VerifyCommand,
+)
+from bdn.wire.shapes import document_of, status_of
 from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.slabs import pack
 
@@ -136,10 +142,9 @@ class AgentMirror:
             layouts[layout.digest] = layout
             entries.append(FileEntry(path, layout.size, layout.digest))
         manifest = Manifest.of(entries)
-        bodies = [FileLayoutBody.of(layout) for layout in layouts.values()]
+        body = self.layouts[manifest.digest] = layout_body(manifest.digest, layouts.values())
         self.manifests[manifest.digest] = manifest
-        self.layouts[manifest.digest] = LayoutBody(manifest=str(manifest.digest), data_port=None, files=bodies)
-        self.chunks_of[manifest.digest] = {chunk for one in bodies for chunk in _requested(one)}
+        self.chunks_of[manifest.digest] = {chunk for one in body.files for chunk in _requested(one)}
         return manifest
 
     def pack_for(self, organisation: str, manifest: Manifest, small: Iterable[bytes]) -> tuple[Digest, bytes]:
@@ -147,7 +152,7 @@ class AgentMirror:
         scope = f"organisation:{organisation}"
         ((slab, packed, inside),) = pack(small, scope, seal=seal_of(scope))
         self.store.put(slab.digest, bytearray(packed))
-        places = {str(layout.digest): FileLayoutBody.of(layout) for layout in inside}
+        places = {file.digest: file for file in layout_body(manifest.digest, inside).files}
         body = self.layouts[manifest.digest]
         files = [places.get(file.digest, file) for file in body.files]
         self.layouts_of[organisation, manifest.digest] = body.model_copy(update={"files": files})
@@ -245,7 +250,9 @@ class AgentMirror:
         self.documents[path] += 1
         if rest == ["layout"]:
             layout = self.layouts_of.get((grant.organisation, digest), self.layouts[digest])
-            return layout.model_copy(update={"data_port": self.data_port}).to_json().encode()
+            return (
+                layout.model_copy(update={"data_port": self.data_port}).model_dump_json(exclude_defaults=True).encode()
+            )
         return self.manifests[digest].canonical
 
     def check_chunk(self, bearer: str | None, digest: Digest) -> None:
@@ -264,6 +271,11 @@ class AgentMirror:
         for digest, piece in zip(digests, pieces, strict=True):
             self.store.put(digest, bytearray(piece))
         return FileLayout.of(len(content), digests)
+
+
+def layout_body(manifest: Digest, layouts: Iterable[FileLayout]) -> LayoutBody:
+    """As the API describes it, so that a test can change it into what no mirror would say."""
+    return LayoutBody.model_validate_json(Layout(manifest, None, {one.digest: one for one in layouts}).encode())
 
 
 def _requested(file: FileLayoutBody) -> list[Digest]:

@@ -7,12 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest, FileLayout, digest_of
 from bdn.core.pace.retry import RetryPolicy
-from bdn.core.store import FileLayout
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
-from bdn.wire import agent_schema
+from bdn.wire import operation_schema
 from bdn.wire.layout_form import Layout
 from bdn.wire.operation_schema import Tier
 from node_agent.fetch.chain import ReaderChain
@@ -236,5 +235,7 @@ def bench(
 def join(members: Members, addresses: Mapping[str, str]) -> None:
     """These are the members now."""
     epoch = members.current().epoch + 1
-    told = [agent_schema.MemberDocument(node=node, advertise=url, roles=["cluster"]) for node, url in addresses.items()]
+    told = [
+        operation_schema.MemberDocument(node=node, advertise=url, roles=["cluster"]) for node, url in addresses.items()
+    ]
     members.take(epoch, told, members.ask())

@@ -10,10 +10,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from bdn.core.manifest import Manifest
+from bdn.core.chunk import Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.agent_schema import Report
-from bdn.wire.operation_schema import VerifyCommand, VerifyReport
+from bdn.wire.operation_schema import Report, VerifyCommand, VerifyReport
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.fetch.deadlines import Waits

@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx2
 
-from bdn.core.chunk import Digest, digest_of
-from bdn.core.manifest import Manifest
+from bdn.core.chunk import Digest, Manifest, digest_of
 from bdn.net.api_server import serving
 from bdn.net.client import AgentClient
 from bdn.net.http1.pool import ConnectionPool

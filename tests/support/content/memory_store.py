@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Buffer, Digest
 from bdn.core.errors import NotFoundError
-from bdn.core.ports import Buffer, StoredChunk
+from bdn.core.store import StoredChunk
 
 
 class MemoryStore:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from bdn.core.source.listing import ChecksumKind
+from bdn.core.source.upstream import ChecksumKind
 
 # Width and reflected polynomial. All three start with ones and invert the result.
 # Source: catalogue of parametrised CRC algorithms (reveng): CRC-32/ISO-HDLC, CRC-32/ISCSI, CRC-64/NVME.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.ports import ChunkStore
+from bdn.core.store import ChunkStore
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk
 
 

@@ -8,7 +8,7 @@ from http.client import HTTPConnection, HTTPResponse
 from typing import BinaryIO
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.ports import ChunkStore
+from bdn.core.store import ChunkStore
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.sending import Pace
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk

@@ -10,11 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of, file_digest
+from bdn.core.chunk import CHUNK_SIZE, Manifest, digest_of, file_digest
 from bdn.core.errors import BdnError
-from bdn.core.grant import GrantedMount, stage_id_of
-from bdn.core.manifest import Manifest
 from bdn.net.client import AgentClient
+from bdn.wire.grants import GrantedMount, stage_id_of
 from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Daemon, Program

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import Digest
-from bdn.core.manifest import Manifest
+from bdn.core.chunk import Digest, Manifest
 from node_agent.app import Agent
 from tests.support.agent.rig import Clock, metrics
 

@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy import event
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.grant import AUDIENCE, Grant, GrantedMount
 from bdn.mirror.keys import load_signer
-from bdn.wire.grants import ISSUER, GrantSigner, new_signing_key
+from bdn.wire.grants import AUDIENCE, ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.manifest import FileEntry, Manifest
-from bdn.core.ports import StoredChunk
-from bdn.core.source.listing import Identity
-from bdn.core.store import FileLayout
+from bdn.core.source.upstream import Identity
+from bdn.core.store import StoredChunk
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import contents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession

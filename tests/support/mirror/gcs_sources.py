@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
-from bdn.core.ports import Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import BucketUri
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings

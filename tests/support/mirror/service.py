@@ -14,9 +14,8 @@ from typing import Any
 
 import httpx2
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest, FileLayout, digest_of
 from bdn.core.pace.retry import StallPolicy
-from bdn.core.store import FileLayout
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings

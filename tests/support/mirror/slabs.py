@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.store import FileLayout, Slab
+from bdn.core.chunk import CHUNK_SIZE, FileLayout, Slab, digest_of
 
 
 def pack(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bdn.core.chunk import ByteRange
 from bdn.core.pace.retry import ResumePolicy, StallPolicy
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles.faults import Script

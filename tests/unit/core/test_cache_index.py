@@ -4,15 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bdn.core.cache.index import (
-    IN_USE_SECONDS,
-    Admission,
-    CacheIndex,
-    ChunkIndex,
-    LeaseBook,
-    RecencyOrder,
-    Victim,
-)
+from bdn.core.cache.index import IN_USE_SECONDS, Admission, CacheIndex, ChunkIndex, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError
 from tests.support.content.names import named, sizes, stage
@@ -64,21 +56,3 @@ def test_a_manifest_whose_chunks_are_in_use_makes_no_room_and_the_error_says_how
         index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS - 0.01, budget=8)
     assert tuple(full.value.details().values())[:4] == (4, 3, 5, 8)
     assert index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS, budget=8) == Admission((Victim(M, (A,), 5),), (B,))
-
-
-def test_a_stage_that_holds_two_manifests_expires_once_and_is_shown_as_its_job_and_stage() -> None:
-    book = LeaseBook()
-    for manifest in (A, B):
-        book.take(manifest, stage("s1", until=10))
-    assert book.of("s1") == (A, B)
-    assert book.expired(11) == (stage("s1", until=10),)
-    assert str(stage("s1")) == "job job-s1 (stage s1)"
-
-
-def test_the_order_of_use_may_change_while_it_is_walked() -> None:
-    order = RecencyOrder()
-    for manifest in (A, B):
-        order.touch(manifest, 1)
-    for manifest in order.oldest_first():
-        order.forget(manifest)
-    assert list(order.oldest_first()) == []

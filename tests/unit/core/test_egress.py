@@ -1,9 +1,116 @@
-"""Where the mirror may connect, and what the operator's list changes."""
+"""Where the mirror may connect: what a written host means, what an address is, and what the operator's list changes."""
+
+from ipaddress import IPv6Address, ip_address
 
 import pytest
 
-from bdn.core.egress import PUBLIC_INTERNET, EgressEntryError, EgressPolicy
+from bdn.core.egress import (
+    PUBLIC_INTERNET,
+    EgressEntryError,
+    EgressPolicy,
+    UnreadableHostError,
+    WrittenHost,
+    plain,
+    read_host,
+    special_kind,
+)
 from bdn.core.errors import EgressRefusedError
+
+LOOPBACK = [
+    "127.0.0.1", "127.1", "2130706433", "0x7f.0x0.0x0.0x1", "0177.0.0.0x1", "①②⑦.⓪.⓪.①",
+    "127\u00ad.0.0.1",  # a soft hyphen, which IDNA drops
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_every_spelling_of_an_ipv4_address_is_that_address(host: str) -> None:
+    assert read_host(host).readings[0] == ip_address("127.0.0.1")
+
+
+@pytest.mark.parametrize(("host", "address"), [
+    ("::1", "::1"), ("[::1]", "::1"), ("[0:0:0:0:0:0:0:1]", "::1"), ("::FFFF:10.0.0.1", "::ffff:10.0.0.1"),
+    ("fe80::1%eth0", "fe80::1"), ("[fe80::1%25eth0]", "fe80::1"),
+])  # fmt: skip
+def test_ipv6_is_read_with_and_without_brackets_and_zone(host: str, address: str) -> None:
+    assert read_host(host).readings == (ip_address(address),)
+
+
+def test_leading_zeros_are_octal_to_some_readers_and_decimal_to_others() -> None:
+    assert set(read_host("010.8.8.8").readings) == {ip_address("8.8.8.8"), ip_address("10.8.8.8")}
+    assert read_host("08.8.8.8").readings == (ip_address("8.8.8.8"),)  # no octal number
+
+
+@pytest.mark.parametrize(("host", "name"), [
+    ("HuggingFace.CO", "huggingface.co"),
+    ("huggingface.co.", "huggingface.co"),
+    ("minio", "minio"),
+    ("a_b.example", "a_b.example"),
+    ("bücher.example", "xn--bcher-kva.example"),
+    ("my-bucket.s3.us-east-1.amazonaws.com", "my-bucket.s3.us-east-1.amazonaws.com"),
+    ("1e100.net", "1e100.net"),
+    ("10.0.0.1.example", "10.0.0.1.example"),
+    ("0x7f.example", "0x7f.example"),
+    ("de.ad.be.ef", "de.ad.be.ef"),
+])  # fmt: skip
+def test_a_name_is_lower_case_ascii_without_its_last_dot(host: str, name: str) -> None:
+    assert read_host(host) == WrittenHost(name)
+
+
+@pytest.mark.parametrize("host", [
+    "", ".", "..", "a..b", ".a", "a b", "a\nb", "a\0b", "a/b", "a@b", "a:80", "-a", "a-", "127%2e0%2e0%2e1",
+    "%31%32%37.0.0.1", "127.0.0.1%00", "[::1", "[127.0.0.1]", "::1%", "::1%a b", "::g", "1.2.3.4.5",
+    "256.256.256.256", "4294967296", "1.2.3.256", "1.2.65536", "127.0.0.1.2", "a.1", "a.0x1", "x" * 64,
+    ".".join(["x" * 50] * 6), "9" * 5000, "\ud800",
+])  # fmt: skip
+def test_what_is_neither_is_unreadable(host: str) -> None:
+    with pytest.raises(UnreadableHostError):
+        read_host(host)
+
+
+SPECIAL = {
+    "unspecified": ["0.0.0.0", "0.255.255.255", "::"],
+    "private": [
+        "10.0.0.0", "10.255.255.255", "172.16.0.0", "172.31.255.255", "192.168.0.0", "192.168.255.255", "64:ff9b:1::1",
+        "fec0::1", "::ffff:10.0.0.1", "2002:0a00:0001:ffff::1",
+    ],
+    "shared": ["100.64.0.0", "100.127.255.255"],
+    "metadata": [
+        "100.100.100.200", "168.63.129.16", "169.254.169.254", "169.254.170.2", "169.254.170.23", "192.0.0.192",
+        "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
+        "2002:a9fe:a9fe::",
+    ],
+    "loopback": ["127.0.0.0", "127.255.255.255", "::1", "::ffff:127.0.0.1", "64:ff9b::127.0.0.1", "2002:7f00:1::"],
+    "link-local": ["169.254.0.0", "169.254.255.255", "fe80::", "fe80::1%eth0", "febf:ffff::"],
+    "reserved": [
+        "192.0.0.0", "192.0.0.255", "192.0.2.1", "192.88.99.1", "198.18.0.0", "198.19.255.255", "198.51.100.1",
+        "203.0.113.1", "240.0.0.0", "255.255.255.255", "::2", "::7f00:1", "::ffff:0:7f00:1", "100::1", "2001::1",
+        "2001:1ff:ffff::", "2001:db8::1", "3fff::1", "4000::", "5f00::1",
+    ],
+    "multicast": ["224.0.0.0", "239.255.255.255", "ff02::1"],
+    "unique-local": ["fc00::", "fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"],
+}  # fmt: skip
+PUBLIC = [
+    "1.0.0.0", "8.8.8.8", "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0", "126.255.255.255", "128.0.0.0",
+    "169.253.255.255", "169.255.0.0", "172.15.255.255", "172.32.0.0", "192.167.255.255", "192.169.0.0",
+    "198.17.255.255", "198.20.0.0", "223.255.255.255", "2000::", "2001:200::1", "2606:4700::6810:7b60", "3ffe:ffff::1",
+    "::ffff:8.8.8.8", "64:ff9b::8.8.8.8", "2002:808:808::",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("address", "kind"), [(one, kind) for kind, all_of in SPECIAL.items() for one in all_of])
+def test_a_special_address_is_told_for_what_it_is(address: str, kind: str) -> None:
+    assert kind in (special_kind(ip_address(address)) or "")
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_a_public_address_is_nothing_special(address: str) -> None:
+    assert special_kind(ip_address(address)) is None
+
+
+def test_a_mapped_address_is_the_ipv4_address_and_a_zone_does_not_count() -> None:
+    assert plain(ip_address("::ffff:10.0.0.1")) == ip_address("10.0.0.1")
+    assert plain(ip_address("fe80::1%eth0")) == IPv6Address("fe80::1")
+    assert plain(ip_address("10.0.0.1")) == ip_address("10.0.0.1")
 
 
 @pytest.mark.parametrize(("host", "kind"), [

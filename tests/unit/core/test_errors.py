@@ -1,5 +1,6 @@
-"""The tree of errors against the contract: codes, facts, messages."""
+"""The tree of errors against the contract: codes, facts, messages; and of the errors of a task group, one."""
 
+import asyncio
 import json
 import re
 from dataclasses import is_dataclass
@@ -7,7 +8,7 @@ from dataclasses import is_dataclass
 import pytest
 
 from bdn.core import errors
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, NotFoundError, StoreUnavailableError, single_error
 
 # Written out again: a code that users know does not change.
 CODES = [
@@ -84,27 +85,15 @@ def test_every_class_has_an_example_below() -> None:
 
 
 @EACH_EXAMPLE
-def test_the_message_is_one_line_built_from_the_facts(error: BdnError, facts: list[str]) -> None:
-    message = str(error)
+def test_an_error_is_one_line_and_plain_json_built_from_its_facts(error: BdnError, facts: list[str]) -> None:
+    message, details = str(error), error.details()
     assert [fact for fact in facts if fact not in message] == []
     assert "\n" not in message
-
-
-@EACH_EXAMPLE
-def test_the_details_are_plain_json(error: BdnError, facts: list[str]) -> None:
-    details = error.details()
     assert is_dataclass(error)
     assert json.loads(json.dumps(details, allow_nan=False)) == details
     assert list(details) == list(vars(error))
-
-
-@EACH_EXAMPLE
-def test_an_error_is_caught_as_the_root_and_equals_only_itself(error: BdnError, facts: list[str]) -> None:
-    with pytest.raises(BdnError) as caught:
-        raise error
-    assert caught.value is error
     assert hash(error) == hash(error)
-    assert error != type(error)(**vars(error))
+    assert error != type(error)(**vars(error))  # an error equals only itself
 
 
 def test_a_message_says_no_more_than_is_known() -> None:
@@ -123,3 +112,45 @@ def test_a_message_says_no_more_than_is_known() -> None:
     ]  # fmt: skip
     for error, words in table:
         assert re.search(words, str(error)), error
+
+
+CHUNK = NotFoundError("chunk")
+STORE = StoreUnavailableError("refused")
+
+
+def leave(error: BaseException | None) -> None:
+    with single_error():
+        if error:
+            raise error
+
+
+async def fail_together(*errors: BdnError) -> None:
+    async def fail(error: BdnError) -> None:
+        raise error
+
+    with single_error():
+        async with asyncio.TaskGroup() as group:
+            for error in errors:
+                group.create_task(fail(error))
+
+
+async def test_the_first_failure_of_a_task_group_leaves_it_alone() -> None:
+    with pytest.raises(NotFoundError) as caught:
+        await fail_together(CHUNK, STORE)
+    assert caught.value is CHUNK
+
+
+def test_the_cause_of_the_failure_is_kept() -> None:
+    failure = StoreUnavailableError("refused")
+    failure.__cause__ = ConnectionError("refused")
+    with pytest.raises(StoreUnavailableError) as caught:
+        leave(ExceptionGroup("group", [failure]))
+    assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+def test_an_error_by_itself_or_deep_inside_groups_leaves_them_alone_and_success_passes() -> None:
+    leave(None)
+    for error in (CHUNK, BaseExceptionGroup("outer", [ExceptionGroup("inner", [CHUNK]), STORE])):
+        with pytest.raises(NotFoundError) as caught:
+            leave(error)
+        assert caught.value is CHUNK

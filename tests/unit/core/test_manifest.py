@@ -1,13 +1,74 @@
-"""The authority on what a source contains: canonical form, names, and what is no manifest."""
+"""The authority on what a source contains: paths, canonical form, names, and what is no manifest."""
 
 import json
 
 import pytest
 
-from bdn.core.chunk import EMPTY, digest_of
-from bdn.core.manifest import FileEntry, MalformedDocumentError, Manifest
-from bdn.core.source.listing import UnsafePathError
+from bdn.core.chunk import (
+    EMPTY,
+    PATH_LIMIT,
+    SEGMENT_LIMIT,
+    FileEntry,
+    MalformedDocumentError,
+    Manifest,
+    UnsafePathError,
+    check_tree,
+    digest_of,
+    normalise_path,
+)
 from tests.support.content.names import named
+
+
+@pytest.mark.parametrize(("path", "normal"), [
+    *[(path, path) for path in ("config.json", "a/b/c", ".gitattributes", "...", "a/..b/c..", "with space/тест/模型", "line\nbreak", "C:/x", "é" * 127)],
+    ("a//b", "a/b"),
+    ("./a/./b", "a/b"),
+])  # fmt: skip
+def test_a_safe_path_is_relative_without_empty_or_dot_segments(path: str, normal: str) -> None:
+    assert normalise_path(path) == normal
+
+
+@pytest.mark.parametrize(("reason", "paths"), [
+    ("names no file", ["", ".", "./.", "a/"]),
+    ("absolute", ["/", "/etc/passwd", "//a"]),
+    ("leaves its folder", ["..", "../a", "a/../b", "a/..", "./../a"]),
+    ("NUL or a backslash", ["a\0b", "a\\b", "..\\a"]),
+    ("not valid Unicode", ["a\ud800"]),
+])  # fmt: skip
+def test_an_unsafe_path_is_refused_with_the_reason(reason: str, paths: list[str]) -> None:
+    for path in paths:
+        with pytest.raises(UnsafePathError, match=reason):
+            normalise_path(path)
+
+
+def test_limits_count_bytes_and_include_the_limit_itself() -> None:
+    assert normalise_path("x" * SEGMENT_LIMIT)
+    assert normalise_path("/".join(["x" * 255] * 12))  # 3071 bytes
+    for path in ("x" * (SEGMENT_LIMIT + 1), "é" * 128, "/".join(["x" * 255] * 12 + ["xx"])):
+        with pytest.raises(UnsafePathError, match="too long"):
+            normalise_path(path)
+
+
+def test_the_limit_of_a_path_is_counted_after_normalising() -> None:
+    longest = "/".join(["x" * 255] * 12) + "/"
+    assert len(longest) == PATH_LIMIT
+    assert normalise_path("./" * 100 + longest.removesuffix("/")) == longest.removesuffix("/")
+
+
+def test_a_refused_path_is_shown_shortened_and_printable() -> None:
+    with pytest.raises(UnsafePathError) as caught:
+        normalise_path("/\x1b[31m" + "x" * 5000)
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["a/b/c/d", "x", "a/b"], ["a/b/c", "a/b/d", "a"]])
+def test_a_file_that_is_also_a_folder_makes_no_tree(paths: list[str]) -> None:
+    with pytest.raises(UnsafePathError, match="both a file and a folder"):
+        check_tree(paths)
+    with pytest.raises(UnsafePathError, match="'a/b' stands twice"):
+        check_tree(["a/b", "c", "a/b"])
+
 
 A, B = named("a"), named("b")
 MANIFEST = Manifest.of([FileEntry("b/config.json", 2, B), FileEntry("a.bin", 1, A), FileEntry("b.bin", 1, A)])
@@ -18,10 +79,8 @@ def test_the_canonical_form_is_json_with_sorted_keys_and_paths_and_no_white_spac
         f'{{"files":[{{"digest":"{A}","path":"a.bin","size":1}},{{"digest":"{A}","path":"b.bin","size":1}},'
         f'{{"digest":"{B}","path":"b/config.json","size":2}}],"schema":"bdn.manifest.v1"}}'
     )
-
-
-def test_a_manifest_is_named_by_its_canonical_bytes() -> None:
     assert MANIFEST.digest == digest_of(MANIFEST.canonical)
+    assert "тест/模型".encode() in Manifest.of([FileEntry("тест/模型", 1, A)]).canonical
 
 
 def test_paths_are_sorted_by_their_utf8_bytes_not_by_locale_or_folder() -> None:
@@ -29,10 +88,6 @@ def test_paths_are_sorted_by_their_utf8_bytes_not_by_locale_or_folder() -> None:
     assert [entry.path for entry in Manifest.of(FileEntry(path, 1, A) for path in paths).files] == [
         "A", "a-b", "a/b", "z", "é", "\uffff", "\U0001f600",
     ]  # fmt: skip
-
-
-def test_unicode_is_written_as_itself() -> None:
-    assert "тест/模型".encode() in Manifest.of([FileEntry("тест/模型", 1, A)]).canonical
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 2001])
@@ -44,20 +99,13 @@ def test_a_manifest_of_any_length_is_one_document(count: int) -> None:
     assert Manifest.parse(whole) == manifest
 
 
-def test_a_manifest_without_files_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="at least one file"):
-        Manifest(())
-
-
-def test_files_out_of_order_do_not_make_a_manifest() -> None:
-    with pytest.raises(ValueError, match="sorted by path"):
-        Manifest((FileEntry("b", 1, A), FileEntry("a", 1, A)))
-
-
-@pytest.mark.parametrize("paths", [["a", "a"], ["a", "a/b"]])
-def test_paths_that_make_no_tree_make_no_manifest(paths: list[str]) -> None:
-    with pytest.raises(UnsafePathError):
-        Manifest.of(FileEntry(path, 1, A) for path in paths)
+@pytest.mark.parametrize(("paths", "problem"), [
+    ([], "at least one file"), (["b", "a"], "sorted by path"), (["a", "a"], "stands twice"),
+    (["a", "a/b"], "both a file and a folder"),
+])  # fmt: skip
+def test_what_is_no_sorted_tree_is_no_manifest(paths: list[str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Manifest(tuple(FileEntry(path, 1, A) for path in paths))
 
 
 @pytest.mark.parametrize("path", ["a//b", "./a", "/a", "a/../b", "", "a\\b"])
@@ -70,10 +118,6 @@ def test_an_entry_holds_a_normalised_path(path: str) -> None:
 def test_an_entrys_size_fits_its_digest(size: int, digest: object) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         FileEntry("a", size, digest)  # type: ignore[arg-type]
-
-
-def test_an_empty_file_has_the_digest_of_nothing() -> None:
-    assert Manifest.of([FileEntry("empty", 0, EMPTY)]).bytes_total == 0
 
 
 def changed(**changes: object) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from bdn.core.pace.limit import Outcome, Pace, PaceRule, Window
 
 MB = 1_000_000
-RULE = PaceRule(most=32, first=4, window_seconds=1.0, window_rounds=2)
+RULE = PaceRule(most=32, first=4)
 
 
 class Rounds:
@@ -80,7 +80,7 @@ def test_one_refusal_cuts_the_limit_at_once_and_those_in_flight_do_not_cut_it_ag
 
 
 def test_no_refusal_brings_the_limit_below_the_least() -> None:
-    rounds = Rounds(PaceRule(most=32, first=8, least=3, window_seconds=1.0))
+    rounds = Rounds(PaceRule(most=32, first=8, least=3))
     for _ in range(20):
         rounds.round(plenty, outcome=Outcome.REFUSED)
     assert rounds.pace.limit == 3
@@ -89,7 +89,7 @@ def test_no_refusal_brings_the_limit_below_the_least() -> None:
 
 @pytest.mark.parametrize(("failures", "limit"), [(1, 32), (7, 22)])
 def test_one_failure_in_a_hundred_is_bad_luck_and_one_in_ten_is_congestion(failures: int, limit: int) -> None:
-    rounds = Rounds(PaceRule(most=32, first=32, window_seconds=1.0))
+    rounds = Rounds(PaceRule(most=32, first=32))
     pace = rounds.pace
     for _ in range(64):
         pace.take()

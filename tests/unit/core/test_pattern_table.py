@@ -1,4 +1,4 @@
-"""docs/patterns.md is true: every row of its tables is what the code does, what an oracle says, and what the client does."""
+"""docs/patterns.md is true: every row of its tables is what the code does, and what the client does."""
 
 import json
 import re
@@ -11,8 +11,7 @@ from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defin
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import Patterns, literal_prefixes, select
-from bdn.wire.weights_schema import WeightsSourceBody
-from tests.support.content.naive_globs import matches
+from bdn.wire.mirror_schema import WeightsSourceBody
 
 PAGE = Path(__file__).parents[3] / "docs/patterns.md"
 SELECTION = ["allow_patterns", "ignore_patterns", "selected", "not selected"]
@@ -86,15 +85,6 @@ def test_a_row_selects_what_it_says(row: Row) -> None:
     assert all(path.startswith(literal_prefixes(patterns)) for path in row.selected)
 
 
-@pytest.mark.parametrize("row", SELECTIONS, ids=NAMES)
-def test_a_row_is_what_the_oracle_says(row: Row) -> None:
-    patterns = row.patterns()
-    for path in (*row.selected, *row.left):
-        allowed = not patterns.allow or any(matches(pattern, path) for pattern in patterns.allow)
-        ignored = any(matches(pattern, path) for pattern in patterns.ignore)
-        assert (allowed and not ignored) == (path in row.selected), path
-
-
 @pytest.mark.parametrize("pattern", REFUSED, ids=ascii)
 @pytest.mark.parametrize("field", ["allow_patterns", "ignore_patterns"])
 def test_a_refused_pattern_is_an_invalid_request(pattern: str, field: str) -> None:
@@ -108,4 +98,3 @@ def test_the_note_for_users_of_huggingface_hub_is_true(pattern: str, path: str, 
     answers = {"yes": [path], "no": []}
     assert list(select([path], Patterns((pattern,))).paths) == answers[here]
     assert list(filter_repo_objects([path], allow_patterns=[pattern])) == answers[there]
-    assert matches(pattern, path) == (here == "yes")

@@ -1,4 +1,4 @@
-"""What patterns are refused, and what no table in docs/patterns.md shows."""
+"""What patterns are refused, which files they select, which warnings a user gets, and what no table in docs/patterns.md shows."""
 
 import signal
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from types import FrameType
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import Patterns, compile_pattern
+from bdn.core.source.uri import EVERYTHING, Patterns, SelectedPaths, compile_pattern, select
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,41 @@ def test_a_pattern_longer_than_any_path_and_more_than_a_thousand_patterns_are_re
     assert len(Patterns(("a",) * 999, ("b",)).allow) == 999
     with pytest.raises(InvalidRequestError, match="1001 patterns are too many for one source; the limit is 1000"):
         Patterns(("a",) * 1000, ("b",))
+
+
+REPO = (
+    ".gitattributes", "README.md", "config.json", "model.safetensors", "original/consolidated.00.pth",
+    "text_encoder/config.json", "text_encoder/model.safetensors",
+)  # fmt: skip
+
+
+def chosen(*, allow: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> SelectedPaths:
+    return select(REPO, Patterns(allow, ignore))
+
+
+def test_no_patterns_select_everything_in_the_order_given() -> None:
+    assert select(REPO, EVERYTHING) == SelectedPaths(REPO, ())
+    assert select(REPO[::-1], EVERYTHING).paths == REPO[::-1]
+
+
+def test_a_pattern_that_matched_nothing_is_named_with_its_field() -> None:
+    selection = chosen(allow=("config.json", "*.gguf"), ignore=("*.onnx",))
+    assert selection.paths == ("config.json",)
+    assert selection.warnings == ("allow_patterns '*.gguf' matched no file", "ignore_patterns '*.onnx' matched no file")
+
+
+@pytest.mark.parametrize(("pattern", "hint"), [
+    ("*.pth", "**/*.pth"),
+    ("consolidated.00.pth", "**/consolidated.00.pth"),
+    ("./*.pth", "**/*.pth"),
+    ("consolidated*", "**/consolidated*"),
+])  # fmt: skip
+def test_the_deeper_form_is_a_hint_when_it_would_have_matched(pattern: str, hint: str) -> None:
+    assert chosen(allow=(pattern,)).warnings == (
+        f"allow_patterns {pattern!r} matched no file; {hint!r} would have matched: '*' does not cross '/' here",
+    )
+
+
+def test_a_folder_that_lies_deeper_gets_the_hint_too() -> None:
+    (warning,) = select(["a/b/c"], Patterns(ignore=("b/",))).warnings
+    assert "'**/b/' would have matched" in warning

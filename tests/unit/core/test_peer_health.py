@@ -1,8 +1,8 @@
-"""How long a peer is avoided, and how it comes back. What holds after any sequence is in ``tests/property``."""
+"""How long a peer is avoided, when a chunk is late, and what may be asked for twice. Laws are in ``tests/property``."""
 
 import pytest
 
-from bdn.core.ring.peer_health import Fault, PeerHealth
+from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
 
 
 def blamed(*incidents: tuple[Fault, float]) -> PeerHealth:
@@ -91,3 +91,40 @@ def test_who_is_on_trial_is_avoided_and_not_at_fault_any_more() -> None:
     assert health.is_at_fault("p", later - 0.1)
     assert health.claim("p", later)
     assert (health.is_avoided("p", later + 0.1), health.is_at_fault("p", later + 0.1)) == (True, False)
+
+
+MIB = 1024 * 1024
+
+
+def after(*seconds: float) -> Deadlines:
+    """What is known after chunks of 7 MiB that took so long."""
+    deadlines = Deadlines(shortest=0.01, longest=30.0)
+    for one in seconds:
+        deadlines.came(7 * MIB, one)
+    return deadlines
+
+
+@pytest.mark.parametrize(("came", "deadline"), [
+    ([100.0] * 100, 30.0),  # never more than the longest
+    ([0.0001] * 100, 0.01),  # and never less than the shortest
+])  # fmt: skip
+def test_a_deadline_is_between_the_shortest_and_the_longest(came: list[float], deadline: float) -> None:
+    assert after(*came).deadline(7 * MIB) == pytest.approx(deadline)
+
+
+@pytest.mark.parametrize(("came", "usual"), [
+    ([0.1] * 180 + [9.0] * 20, 0.1),  # nine of ten
+    ([0.1] * 179 + [9.0] * 21, 9.0),
+    ([0.1] * 8, 0.2),  # twice as much while few are known
+    ([0.1] * 7, 30.0),
+    ([0.0001] * 8, 0.02),  # twice the shortest
+])  # fmt: skip
+def test_nine_of_ten_chunks_take_what_is_usual(came: list[float], usual: float) -> None:
+    assert after(*came).usual(7 * MIB) == pytest.approx(usual)
+
+
+def test_what_is_common_lately_is_told_by_the_last_sixteen_chunks() -> None:
+    known = after(*[9.0] * 50, *[0.1] * 15, 9.0)
+    assert known.lately(7 * MIB) == pytest.approx(0.1)
+    assert known.common(7 * MIB) == pytest.approx(9.0)
+    assert after(*[0.1] * 7).lately(7 * MIB) == 30.0

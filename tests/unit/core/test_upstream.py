@@ -1,6 +1,6 @@
-"""What a listing tells without reading a byte."""
+"""What a listing tells without reading a byte, and what a location never shows."""
 
-from bdn.core.source.listing import Identity, UpstreamFile, diff
+from bdn.core.source.upstream import Identity, Location, UpstreamFile, diff
 from tests.support.content.names import named
 
 
@@ -31,3 +31,9 @@ def test_an_identity_listed_at_two_paths_is_copied_once_and_held_twice() -> None
 def test_what_another_organisation_holds_is_missing() -> None:
     mine, theirs = listed("a", "1", scope="org-1"), listed("a", "1", scope="org-2")
     assert diff([mine], {theirs.identity.key: named("x")}).missing == (mine,)
+
+
+def test_a_location_never_shows_its_address_or_headers() -> None:
+    location = Location("https://host/key?X-Amz-Signature=SECRET", (("Authorization", "Bearer SECRET"),), '"etag"')
+    assert "SECRET" not in f"{location} {location!r}"
+    assert "etag" in repr(location)

@@ -9,11 +9,9 @@ from typing import BinaryIO
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, FileLayout, digest_of
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.ports import Location
-from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UpstreamFile
-from bdn.core.store import FileLayout
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, UpstreamFile
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader

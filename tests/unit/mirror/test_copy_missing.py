@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, Slab, digest_of
 from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
-from bdn.core.ports import Resolution
-from bdn.core.source.listing import Diff, Identity, UpstreamFile
-from bdn.core.store import FileLayout, Slab, is_small
+from bdn.core.source.upstream import Diff, Identity, Resolution, UpstreamFile
+from bdn.core.store import is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow

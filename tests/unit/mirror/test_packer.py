@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest, FileLayout, Slab, digest_of
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -16,9 +16,8 @@ from bdn.core.errors import (
     SourceChangedError,
     UpstreamUnavailableError,
 )
-from bdn.core.ports import Location
-from bdn.core.source.listing import Checksum, ChecksumKind, Identity, UpstreamFile
-from bdn.core.store import FileLayout, Slab, seal_of
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, UpstreamFile
+from bdn.core.store import seal_of
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.upstream.budget import UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader

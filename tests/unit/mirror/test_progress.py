@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.store import FileLayout, Slab
+from bdn.core.chunk import CHUNK_SIZE, FileLayout, Slab, digest_of
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.errors import DatabaseUnavailableError

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bdn.core.errors import BdnError, InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.ports import Location, Resolution
-from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, Location, Resolution, UpstreamFile
 from bdn.core.source.uri import Patterns, WeightsSource, parse_source, select
 from bdn.mirror.ingest.survey import Selected, Selector
 

@@ -1,7 +1,6 @@
 """A location is asked for once, and again when it is refused or about to expire."""
 
-from bdn.core.ports import Location
-from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, Location, UpstreamFile
 from bdn.mirror.upstream.reader import LocatedFile
 
 FILE = UpstreamFile("a", 1, Identity.of("public", "a"), "a", "v")

@@ -10,7 +10,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.mirror.ingest import copier as module
 from bdn.mirror.ingest.copier import WholeCheck, whole_check
 

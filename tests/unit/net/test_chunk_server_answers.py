@@ -17,8 +17,8 @@ from bdn.core.errors import (
 )
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.wire.errors import document_of, status_of
 from bdn.wire.http_fields import chunk_path, parse_chunk_path
+from bdn.wire.shapes import document_of, status_of
 from tests.support.content.names import named
 from tests.support.content.shelves import Client, Shelf, connected, serving
 

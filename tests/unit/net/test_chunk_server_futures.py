@@ -11,8 +11,8 @@ import pytest
 from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, CacheFullError, NotFoundError, StoreUnavailableError
 from bdn.net.chunk_server.connection import Timeouts
-from bdn.wire.errors import status_of
 from bdn.wire.http_fields import chunk_path
+from bdn.wire.shapes import status_of
 from tests.support.content.names import named
 from tests.support.content.shelves import connected, serving
 from tests.support.network.chunk_talk import WaitingShelf, connect, read_answer, read_to_end

@@ -11,7 +11,7 @@ import pytest
 
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, EgressRefusedError, UpstreamUnavailableError
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 from bdn.net.http1.connection import ProtocolError, UnsendableError
 from bdn.net.http1.pool import ConnectionPool, reason_of
 from bdn.transfer.ranged import RangedReader

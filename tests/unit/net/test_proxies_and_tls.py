@@ -11,7 +11,7 @@ import pytest
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError, UpstreamUnavailableError
 from bdn.core.pace.retry import StallPolicy
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
 from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError
 from tests.support.network.authority import Authority, new_authority

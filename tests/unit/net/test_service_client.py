@@ -12,18 +12,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, NotFoundError
-from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.core.store import FileLayout
 from bdn.net.api_server import bind_tcp
 from bdn.net.client import AgentClient, MirrorClient, OutageRetry
-from bdn.wire.errors import ServiceUnreachableError, WrongDocumentError, document_of
 from bdn.wire.layout_form import Layout
-from bdn.wire.mirror_schema import Mirror, MirrorSource
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, MirrorSource, WeightsSourceBody
+from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError, document_of
 from bdn.wire.stage_schema import StageDocument, StageRequest
-from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody
 from tests.support.content.names import named
 from tests.support.network.service import Scripted, listening
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bdn.core.chunk import Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
-from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
 from node_agent.stage.view import destination as module
 from node_agent.stage.view.destination import Destination, Earlier

@@ -4,11 +4,10 @@ from pathlib import Path
 import pytest
 
 from bdn.core.cache.index import CacheIndex
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
 from bdn.core.errors import NotFoundError, UnauthenticatedError
-from bdn.core.grant import Grant, GrantedMount
-from bdn.core.manifest import Manifest
 from bdn.net.chunk_server.served_chunks import ChunkRequest
+from bdn.wire.grants import Grant, GrantedMount
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places

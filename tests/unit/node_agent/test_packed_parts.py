@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import EMPTY
+from bdn.core.chunk import EMPTY, FileLayout, Slice
 from bdn.core.errors import DiskFailedError, InternalError
-from bdn.core.store import FileLayout, Slice
 from node_agent.disk.cache_directory import UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places, temporary_name

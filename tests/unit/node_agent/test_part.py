@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.chunk import CHUNK_SIZE, FileLayout, digest_of
 from bdn.core.errors import DiskFailedError
-from bdn.core.store import FileLayout
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import write_all
 from node_agent.disk.places import Places

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bdn.core.chunk import FileEntry, Manifest
 from bdn.core.errors import BdnError
-from bdn.core.manifest import FileEntry, Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.client import MirrorClient
-from bdn.wire.agent_schema import MemberDocument
-from bdn.wire.layout_form import Layout
-from bdn.wire.mirror_schema import LayoutBody
+from bdn.wire.layout_form import Layout, LayoutBody
+from bdn.wire.operation_schema import MemberDocument
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue, PeerDocuments

@@ -1,5 +1,4 @@
-from bdn.core.chunk import digest_of
-from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.chunk import FileEntry, Manifest, digest_of
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.stage.stage import Rate, StageProgress
 

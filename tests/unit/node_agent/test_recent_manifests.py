@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Digest
-from bdn.core.manifest import FileEntry, Manifest
+from bdn.core.chunk import Digest, FileEntry, Manifest
 from node_agent.cache.records import Held, ManifestRecords, RecentManifests
 from node_agent.disk.places import Places
 from tests.support.content.names import named

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from tests.support.simulation.fluid import FluidLinks
-from tests.support.simulation.links import QueuedLinks
-from tests.support.simulation.node import Case
-from tests.support.simulation.ring import Ring
+from tests.support.simulation.links import FluidLinks, QueuedLinks
+from tests.support.simulation.ring import Case, Ring
 
 LINK = 50e6
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.store import FileLayout, Slab
+from bdn.core.chunk import FileLayout, Slab
 from bdn.wire.layout_form import Layout
 from node_agent.fetch.fill_context import LanePlace, Routing, chunks_in_order
 from node_agent.fetch.peers import Members

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.cache.scrub_round import Position, ScrubRound
-from bdn.core.chunk import CHUNK_SIZE, ByteRange, digest_of
-from bdn.core.store import PlacedChunk
+from bdn.core.chunk import CHUNK_SIZE, ByteRange, PlacedChunk, digest_of
+from bdn.core.pace.rounds import Position, ScrubRound
 from bdn.disk.direct import UncachedFile
 from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.byte_threads import BufferPool

@@ -4,8 +4,7 @@ import pytest
 
 from bdn.core.chunk import digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError, InternalError
-from bdn.core.grant import Grant, GrantedMount
-from bdn.wire.grants import GrantSigner, UnknownKeyError, new_signing_key
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner, UnknownKeyError, new_signing_key
 from node_agent.trust import Trust
 from tests.support.agent.rig import Clock
 

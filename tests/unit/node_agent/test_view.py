@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import EMPTY
+from bdn.core.chunk import EMPTY, Manifest
 from bdn.core.errors import CanceledError
-from bdn.core.manifest import Manifest
 from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view
 from tests.support.agent.cache import cached

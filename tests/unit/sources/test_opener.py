@@ -3,8 +3,7 @@ import sys
 
 import pytest
 
-from bdn.core.ports import Location
-from bdn.core.source.listing import Identity, UpstreamFile
+from bdn.core.source.upstream import Identity, Location, UpstreamFile
 from bdn.core.source.uri import parse_source
 from bdn.sources.gcs.source import GcsSource
 from bdn.sources.huggingface.source import HuggingFaceSource

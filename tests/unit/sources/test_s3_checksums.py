@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.sources.s3.bucket import stated_checksum
 
 MD5 = "0123456789abcdef0123456789abcdef"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.checksums import RunningChecksum
 from tests.support.content.naive_crc import naive_crc
 from tests.support.network.hypothesis import BRIEFLY

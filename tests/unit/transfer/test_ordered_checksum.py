@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.checksums import OrderedChecksum
 from tests.support.network.hypothesis import BRIEFLY
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bdn.core import chunk
 from bdn.core.errors import ChecksumMismatchError
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.transfer.checksums import PartChecksums, part_checksum
 from tests.support.content.naive_crc import naive_crc
 from tests.support.network.hypothesis import BRIEFLY

@@ -10,7 +10,7 @@ import pytest
 
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.core.pace.retry import StallPolicy
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from bdn.core.errors import SourceChangedError, UpstreamUnavailableError
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader
 from tests.doubles import faults

@@ -19,7 +19,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.pace.retry import ResumePolicy, StallPolicy
-from bdn.core.ports import Location
+from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.doubles import faults

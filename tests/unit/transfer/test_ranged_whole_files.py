@@ -10,8 +10,7 @@ import pytest
 from bdn.core.chunk import ByteRange
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamUnavailableError
 from bdn.core.pace.retry import ResumePolicy
-from bdn.core.ports import Headers, Location
-from bdn.core.source.listing import Checksum, ChecksumKind
+from bdn.core.source.upstream import Checksum, ChecksumKind, Headers, Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.doubles import faults

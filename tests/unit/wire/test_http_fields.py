@@ -41,16 +41,13 @@ def test_a_range_is_the_part_that_exists(header: str, expected: ByteRange) -> No
     assert parse_range(header, 100) == expected
 
 
-@pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0", "bytes=" + "9" * 30 + "-"])
-def test_a_range_of_nothing_is_unsatisfiable(header: str) -> None:
+@pytest.mark.parametrize(("header", "size"), [
+    ("bytes=100-", 100), ("bytes=100-200", 100), ("bytes=-0", 100), ("bytes=" + "9" * 30 + "-", 100),
+    ("bytes=0-", 0), ("bytes=0-0", 0), ("bytes=-5", 0),
+])  # fmt: skip
+def test_a_range_of_nothing_is_unsatisfiable(header: str, size: int) -> None:
     with pytest.raises(UnsatisfiableRangeError):
-        parse_range(header, 100)
-
-
-@pytest.mark.parametrize("header", ["bytes=0-", "bytes=0-0", "bytes=-5"])
-def test_no_range_of_an_empty_chunk_can_be_satisfied(header: str) -> None:
-    with pytest.raises(UnsatisfiableRangeError):
-        parse_range(header, 0)
+        parse_range(header, size)
 
 
 @pytest.mark.parametrize("header", [
@@ -112,17 +109,14 @@ def clock() -> Iterator[None]:
     ("Sun, 06 Nov 1994 09:51:37 +0100", 120.0),
     ("Sunday, 06-Nov-94 08:51:37 GMT", 120.0),  # RFC 850, obsolete and to be understood
     ("Sun, 06 Nov 1994 08:00:00 GMT", 0.0),
+    *((value, None) for value in ("", "soon", "-1", "1.5", "\xb2", "1e9", "9" * 400, "later, please")),
+    ("Sun, 06 Foo 1994 08:49:37 GMT", None), ("Sun, 99 Nov 99999 1:1:1 GMT", None),
 ])  # fmt: skip
-def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
-    assert parse_retry_after({"Retry-After": value}) == seconds
-
-
-@pytest.mark.parametrize("value", [
-    "", "soon", "-1", "1.5", "\xb2", "1e9", "9" * 400, "Sun, 06 Foo 1994 08:49:37 GMT", "later, please",
-    "Sun, 99 Nov 99999 1:1:1 GMT",
-])  # fmt: skip
-def test_what_is_neither_says_nothing(value: str) -> None:
-    assert parse_retry_after({"Retry-After": value}) is None
+def test_retry_after_is_a_number_or_a_date_or_says_nothing(value: str, seconds: float | None) -> None:
+    headers = Message()
+    headers["retry-after"] = value
+    for given_ in (headers, {"Retry-After": value}, {"retry-after": value}):  # some libraries write names in lower case
+        assert parse_retry_after(given_) == seconds
 
 
 @pytest.mark.parametrize(("value", "seconds"), [
@@ -131,21 +125,5 @@ def test_what_is_neither_says_nothing(value: str) -> None:
     ('"api";r=0;t=20, "resolve";r=3;t=55', 20.0), ('"api";t=55', None), ("", None),
 ])  # fmt: skip
 def test_the_hub_names_the_seconds_until_its_window_opens_again(value: str, seconds: float | None) -> None:
-    assert parse_retry_after({"ratelimit": value}) == seconds
-
-
-def test_retry_after_goes_before_the_hubs_header() -> None:
-    assert parse_retry_after({"Retry-After": "7", "ratelimit": '"api";r=0;t=55'}) == 7.0
-
-
-def test_dictionaries_with_names_in_lower_case_are_understood() -> None:
-    assert parse_retry_after({"retry-after": "7"}) == 7.0
-    assert (
-        parse_retry_after({"ratelimit": '"api";r=0;t=55'}) == parse_retry_after({"RateLimit": '"api";r=0;t=55'}) == 55
-    )
-
-
-def test_headers_of_http_client_are_found_in_any_spelling() -> None:
-    headers = Message()
-    headers["retry-after"] = "7"
-    assert parse_retry_after(headers) == 7.0
+    assert parse_retry_after({"ratelimit": value}) == parse_retry_after({"RateLimit": value}) == seconds
+    assert parse_retry_after({"Retry-After": "7", "ratelimit": value}) == 7.0

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from bdn.core.errors import BdnError, InvalidMountError, InvalidRequestError, InvalidSourceError
 from bdn.core.source.uri import Auth, AuthMethod, Patterns, WeightsSource, parse_source
 from bdn.net.api_server import describe_validation
-from bdn.wire.weights_schema import MirrorRequestBody, WeightsSourceBody, body_from
+from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody, body_from
 from tests.support.network.bodies import QWEN, TRAINING_DATA, TRAINING_JOB, source
 
 EXPECTED = (
@@ -47,23 +47,12 @@ def without_nulls(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_list_of_truss_with_all_its_nulls_is_understood() -> None:
-    assert sources_of({"weights": [QWEN, TRAINING_DATA]}) == EXPECTED
-
-
-def test_the_list_of_truss_without_nulls_means_the_same() -> None:
-    assert sources_of({"weights": [without_nulls(QWEN), without_nulls(TRAINING_DATA)]}) == EXPECTED
-
-
-def test_a_whole_training_job_of_truss_is_understood_unchanged() -> None:
-    assert sources_of({"training_job": TRAINING_JOB}) == EXPECTED
-    assert sources_of({"weights": None, "training_job": TRAINING_JOB}) == EXPECTED
-
-
-def test_the_fields_of_auth_reach_the_value() -> None:
-    (_, data) = sources_of({"training_job": TRAINING_JOB})
-    assert data.auth is not None
-    assert data.auth.fields == {"auth_secret_name": "aws_credentials"}
+@pytest.mark.parametrize("body", [
+    {"weights": [QWEN, TRAINING_DATA]}, {"weights": [without_nulls(QWEN), without_nulls(TRAINING_DATA)]},
+    {"training_job": TRAINING_JOB}, {"weights": None, "training_job": TRAINING_JOB},
+], ids=["with nulls", "without", "a training job", "a training job and null"])  # fmt: skip
+def test_what_truss_sends_is_understood_unchanged(body: dict[str, Any]) -> None:
+    assert sources_of(body) == EXPECTED
 
 
 @pytest.mark.parametrize("empty", [None, []])
@@ -135,24 +124,23 @@ def test_a_field_of_the_wrong_form_is_refused_and_named(body: object, place: str
 
 
 @pytest.mark.parametrize(("changes", "code"), [
-    ({"source": "ftp://host/x"}, InvalidSourceError), ({"source": "s3://b/x@v1"}, InvalidSourceError),
-    ({"mount_location": "relative"}, InvalidMountError), ({"mount_location": "/"}, InvalidMountError),
-    ({"mount_location": "/a/../b"}, InvalidMountError), ({"allow_patterns": ["/absolute"]}, InvalidRequestError),
-    ({"ignore_patterns": [""]}, InvalidRequestError),
+    ({"source": "ftp://host/x"}, InvalidSourceError), ({"mount_location": "relative"}, InvalidMountError),
+    ({"allow_patterns": ["/absolute"]}, InvalidRequestError), ({"ignore_patterns": [""]}, InvalidRequestError),
+    ({"auth": {"auth_method": "AWS_OIDC", "aws_oidc_region": "r"}}, InvalidRequestError),
+    ({"auth": SECRET_AUTH | {"aws_oidc_region": "r"}}, InvalidRequestError),
 ])  # fmt: skip
 def test_what_a_field_says_is_checked(changes: dict[str, Any], code: type[BdnError]) -> None:
     with pytest.raises(code):
         sources_of({"weights": [source(**changes)]})
 
 
-@pytest.mark.parametrize(("first", "second", "told"), [
-    ("/m", "/m", "stands twice"), ("/m", "/m/", "stands twice"), ("/m", "/./m//", "stands twice"),
-    ("/m", "/m/inner", "lies inside '/m'"), ("/m/inner", "/m", "lies inside '/m'"),
+@pytest.mark.parametrize(("second", "told"), [
+    ("/m/", "stands twice"), ("/./m//", "stands twice"), ("/m/./inner", "lies inside '/m'"),
 ])  # fmt: skip
-def test_two_mounts_are_neither_equal_nor_nested(first: str, second: str, told: str) -> None:
-    body = {"weights": [source(mount_location=first), source(mount_location=second)]}
-    assert told in refusal_of(body)
-    assert refusal_of(body).startswith("INVALID_MOUNT")
+def test_two_mounts_are_neither_equal_nor_nested(second: str, told: str) -> None:
+    refusal = refusal_of({"weights": [source(mount_location="/m"), source(mount_location=second)]})
+    assert told in refusal
+    assert refusal.startswith("INVALID_MOUNT")
 
 
 METHODS: list[tuple[str, str, dict[str, str]]] = [
@@ -170,25 +158,6 @@ def test_a_method_takes_its_own_fields(uri: str, method: str, fields: dict[str, 
     for spelled in (method, method.lower()):
         (only,) = sources_of({"weights": [source(source=uri, auth={"auth_method": spelled, **fields})]})
         assert only.auth == Auth(AuthMethod(method), fields)
-        assert only.auth is not None
-        assert only.auth.fields == fields
-
-
-@EACH_METHOD
-def test_a_method_needs_each_of_its_fields(uri: str, method: str, fields: dict[str, str]) -> None:
-    for missing in fields:
-        for absent in ({}, {missing: None}, {missing: ""}):
-            given = {name: value for name, value in fields.items() if name != missing} | absent
-            told = refusal_of({"weights": [source(source=uri, auth={"auth_method": method, **given})]})
-            assert told == f"INVALID_REQUEST {missing} must be provided when auth_method is {method}"
-
-
-@EACH_METHOD
-def test_a_method_takes_no_field_of_another(uri: str, method: str, fields: dict[str, str]) -> None:
-    others = {name for _, _, theirs in METHODS for name in theirs} - set(fields)
-    for other in others:
-        told = refusal_of({"weights": [source(source=uri, auth={"auth_method": method, **fields, other: "x"})]})
-        assert told == f"INVALID_REQUEST {other} cannot be specified when auth_method is {method}"
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
@@ -200,8 +169,7 @@ def test_the_older_spelling_of_a_secret_means_the_same() -> None:
     (older,) = sources_of({"weights": [source(auth_secret_name="name")]})
     (newer,) = sources_of({"weights": [source(auth={"auth_method": "CUSTOM_SECRET", "auth_secret_name": "name"})]})
     assert older == newer
-    assert older.auth is not None
-    assert older.auth.secret_name == "name"
+    assert older.auth == Auth(AuthMethod.CUSTOM_SECRET, {"auth_secret_name": "name"})
 
 
 @EACH_METHOD
@@ -209,6 +177,4 @@ def test_a_source_survives_being_written_to_the_wire_and_read(uri: str, method: 
     given = WeightsSource(parse_source(uri), "/m", Patterns(("*.bin",), ("b/",)), Auth(AuthMethod(method), fields))
     for source_value in (given, WeightsSource(given.source, "/m")):
         written = body_from(source_value).model_dump_json()
-        read = WeightsSourceBody.model_validate_json(written).to_core()
-        assert read == source_value
-        assert (read.auth.fields if read.auth else None) == (source_value.auth.fields if source_value.auth else None)
+        assert WeightsSourceBody.model_validate_json(written).to_core() == source_value
