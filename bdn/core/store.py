@@ -95,9 +95,7 @@ def is_closed_to(organisation: str, tail: bytes) -> bool:
 
 
 SMALL_FILE_SIZE: Final = 1024 * 1024  # a file of this size or more has chunks of its own
-PARCEL_FILES: Final = (
-    256  # one thread fetches them one after the other; more would make a tail where an upstream is far
-)
+PARCEL_FILES: Final = 256  # one thread fetches them, one by one; more would make a tail where an upstream is far
 
 
 def is_small(size: int) -> bool:

@@ -15,14 +15,15 @@ from fastapi import FastAPI
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
-from bdn.mirror.access.access import Access
-from bdn.mirror.access.tokens import TokenTable
+from bdn.mirror.access import Access
 from bdn.mirror.api.contents import ContentsService
 from bdn.mirror.api.routes import ROUTERS, Probes
 from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.events import Events
+from bdn.mirror.db.events import Events
+from bdn.mirror.db.secrets import Keyring, SecretTable
+from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests
@@ -41,8 +42,7 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
-from bdn.mirror.upstream.secrets import Keyring, Secrets, SecretTable
-from bdn.mirror.upstream.sign_ins import SignIns
+from bdn.mirror.upstream.sign_ins import Secrets, SignIns
 from bdn.mirror.waiting import Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
@@ -114,7 +114,7 @@ async def open_mirror(
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
-        retries = UpstreamRetries(pause, budgets=budgets)
+        retries = UpstreamRetries(budgets)
         surveyor = Surveyor(
             database,
             SignIns(secrets, issuer),
@@ -142,7 +142,7 @@ async def open_mirror(
         )
 
         if work:
-            await stack.enter_async_context(events.expiring())
+            await stack.enter_async_context(in_background(events.keep_expiring()))
             await stack.enter_async_context(in_background(collections.work()))
 
             # Ingest: upstream → store.

@@ -16,7 +16,7 @@ from bdn.core.store import Kind
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.http_fields import LONGEST_SOURCE
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.shapes import ErrorBody, OperationModel, Quantity, StrictModel, body_of
+from bdn.wire.shapes import ErrorBody, OperationModel, Quantity, Selector, StrictModel, body_of
 from bdn.wire.stage_schema import BytesFrom, TierUse
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
@@ -24,11 +24,13 @@ Tier = Literal["node", "cluster", "mirror"]
 EvictionStatus = Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
 
 
-class EvictionRequest(StrictModel):
+class EvictionRequest(Selector):
     """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
 
     ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it.
     """
+
+    selectors = ("source", "manifest", "job", "lru_bytes", "all")
 
     source: _Source | None = None
     manifest: StrictStr | None = None
@@ -40,10 +42,6 @@ class EvictionRequest(StrictModel):
     node: StrictStr | None = None
     dry_run: StrictBool = False
     force: StrictBool = False
-
-    def check(self) -> None:
-        """Refuse a selector that says nothing or several things."""
-        self.check_one_of("source", "manifest", "job", "lru_bytes", "all")
 
 
 class EvictedItem(BaseModel):
@@ -108,12 +106,14 @@ PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
 NodeState = Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
 
 
-class PrefetchRequest(StrictModel):
+class PrefetchRequest(Selector):
     """Exactly one of ``mirror_id``, ``manifest`` and ``source`` says what; ``cluster`` and ``nodes`` say where.
 
     A source means what it was last mirrored as. Nodes without a cluster are meant by their names in every cluster; a
     cluster without nodes means all of its nodes that live.
     """
+
+    selectors = ("mirror_id", "manifest", "source")
 
     mirror_id: StrictStr | None = None
     manifest: StrictStr | None = None
@@ -122,8 +122,8 @@ class PrefetchRequest(StrictModel):
     nodes: Annotated[list[StrictStr], Field(max_length=10_000)] = []
 
     def check(self) -> None:
-        """Refuse a request that says nothing or several things."""
-        self.check_one_of("mirror_id", "manifest", "source")
+        """Refuse to select by nothing or by several things, and for no node."""
+        super().check()
         if self.cluster is None and not self.nodes:
             raise InvalidRequestError("say where to: a cluster, or nodes")
 
@@ -165,13 +165,13 @@ class PrefetchReport(BaseModel):
 
 VerificationStatus = Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
 Outcome = Literal["damaged", "repaired", "lost"]
-LISTED: Final = (
-    500  # by each who reads: a disk may have lost a million files, and a heartbeat has to fit into a request
-)
+LISTED: Final = 500  # by each who reads: a disk may lose a million files, and a heartbeat has to fit into a request
 
 
-class VerificationRequest(StrictModel):
+class VerificationRequest(Selector):
     """Exactly one of ``source``, ``manifest`` and ``all`` says what; the rest narrows where. Without ``repair`` it only looks."""
+
+    selectors = ("source", "manifest", "all")
 
     source: _Source | None = None
     manifest: StrictStr | None = None
@@ -180,10 +180,6 @@ class VerificationRequest(StrictModel):
     cluster: StrictStr | None = None
     node: StrictStr | None = None
     repair: StrictBool = True
-
-    def check(self) -> None:
-        """Refuse a selector that says nothing or several things."""
-        self.check_one_of("source", "manifest", "all")
 
 
 class PathVerificationRequest(StrictModel):
@@ -294,15 +290,13 @@ class Collection(OperationModel):
     error: ErrorBody | None = None
 
 
-class RestorationRequest(StrictModel):
+class RestorationRequest(Selector):
     """Exactly one of ``manifest`` and ``source``, which means all its revisions unless it names one."""
+
+    selectors = ("manifest", "source")
 
     manifest: StrictStr | None = None
     source: _Source | None = None
-
-    def check(self) -> None:
-        """Refuse a selector that says nothing or several things."""
-        self.check_one_of("manifest", "source")
 
 
 class RestoredItem(BaseModel):

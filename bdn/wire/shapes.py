@@ -5,7 +5,7 @@ Errors have their documents and HTTP statuses here: it is the only place that kn
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,11 +50,18 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    def check_one_of(self, *names: str) -> None:
-        """Refuse a selector that says nothing or several things."""
-        given = [name for name in names if getattr(self, name) not in (None, False)]
+
+class Selector(StrictModel):
+    """A request that says by exactly one of ``selectors`` what it means."""
+
+    selectors: ClassVar[tuple[str, ...]]
+
+    def check(self) -> None:
+        """Refuse to select by nothing or by several things."""
+        *others, last = self.selectors
+        given = [name for name in self.selectors if getattr(self, name) not in (None, False)]
         if len(given) != 1:
-            choices = f"{', '.join(names[:-1])} and {names[-1]}"
+            choices = f"{', '.join(others)} and {last}"
             raise InvalidRequestError(f"select by exactly one of {choices}, not by {given or 'nothing'}")
 
 

@@ -1,12 +1,13 @@
 """Whatever a host does, the pace stays within its bounds; and with a host that can be understood, it finds its way."""
 
+from itertools import count
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.pace.limit import Outcome, Pace, PaceRule
+from bdn.core.pace.limit import Outcome, Pace, PaceRule, Window
 from tests.support.mirror.paced_upstream import Capacity, Host, RateLimited, Run, Treatment, simulate
 
 MB = 1_000_000
@@ -71,10 +72,12 @@ def test_it_finds_four_fifths_of_the_best_goodput_and_keeps_them(
         assert history.goodput(start, start + 20) >= 0.8 * host.best(MOST)
 
 
-def test_it_uses_no_more_requests_than_the_goodput_needs() -> None:
-    history = run(Capacity(50 * MB, 500 * MB))
-    limits = [limit for at, limit, _ in history.limits if at > 40]
-    assert sum(limits) / len(limits) <= 13
+@pytest.mark.parametrize(
+    ("each", "total", "most"), [(50 * MB, 500 * MB, 13), (10 * MB, 80 * MB, 10), (10 * MB, 15 * MB, 2.5)]
+)
+def test_it_uses_no_more_requests_than_the_goodput_needs(each: int, total: int, most: float) -> None:
+    limits = [limit for at, limit, _ in run(Capacity(each, total)).limits if at > 40]
+    assert sum(limits) / len(limits) <= most
 
 
 @pytest.mark.parametrize(("each", "total", "most"), [(50 * MB, 500 * MB, 64), (100 * MB, 350 * MB, 16)])
@@ -110,3 +113,80 @@ def test_where_one_request_at_a_time_is_too_much_already_nothing_else_is_lost() 
 def test_hosts_that_refuse_everything_are_asked_one_request_at_a_time() -> None:
     history = run(lambda _, __: (0.1, 0, Outcome.REFUSED, None), seconds=60.0)
     assert {limit for at, limit, _ in history.limits if at > 5} == {1}
+
+
+# --- single hosts, each of whose requests takes a second ---
+
+
+def limits(host: Host, rule: PaceRule, *, workers: int = 1000) -> list[tuple[float, int]]:
+    """The limit after every request of the first 30 seconds, with the time."""
+    history = simulate(Pace(rule, 0.0), host, seconds=30.0, workers=workers)
+    return [(at, limit) for at, limit, _ in history.limits]
+
+
+def answering(outcome: Outcome, *, since: float = 0.0, until: float = float("inf")) -> Host:
+    """Everything arrives, but what is asked for between these times."""
+    return lambda now, _: (1.0, 10 * MB, outcome if since <= now < until else Outcome.ARRIVED, None)
+
+
+def test_the_limit_begins_low_and_doubles_while_that_doubles_what_arrives_and_somebody_needs_it() -> None:
+    growing = [limit for at, limit in limits(answering(Outcome.ARRIVED), PaceRule(32)) if at < 13]
+    assert sorted(set(growing)) == [4, 8, 16, 32]
+    assert growing == sorted(growing)
+    assert {limit for _, limit in limits(answering(Outcome.ARRIVED), PaceRule(32), workers=3)} == {4}
+
+
+def test_one_refusal_cuts_the_limit_at_once_and_those_in_flight_do_not_cut_it_again() -> None:
+    cut = [limit for at, limit in limits(answering(Outcome.REFUSED, since=15, until=16), PaceRule(32)) if 15 < at < 17]
+    assert set(cut) == {22}
+
+
+def test_no_refusal_brings_the_limit_below_the_least() -> None:
+    assert limits(answering(Outcome.REFUSED), PaceRule(32, first=8, least=3))[-1][1] == 3
+    assert Pace(PaceRule(32, first=2, least=3), 0.0).limit == 3
+
+
+@pytest.mark.parametrize(("failures", "limit"), [(1, 32), (7, 22)])
+def test_one_failure_in_a_hundred_is_bad_luck_and_one_in_ten_is_congestion(failures: int, limit: int) -> None:
+    numbers = count()
+
+    def host(_: float, __: int) -> Treatment:
+        return 1.0, MB, Outcome.FAILED if next(numbers) < failures else Outcome.ARRIVED, None
+
+    assert limits(host, PaceRule(32, first=32))[63][1] == limit
+
+
+def test_answers_that_are_not_about_the_pace_do_not_change_it() -> None:
+    assert {limit for _, limit in limits(answering(Outcome.ANSWERED), PaceRule(32))} == {4}
+
+
+def test_small_files_after_large_ones_are_not_taken_for_a_slower_host() -> None:
+    seen = limits(lambda now, _: (1.0, 10 * MB if now < 15 else 1000, Outcome.ARRIVED, None), PaceRule(32))
+    before = max(limit for at, limit in seen if at < 15)
+    assert min(limit for at, limit in seen if 15 <= at < 19) >= before * 3 // 4  # one trial at most
+
+
+@pytest.mark.parametrize(("asked", "closed_until"), [((30.0, 2.0), 131.0), ((1e9,), 3701.0)])
+def test_a_host_that_asks_for_a_pause_gets_the_longest_but_for_more_than_an_hour(
+    asked: tuple[float, ...], closed_until: float
+) -> None:
+    pace = Pace(PaceRule(32), 100.0)
+    assert pace.closed_until <= 100.0
+    for seconds in asked:
+        pace.take()
+        pace.began(100.0)
+        pace.ended(101.0, Outcome.REFUSED, 0, 1.0, seconds)
+    assert pace.closed_until == closed_until
+
+
+def test_what_is_in_flight_is_counted_over_the_time_in_which_anything_was() -> None:
+    window = Window(0.0, 0)
+    for start in (10.0, 20.0):
+        for _ in range(3):
+            window.advance(start, 1)
+        for _ in range(3):
+            window.advance(start + 2, -1)
+            window.arrived(MB, 2.0)
+    measure = window.measure(22.0)
+    assert measure is not None
+    assert (measure.in_flight, window.seconds(22.0)) == (3.0, 4.0)

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.store import manifest_fault
-from bdn.mirror.access.access import Access
+from bdn.mirror.access import Access
 from bdn.mirror.api.parameters import Controller, Organisation, digest_in
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import agents, contents, mirrors

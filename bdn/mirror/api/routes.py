@@ -14,8 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
-from bdn.mirror.access.access import check_may_evict, check_may_verify
-from bdn.mirror.access.tokens import TokenTable
+from bdn.mirror.access import check_may_evict, check_may_verify
 from bdn.mirror.api.contents import router as contents_router
 from bdn.mirror.api.parameters import (
     Agent,
@@ -28,15 +27,15 @@ from bdn.mirror.api.parameters import (
     write_cursor,
 )
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.events import Wanted
-from bdn.mirror.events import Events
+from bdn.mirror.db.events import Events, Wanted
+from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
-from bdn.mirror.upstream.secrets import Secrets
+from bdn.mirror.upstream.sign_ins import Secrets
 from bdn.net.api_server import EVENTS, EventStream, new_router, provided
 from bdn.wire.access_schema import (
     NAME_PATTERN,

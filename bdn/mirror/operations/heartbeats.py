@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
+from bdn.mirror.db.events import Events
 from bdn.mirror.db.tables import AgentRow, ClusterRow
-from bdn.mirror.events import Events
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic

@@ -63,25 +63,13 @@ def descendants(of: type[BdnError]) -> list[type[BdnError]]:
 LEAVES = [cls for cls in descendants(BdnError) if cls.__name__ not in GROUPS]
 
 
-def test_every_code_of_the_contract_has_exactly_one_class() -> None:
+def test_every_code_of_the_contract_has_exactly_one_class_and_only_what_may_heal_by_itself_is_transient() -> None:
     assert sorted(cls.code for cls in LEAVES) == sorted(CODES)
-
-
-def test_every_class_states_its_own_code() -> None:
     assert [cls.__name__ for cls in LEAVES if "code" not in vars(cls)] == []
-
-
-def test_only_the_unspecific_classes_share_the_code_of_internal_errors() -> None:
-    tree: list[type[BdnError]] = [BdnError, *descendants(BdnError)]
-    assert {cls.__name__ for cls in tree if cls.code == "INTERNAL"} == {"BdnError", "InternalError"} | GROUPS
-
-
-def test_only_what_may_heal_by_itself_is_transient() -> None:
     assert {cls.code for cls in LEAVES if cls.transient} == TRANSIENT
-
-
-def test_every_class_has_an_example_below() -> None:
     assert {type(error) for error, _ in EXAMPLES} == set(LEAVES)
+    unspecific: list[type[BdnError]] = [BdnError, *(cls for cls in descendants(BdnError) if cls.__name__ in GROUPS)]
+    assert {cls.code for cls in unspecific} == {"INTERNAL"}
 
 
 @EACH_EXAMPLE

@@ -22,7 +22,7 @@ def test_regions_of_all_partitions_are_taken(region: str) -> None:
 
 @pytest.mark.parametrize("region", [
     "", "us-east", "us-east-1.evil", "evil/us-east-1", "us-east-1:443", "us_east-1", "-us-east-1", "us-east-1 ",
-    "us-east-111",
+    "us-east-111", "us-east-1@evil", "us-east-1\n", "US-EAST-1", "evil.example/?",
 ])  # fmt: skip
 def test_what_is_no_region_is_refused(region: str) -> None:
     with pytest.raises(InvalidRequestError, match="region of AWS"):
@@ -41,7 +41,7 @@ def test_roles_of_all_partitions_and_paths_are_taken(arn: str) -> None:
 
 @pytest.mark.parametrize("arn", [
     "", "weights", "arn:aws:iam::1:role/w", "arn:aws:sts::123456789012:role/w", f"{ROLE}*", f"{ROLE}\nx",
-    f"{ROLE}/", f"x{ROLE}",
+    f"{ROLE}/", f"x{ROLE}", f"{ROLE} ", f"{ROLE}\n", "arn:aws:iam::123456789012:user/w",
 ])  # fmt: skip
 def test_what_is_no_role_is_refused(arn: str) -> None:
     with pytest.raises(InvalidRequestError, match="ARN of a role"):
@@ -66,11 +66,17 @@ def test_service_accounts_of_all_kinds_are_taken(email: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "email", ["", "a@example.com", "a@evilgserviceaccount.com", "a/b@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com/x", "A@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com\n"]
+    "email", ["", "a@example.com", "a@evilgserviceaccount.com", "a/b@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com/x", "A@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com\n", "a@p.iam.gserviceaccount.com:x"]
 )  # fmt: skip
 def test_what_is_no_service_account_is_refused(email: str) -> None:
     with pytest.raises(InvalidRequestError, match="service account"):
         GoogleServiceAccount.of(email, NAME, ASSERTION)
+
+
+@pytest.mark.parametrize("provider", ["", "provider", f"//evil.example/{NAME}", f"{NAME}?x", f"{NAME}\n"])
+def test_what_is_no_provider_is_refused(provider: str) -> None:
+    with pytest.raises(InvalidRequestError, match="workload identity provider"):
+        GoogleServiceAccount.of("a@p.iam.gserviceaccount.com", provider, ASSERTION)
 
 
 def test_no_repr_makes_or_shows_a_token() -> None:
