@@ -8,7 +8,7 @@ import click
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import INTERRUPTED, Output, command_line
 from bdn.core.errors import InvalidRequestError, LimitExceededError
-from bdn.mirror.upstream.secrets import new_key as made_key
+from bdn.mirror.db.secrets import new_key as made_key
 from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
 
 _LONGEST: Final = LIMIT_VALUE_BYTES + 2  # with its line end, and one more than fits

@@ -15,15 +15,16 @@ from fastapi import FastAPI
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
-from bdn.mirror.access.access import Access
-from bdn.mirror.access.tokens import TokenTable
+from bdn.mirror.access import Access
 from bdn.mirror.api.contents import ContentsService, HeldManifestsService
 from bdn.mirror.api.control import Probes
 from bdn.mirror.api.routers import ROUTERS
 from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.events import Events
+from bdn.mirror.db.events import Events
+from bdn.mirror.db.secrets import Keyring, SecretTable
+from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier, Packer
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests, MirrorViews
@@ -48,16 +49,14 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
-from bdn.mirror.upstream.secrets import Keyring, Secrets, SecretTable
-from bdn.mirror.upstream.sign_ins import SignIns
-from bdn.mirror.waiting import Watch
+from bdn.mirror.upstream.sign_ins import Secrets, SignIns
+from bdn.mirror.waiting import Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.settings import UpstreamSettings
 from bdn.store.directory import open_store
-from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.pacing import Pacer, pacer
+from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
 
@@ -121,7 +120,7 @@ async def open_mirror(
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
-        retries = UpstreamRetries(pause, budgets=budgets)
+        retries = UpstreamRetries(budgets)
         surveyor = Surveyor(
             database,
             SignIns(secrets, issuer),
@@ -149,8 +148,8 @@ async def open_mirror(
         )
 
         if work:
-            await stack.enter_async_context(events.expiring())
-            await stack.enter_async_context(collections.running())
+            await stack.enter_async_context(in_background(events.keep_expiring()))
+            await stack.enter_async_context(in_background(collections.work()))
 
             # Ingest: upstream → store.
             connections = stack.enter_context(
@@ -169,7 +168,7 @@ async def open_mirror(
             reading = StoreReading(database, damages, damaged_records, scrub_pacer, metrics.scrubbed_bytes.inc)
             verification = StoreVerification(database, reading, repair, watch)
             keeper = Keeper(database, reading, repair, verification, watch, settings.scrub_seconds, clock)
-            await stack.enter_async_context(keeper.running())
+            await stack.enter_async_context(in_background(keeper.keep()))
 
             worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
             await stack.enter_async_context(worker.running())

@@ -37,9 +37,7 @@ class MirrorSettings(FileSettings):
     auth: Literal["off", "token"] = "off"
     token: str | None = Field(default=None, repr=False)
     secrets_dir: Path | None = None
-    secrets_key: str | None = Field(
-        default=None, repr=False
-    )  # base64, comma separated: the first encrypts, all decrypt
+    secrets_key: str | None = Field(default=None, repr=False)  # base64, with commas: the first encrypts, all decrypt
     r2_endpoint_url: Annotated[str, AfterValidator(check_r2_template)] = CLOUDFLARE_R2
     egress_allow: Annotated[str, AfterValidator(_check_egress)] = ""  # hosts and networks beyond the public internet
     issuer_url: Annotated[str, AfterValidator(_issuer_url)] = ""  # "" means no identity tokens
@@ -48,9 +46,7 @@ class MirrorSettings(FileSettings):
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
-    scrub_seconds: Annotated[float, Field(ge=0)] = (
-        7 * 24 * 3600
-    )  # within which all of the store is read again; 0 is off
+    scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400.0  # within which all of the store is read again; 0 is off
     scrub_rate: Rate = 200 * 1000**2
     upload_rate: Rate | None = None  # of the data plane; None means no limit
     tombstone_seconds: Annotated[int, Field(ge=0)] = TOMBSTONE_SECONDS  # 0: what is evicted is collected at once

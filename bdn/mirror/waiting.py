@@ -9,10 +9,12 @@ read, and its result may be a little old.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from bdn.core.errors import single_error
 
 _Seen = TypeVar("_Seen")
 
@@ -75,6 +77,16 @@ class Watch:
             await self.changed(topic, min(left, again_seconds))
             seen = await look()
         return seen
+
+
+@asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """The work goes on until the block ends, and is canceled then. Its failure ends the block."""
+    with single_error():
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work)
+            yield
+            task.cancel()
 
 
 _Key = TypeVar("_Key")

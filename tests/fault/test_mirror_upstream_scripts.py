@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,11 +49,10 @@ from tests.support.mirror.scripted_upstreams import (
     STALL,
     TRANSFERS,
     Pauses,
-    ScriptedGcs,
-    ScriptedHub,
-    ScriptedS3,
     ScriptedUpstream,
     check,
+    scripted_bucket,
+    scripted_hub,
 )
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, with_secret
 from tests.support.network.egress import ALLOW_LOOPBACK
@@ -226,7 +226,7 @@ async def test_an_object_that_is_replaced_after_its_listing_is_not_read_under_it
 
 
 async def test_links_that_expire_within_a_file_are_renewed(hasty_hub: MirrorUnderTest, hub: Hub) -> None:
-    upstream = ScriptedHub(hub)
+    upstream = scripted_hub(hub)
     upstream.fail(right_after(hub.expire_links), skip=1)
 
     await check(hasty_hub, await hasty_hub.mirror(upstream.wanted, upstream.neighbour), FILES)
@@ -365,19 +365,18 @@ class Doubles:
             match kind:
                 case "hf":
                     patch.setenv("HF_ENDPOINT", self.hub.url)
-                    yield ScriptedHub(self.hub)
+                    yield scripted_hub(self.hub)
                 case "s3":
                     account = self.s3.account
                     patch.setenv("AWS_ENDPOINT_URL_S3", self.s3.url)
                     keys = f'"access_key_id": "{account.access_key_id}", "secret_access_key": "{account.secret_access_key}"'
                     patch.setenv("BDN_SECRET_S3_KEYS", f"{{{keys}}}")
-                    yield ScriptedS3(self.s3)
+                    yield scripted_bucket(self.s3, kind)
                 case _:
-                    scripted = ScriptedGcs(self.gcs)
                     patch.setenv("STORAGE_EMULATOR_HOST", self.gcs.url)
                     patch.setenv("BDN_GOOGLE_TOKEN_URL", self.gcs.token_url)
-                    patch.setenv("BDN_SECRET_GS_KEY", scripted.secret)
-                    yield scripted
+                    patch.setenv("BDN_SECRET_GS_KEY", json.dumps(self.gcs.account.short_key()))
+                    yield scripted_bucket(self.gcs, kind)
             self.hub.release_stalled()
 
 

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.mirror.upstream.secrets import Keyring, SecretTable, new_key
+from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, tampered
@@ -235,7 +235,7 @@ async def test_a_grant_with_one_sign_changed_is_worth_nothing(world: World, scal
 
 async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "bdn.mirror.access.access._STANDING_SECONDS", 3600.0
+        "bdn.mirror.access._STANDING_SECONDS", 3600.0
     )  # what is kept for a second is kept for this test
     for bearer, reads in READS.items():
         if isinstance(reads, str) or bearer in ALL_CHUNKS | NO_CHUNKS:

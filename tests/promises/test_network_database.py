@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import text
 
 from bdn.mirror.api import control
-from bdn.mirror.db import alone, postgres
-from bdn.mirror.db.alone import LockLostError
+from bdn.mirror.db import postgres
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
+from bdn.mirror.db.postgres import LockLostError
 from bdn.mirror.ingest import worker
 from bdn.mirror.scrub import keeper as keeping
 from tests.doubles.faults import stall
@@ -266,17 +266,17 @@ NEVER: Final = 1000.0
 LOCKS: Final = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 HOLDER: Final = """
 import asyncio, sys
-from bdn.mirror.db import alone
+from bdn.mirror.db import postgres
 from bdn.mirror.db.database import Database
 
 async def main():
-    alone.CONFIRM_SECONDS, alone.FORGOTTEN_SECONDS = 0.1, 1.0
+    postgres.CONFIRM_SECONDS, postgres.FORGOTTEN_SECONDS = 0.1, 1.0
     database = Database(sys.argv[1])
     try:
         async with database.alone("work"):
             print("alone", flush=True)
             await asyncio.Event().wait()
-    except alone.LockLostError:
+    except postgres.LockLostError:
         print("lost", flush=True)
     await database.close()
 
@@ -309,7 +309,7 @@ async def test_who_held_a_lock_across_a_network_that_fell_silent_stops_before_an
     postgres_url: str, database: Database, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("CONFIRM_SECONDS", 0.05), ("BELIEF_SECONDS", 0.5), ("FORGOTTEN_SECONDS", NEVER)):
-        monkeypatch.setattr(alone, name, seconds)
+        monkeypatch.setattr(postgres, name, seconds)
     monkeypatch.setattr(postgres, "STATEMENT_SECONDS", NEVER)
     host, _, port = postgres_url.partition("@")[2].partition("/")[0].partition(":")
     proxy = ByteProxy((host, int(port)))
@@ -346,10 +346,10 @@ async def test_who_lost_the_session_hears_of_it_at_once(
     postgres_url: str, database: Database, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a failover, or when an operator ends it; and who is canceled before he has heard of it is canceled."""
-    monkeypatch.setattr(alone, "BELIEF_SECONDS", NEVER)
+    monkeypatch.setattr(postgres, "BELIEF_SECONDS", NEVER)
     async with asyncio.timeout(LONGEST_SECONDS):
         for is_canceled in (False, True):
-            monkeypatch.setattr(alone, "CONFIRM_SECONDS", NEVER if is_canceled else 0.05)
+            monkeypatch.setattr(postgres, "CONFIRM_SECONDS", NEVER if is_canceled else 0.05)
             holding = asyncio.Event()
             work = asyncio.create_task(hold(database, holding))
             await holding.wait()
@@ -400,7 +400,7 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
 ) -> None:
     """Two keepers that scrub without a pause, and collections and evictions beside mirrors."""
     monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
-    monkeypatch.setattr(alone, "CONFIRM_SECONDS", 0.01)
+    monkeypatch.setattr(postgres, "CONFIRM_SECONDS", 0.01)
     if how == "nobody is alone":
         monkeypatch.setattr(Database, "alone", _everybody)
     files = {name: {"w.bin": noise(MIB, number), f"{name}.txt": b"small"} for number, name in enumerate("abc")}

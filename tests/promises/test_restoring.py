@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import Digest
-from bdn.mirror.access import access
+from bdn.mirror import access
 from bdn.mirror.retention.collector import Collector
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import DAY, Calendar

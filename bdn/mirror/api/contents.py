@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
-from bdn.mirror.access.access import Access
+from bdn.mirror.access import Access
 from bdn.mirror.api.parameters import Controller, Organisation
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import agents, contents, mirrors

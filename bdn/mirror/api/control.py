@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import EMPTY
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
-from bdn.mirror.access.access import check_may_evict, check_may_verify
+from bdn.mirror.access import check_may_evict, check_may_verify
 from bdn.mirror.api.parameters import Agent, Controller, Operator, WaitSeconds
 from bdn.mirror.db.database import Database
 from bdn.mirror.metrics import Metrics

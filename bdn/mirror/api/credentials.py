@@ -6,10 +6,10 @@ from typing import Annotated, Final
 from fastapi import Depends, Path, Request, Response
 
 from bdn.core.errors import NotFoundError
-from bdn.mirror.access.tokens import TokenTable
 from bdn.mirror.api.parameters import Controller, Operator, Organisation
+from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
-from bdn.mirror.upstream.secrets import Secrets
+from bdn.mirror.upstream.sign_ins import Secrets
 from bdn.net.api_server import new_router, provided
 from bdn.wire.access_schema import (
     NAME_PATTERN,

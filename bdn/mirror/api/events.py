@@ -7,8 +7,7 @@ from fastapi import Depends, Query
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.api.parameters import Controller, read_cursor, write_cursor
-from bdn.mirror.db.events import Wanted
-from bdn.mirror.events import Events
+from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.operations.names import Names
 from bdn.net.api_server import new_router, provided
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Query
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.access.access import Access
+from bdn.mirror.access import Access
 from bdn.net.api_server import Bearer, provided
 from bdn.wire.access_schema import ORGANISATION_PATTERN, Caller, Role
 from bdn.wire.http_fields import ORGANISATION_HEADER

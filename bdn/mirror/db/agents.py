@@ -1,30 +1,19 @@
 """Every statement about agents and clusters."""
 
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from sqlalchemy import CursorResult, select, update
-from sqlalchemy.orm import load_only
+from sqlalchemy import select, update
+from sqlalchemy.orm import defer
 
-from bdn.mirror.db.database import ReadSession, WriteSession, insert
+from bdn.mirror.db.database import ReadSession, WriteSession, changed, insert
 from bdn.mirror.db.tables import AgentRow, ClusterRow
 
 # Five heartbeats with their longest waits: on a full link answers are late, and who is dropped by mistake has its chunks read
 # from the mirror once more. Who is gone is found out by its peers, at their first request.
 ALIVE_SECONDS: Final = 60.0
 
-# All but what is large: a thousand agents' holdings are not read to learn who they are.
-_WHO = (
-    AgentRow.cluster,
-    AgentRow.node,
-    AgentRow.boot_id,
-    AgentRow.roles,
-    AgentRow.advertise,
-    AgentRow.last_heartbeat,
-    AgentRow.joined_at,
-    AgentRow.replaced,
-    AgentRow.replaced_at,
-    AgentRow.disputed_at,
-)
+# A thousand agents' holdings are not read to learn who they are.
+_SMALL = (defer(AgentRow.tiers, raiseload=True), defer(AgentRow.holdings, raiseload=True))
 
 
 def is_alive(row: AgentRow, now: float) -> bool:
@@ -49,7 +38,7 @@ async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) 
 
 async def who_is(session: ReadSession, cluster: str, node: str) -> AgentRow | None:
     """The agent, without what it holds."""
-    query = select(AgentRow).options(load_only(*_WHO, raiseload=True))
+    query = select(AgentRow).options(*_SMALL)
     return (await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.node == node))).scalar()
 
 
@@ -61,7 +50,7 @@ async def manifests_on(session: ReadSession, cluster: str, node: str) -> set[str
 
 async def members_of(session: ReadSession, cluster: str) -> list[AgentRow]:
     """The members of a cluster in the order of their names, without what they hold."""
-    query = select(AgentRow).options(load_only(*_WHO, raiseload=True)).order_by(AgentRow.node)
+    query = select(AgentRow).options(*_SMALL).order_by(AgentRow.node)
     found = await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None)))
     return list(found.scalars())
 
@@ -80,7 +69,7 @@ async def note_heartbeat(session: WriteSession, cluster: str, node: str, **value
     statement = update(AgentRow).where(
         AgentRow.cluster == cluster, AgentRow.node == node, AgentRow.joined_at.is_not(None)
     )
-    return cast("CursorResult[Any]", await session.execute(statement.values(**values))).rowcount > 0
+    return await changed(session, statement.values(**values)) > 0
 
 
 async def all_agents(session: ReadSession) -> list[AgentRow]:

@@ -21,7 +21,7 @@ from bdn.core.chunk import Digest, FileLayout, Manifest, Slab, Slice
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.store import PUBLIC, scope_of
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, in_key_order, insert, insert_new
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert, insert_new
 from bdn.mirror.db.records import check_contents
 from bdn.mirror.db.tables import (
     ContentRow,
@@ -35,8 +35,6 @@ from bdn.mirror.db.tables import (
     SlabScopeRow,
     SlabSliceRow,
 )
-
-_UPSERTED: Final = 1000  # rows given to the driver at once, so that others get the event loop in between
 
 
 async def known(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, Digest]:
@@ -79,22 +77,14 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
     return FileLayout(Digest(digest), size, (Digest(digest),), Slice(Digest(slab.digest), slab.size, offset))
 
 
-async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, list[int]]:
-    """Which chunks of half-copied files are durable in the store, by identity key."""
-    found = {key: list(chunks) for key, chunks in (await _sound_chunks(session, identity_keys)).items()}
+async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, dict[int, Digest]]:
+    """Chunks of half-copied files that are durable in the store: by identity key, then by index."""
+    found = await _sound_chunks(session, identity_keys)
     for keys in batches(identity_keys):
-        query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index).where(CopiedChunkRow.identity.in_(keys))
-        for key, index in (await session.execute(query)).all():
-            if index not in found.setdefault(key, []):
-                found[key].append(index)
+        query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index, CopiedChunkRow.digest)
+        for key, index, digest in (await session.execute(query.where(CopiedChunkRow.identity.in_(keys)))).all():
+            found.setdefault(key, {})[index] = Digest(digest)
     return found
-
-
-async def copied_chunks(session: ReadSession, identity_key: str) -> dict[int, Digest]:
-    """Chunks of a half-copied file that are durable in the store, by index."""
-    query = select(CopiedChunkRow.chunk_index, CopiedChunkRow.digest).where(CopiedChunkRow.identity == identity_key)
-    recorded = {index: Digest(digest) for index, digest in (await session.execute(query)).all()}
-    return (await _sound_chunks(session, [identity_key])).get(identity_key, {}) | recorded
 
 
 async def record_chunks(session: WriteSession, chunks: Iterable[tuple[str, int, Digest]], now: float) -> None:
@@ -126,30 +116,43 @@ async def record_slabs(session: WriteSession, slabs: Iterable[Slab]) -> None:
     await insert_new(session, SlabScopeRow, [{"slab": digest, "scope": scope} for digest, scope in scopes])
 
 
+async def drop_slabs(session: WriteSession, slabs: Sequence[str]) -> None:
+    """Nothing lies in them any more."""
+    for batch in batches(slabs):
+        await session.execute(delete(SlabSliceRow).where(SlabSliceRow.slab.in_(batch)))
+        await session.execute(delete(SlabScopeRow).where(SlabScopeRow.slab.in_(batch)))
+        await session.execute(delete(SlabRow).where(SlabRow.digest.in_(batch)))
+
+
 async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout], now: float) -> None:
     """Complete files by identity key: the store holds every chunk, or the slab, durably.
 
     A content that is known already gets what is new about it: its chunks, or a further slice. So whatever scope an
     identity is of, its content is whole by itself or has a slice in a slab of that scope.
     """
-    layouts = {(layout.digest.hex, layout.slice and layout.slice.slab.hex): layout for layout in contents.values()}
-    packed = {digest: layout for (digest, _), layout in layouts.items() if layout.slice}
-    whole = {digest: layout for (digest, _), layout in layouts.items() if not layout.slice}
-    await insert_new(
-        session,
-        ContentRow,
-        [
-            {"digest": digest, "size": layout.size, "chunks": b"", "recorded_at": now}
-            for digest, layout in packed.items()
-        ],
+    whole = [layout for layout in contents.values() if not layout.slice]
+    packed = [layout for layout in contents.values() if layout.slice]
+    rows = {
+        layout.digest.hex: {
+            "digest": layout.digest.hex,
+            "size": layout.size,
+            "chunks": b"" if layout.slice else b"".join(chunk.to_bytes() for chunk in layout.chunks),
+            "recorded_at": now,
+        }
+        for layout in (*packed, *whole)
+    }
+    fresh = insert(session, ContentRow)
+    with_chunks = fresh.on_conflict_do_update(
+        index_elements=[ContentRow.digest],
+        set_={"chunks": fresh.excluded.chunks},
+        where=and_(ContentRow.chunks == b"", fresh.excluded.chunks != b""),
     )
-    await _record_whole(session, list(whole.values()), now)
-    await record_slices(session, layouts.values())
-    await insert_new(
-        session, IdentityRow, [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
-    )
+    await insert_new(session, ContentRow, list(rows.values()), with_chunks)
+    await record_slices(session, packed)
+    identities = [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
+    await insert_new(session, IdentityRow, identities)
     await forget_chunks(session, [key for key, layout in contents.items() if not layout.slice])
-    await _note_damage(session, whole.values())
+    await _note_damage(session, whole)
 
 
 async def record_slices(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
@@ -160,27 +163,6 @@ async def record_slices(session: WriteSession, layouts: Iterable[FileLayout]) ->
         if layout.slice
     ]
     await insert_new(session, SlabSliceRow, slices)
-
-
-async def _record_whole(session: WriteSession, layouts: Sequence[FileLayout], now: float) -> None:
-    """Contents with chunks of their own, also where so far they rested in a slab only."""
-    rows = [
-        {
-            "digest": layout.digest.hex,
-            "size": layout.size,
-            "chunks": b"".join(chunk.to_bytes() for chunk in layout.chunks),
-            "recorded_at": now,
-        }
-        for layout in layouts
-    ]
-    fresh = insert(session, ContentRow)
-    statement = fresh.on_conflict_do_update(
-        index_elements=[ContentRow.digest],
-        set_={"chunks": fresh.excluded.chunks},
-        where=and_(ContentRow.chunks == b"", fresh.excluded.chunks != b""),
-    )
-    for batch in batches(in_key_order(ContentRow, rows), _UPSERTED):
-        await session.execute(statement, list(batch))
 
 
 async def publish(session: WriteSession, manifest: Manifest, now: float, organisation: str) -> list[Digest]:

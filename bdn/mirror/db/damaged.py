@@ -16,9 +16,9 @@ from sqlalchemy import ColumnElement, delete, exists, func, literal, select
 from bdn.core.chunk import Digest
 from bdn.core.errors import ChecksumMismatchError
 from bdn.core.store import owner_of
-from bdn.mirror.db.contents import split_digests, unreadable
+from bdn.mirror.db.contents import drop_slabs, split_digests, unreadable
 from bdn.mirror.db.database import ReadSession, WriteSession, insert_new
-from bdn.mirror.db.origins import is_mirrored_for
+from bdn.mirror.db.mirrors import is_mirrored_for
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
@@ -119,9 +119,7 @@ async def _is_needed(session: ReadSession, slab: str, scopes: Sequence[str]) -> 
 
 async def drop_slab(session: WriteSession, slab: str) -> None:
     """Nothing lies in it any more, as far as anybody knows."""
-    await session.execute(delete(SlabSliceRow).where(SlabSliceRow.slab == slab))
-    await session.execute(delete(SlabScopeRow).where(SlabScopeRow.slab == slab))
-    await session.execute(delete(SlabRow).where(SlabRow.digest == slab))
+    await drop_slabs(session, [slab])
     await session.execute(delete(DamagedChunkRow).where(DamagedChunkRow.digest == slab))
 
 
@@ -142,7 +140,7 @@ async def concerned(session: ReadSession, digest: str) -> list[tuple[str, str | 
     scopes = select(SlabScopeRow.scope).where(SlabScopeRow.slab == digest).order_by(SlabScopeRow.scope)
     owners = [owner_of(scope) for scope in (await session.execute(scopes)).scalars()]
     for owner in [None] if None in owners else owners:
-        query = slab if owner is None else slab.where(is_mirrored_for(owner))
+        query = slab if owner is None else slab.where(is_mirrored_for(owner, ManifestContentRow.manifest))
         found += [(manifest, owner) for manifest in (await session.execute(query)).scalars()]
     return found
 

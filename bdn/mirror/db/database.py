@@ -4,18 +4,17 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NewType, TypeVar, cast
 
-from sqlalchemy import Table, event, inspect, text
+from sqlalchemy import CursorResult, Executable, Table, event, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from bdn.core.errors import StoreUnavailableError
-from bdn.mirror.db.alone import lock_held
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 from bdn.mirror.db.tables import Base
 
@@ -65,17 +64,14 @@ class Database:
         """One transaction: committed when the block ends, rolled back when it raises. ``patient`` as in ``read``."""
         engine = (self._patient if patient else self._engine).execution_options(bdn_write=True)
         with mapped_errors():
-            if self._is_sqlite:
-                async with (
-                    self._sqlite_turn(),
-                    AsyncSession(engine, expire_on_commit=False) as session,
-                    session.begin(),
-                ):
-                    await self._begin(session)
-                    yield WriteSession(ReadSession(session))
-            else:
-                async with AsyncSession(engine, expire_on_commit=False) as session, session.begin():
-                    yield WriteSession(ReadSession(session))
+            async with (
+                self._sqlite_turn() if self._is_sqlite else nullcontext(),
+                AsyncSession(engine, expire_on_commit=False) as session,
+                session.begin(),
+            ):
+                if self._is_sqlite:
+                    await self._take_sqlite_lock(session)
+                yield WriteSession(ReadSession(session))
 
     @asynccontextmanager
     async def _sqlite_turn(self) -> AsyncIterator[None]:
@@ -89,8 +85,8 @@ class Database:
         finally:
             self._sqlite_writer.release()
 
-    async def _begin(self, session: AsyncSession) -> None:
-        """Take SQLite's lock. As it is this task's turn, only another process can have it."""
+    async def _take_sqlite_lock(self, session: AsyncSession) -> None:
+        """As it is this task's turn, only another process can have it."""
         self._waiting_since = time.monotonic()
         try:
             await session.connection()
@@ -122,6 +118,8 @@ class Database:
             if self._is_sqlite:
                 yield
             else:
+                from bdn.mirror.db.postgres import lock_held  # noqa: PLC0415 - its driver
+
                 async with lock_held(self._engine, name):
                     yield
 
@@ -202,17 +200,25 @@ def insert(session: WriteSession, table: type[Base]) -> postgresql.Insert | sqli
     return postgresql.insert(rows) if session.get_bind().dialect.name == "postgresql" else sqlite.insert(rows)
 
 
-async def insert_new(session: WriteSession, table: type[Base], rows: Sequence[Row]) -> None:
-    """Insert the rows that are not there yet. Past the ORM, which costs as much again for each row."""
-    statement = insert(session, table).on_conflict_do_nothing()
+async def insert_new(
+    session: WriteSession, table: type[Base], rows: Sequence[Row], statement: Executable | None = None
+) -> None:
+    """Insert the rows that are not there yet. Past the ORM, which costs as much again for each row.
+
+    ``statement``, one of ``insert``, says what becomes of those that are there; without it they stay as they are.
+    """
+    if statement is None:
+        statement = insert(session, table).on_conflict_do_nothing()
     connection = await session.connection()
-    for batch in batches(in_key_order(table, rows), _INSERTED):
+    # Everybody writes in the order of the keys, so that two writers do not lock crosswise.
+    key = itemgetter(*(column.name for column in table.__mapper__.primary_key))
+    for batch in batches(sorted(rows, key=key), _INSERTED):
         await connection.execute(statement, list(batch))
 
 
-def in_key_order(table: type[Base], rows: Sequence[Row]) -> list[Row]:
-    """The order in which everybody writes, so that two writers do not lock crosswise."""
-    return sorted(rows, key=itemgetter(*(column.name for column in table.__mapper__.primary_key)))
+async def changed(session: WriteSession, statement: Executable) -> int:
+    """How many rows the statement changed or deleted."""
+    return cast("CursorResult[Any]", await session.execute(statement)).rowcount
 
 
 def batches(items: Sequence[_Item], size: int = _BATCH) -> Iterator[Sequence[_Item]]:

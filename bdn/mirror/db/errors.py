@@ -1,5 +1,7 @@
 """What goes wrong with a database, in our words: whether it is away and may come back, or something else."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
@@ -20,16 +22,14 @@ class DatabaseUnavailableError(StoreUnavailableError):
     """The database does not answer, or not now."""
 
 
-class mapped_errors:  # noqa: N801 - reads like a function where it is used
+@contextmanager
+def mapped_errors() -> Iterator[None]:
     """Database failures become ours, around the whole block."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # IntegrityError is the callers' own: two requests made the same row.
-        if isinstance(error, IntegrityError) or not isinstance(error, (SQLAlchemyError, OSError)):
-            return
+    try:
+        yield
+    except IntegrityError:
+        raise  # the callers' own: two requests made the same row
+    except (SQLAlchemyError, OSError) as error:
         if problem := _REFUSED.get(_state_of(error)):
             raise InvalidRequestError(problem) from error
         reason = f"database: {type(error).__name__}: {error.args[0] if error.args else 'no answer in time'}"

@@ -1,17 +1,24 @@
-"""Every statement about recorded events: what was decided, and why."""
+"""Recorded events: what agents and the mirror itself have decided, and why, for as long as they are kept."""
 
+import asyncio
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
-from sqlalchemy import ColumnElement, CursorResult, and_, delete, exists, or_, select, update
+from sqlalchemy import and_, delete, or_, select, update
 
+from bdn.core.errors import BdnError
 from bdn.core.events import Event
-from bdn.mirror.db.database import ReadSession, Row, WriteSession, insert_new
-from bdn.mirror.db.tables import EventRow, MirrorRow, MirrorSourceRow
-from bdn.wire.event_schema import NodeEvent
+from bdn.mirror.db.database import Database, ReadSession, Row, WriteSession, changed, insert_new
+from bdn.mirror.db.mirrors import is_mirrored_for
+from bdn.mirror.db.tables import EventRow
+from bdn.wire.event_schema import EventDocument, NodeEvent
 
+logger = logging.getLogger(__name__)
+_EXPIRE_SECONDS: Final = 600.0  # between two looks for what is too old
+_AHEAD_SECONDS: Final = 86400.0  # that an agent's clock may be ahead of ours, and is still believed
 _DELETED: Final = 5000  # rows that one transaction deletes, so that others may write in between
 
 
@@ -29,10 +36,86 @@ async def is_recorded(session: ReadSession, kind: str, digest: str, since: float
     return (await session.execute(query.limit(1))).first() is not None
 
 
-async def record_of_node(session: WriteSession, cluster: str, node: str, events: Sequence[NodeEvent]) -> None:
-    """Write down what an agent has decided. An event that is known already, because the agent repeats it, changes nothing."""
-    rows = [_row(event) | {"cluster": cluster, "node": node} for event in events]
-    await insert_new(session, EventRow, rows)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which events: about any of these manifests, or about this digest alone; None is not asked for."""
+
+    manifests: Sequence[str] | None = None
+    digest: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class Events:
+    """The service behind ``/events``."""
+
+    database: Database
+    keep_seconds: float
+    clock: Callable[[], float]
+
+    async def record(self, cluster: str, node: str, reported: Sequence[NodeEvent]) -> None:
+        """Keep the events of an agent; they are durable when this returns. One that it repeats changes nothing.
+
+        An event from a clock that is far off is not refused, because the agent would report it for ever: it is dated anew.
+        """
+        if reported:
+            now = self.clock()
+            rows = [
+                _row(event) | {"cluster": cluster, "node": node, "at": _believable(event.at, now)} for event in reported
+            ]
+            async with self.database.write() as session:
+                await insert_new(session, EventRow, rows)
+
+    async def page(
+        self, organisation: str, wanted: Wanted, before: tuple[float, str] | None, limit: int
+    ) -> tuple[list[EventDocument], tuple[float, str] | None]:
+        """What the organisation may see, newest first, and where the next page begins (None on the last one).
+
+        It sees what was its own wish, and without the names of others what befell manifests that were ever mirrored for it:
+        also one that it may not read any more, because it was evicted, and that is what it asks about.
+        """
+        is_theirs = is_mirrored_for(organisation, EventRow.manifest)
+        query = select(EventRow).where(or_(EventRow.organisation == organisation, is_theirs))
+        if wanted.manifests is not None:
+            query = query.where(EventRow.manifest.in_(wanted.manifests))
+        if wanted.digest is not None:
+            query = query.where(EventRow.digest == wanted.digest)
+        if wanted.node is not None:
+            query = query.where(EventRow.node == wanted.node)
+        if before is not None:
+            at, event_id = before
+            query = query.where(or_(EventRow.at < at, and_(EventRow.at == at, EventRow.id < event_id)))
+        query = query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(limit + 1)
+        async with self.database.read() as session:
+            found = [_event(row) for row in (await session.execute(query)).scalars()]
+        seen = [one for event in found[:limit] if (one := event.seen_by(organisation)) is not None]
+        last = found[limit - 1] if len(found) > limit else None
+        return [EventDocument.of(one) for one in seen], (last.at, last.id) if last else None
+
+    async def keep_expiring(self) -> None:
+        """For ever delete events that are older than they are kept, a few at a time."""
+        while True:
+            try:
+                await self.expire()
+            except BdnError as error:
+                logger.warning("old events cannot be deleted now", extra={"error": str(error)})
+            await asyncio.sleep(_EXPIRE_SECONDS)
+
+    async def expire(self) -> None:
+        """Delete what is too old now. What would become so later than all that is decided from now on is dated anew."""
+        now, deleted = self.clock(), _DELETED
+        async with self.database.write() as session:
+            await session.execute(update(EventRow).where(EventRow.at > now + self.keep_seconds).values(at=now))
+        while deleted == _DELETED:
+            old = select(EventRow.id).where(EventRow.at < self.clock() - self.keep_seconds)
+            oldest = old.order_by(EventRow.at).limit(_DELETED)
+            async with self.database.write() as session:
+                deleted = await changed(session, delete(EventRow).where(EventRow.id.in_(oldest)))
+
+
+def _believable(at: float, now: float) -> float:
+    """When it was, by a clock that is about right; by others now, or when time began."""
+    return max(at, 0.0) if at <= now + _AHEAD_SECONDS else now
 
 
 def _row(event: Event | NodeEvent) -> Row:
@@ -47,54 +130,6 @@ def _row(event: Event | NodeEvent) -> Row:
         "digest": event.digest and event.digest.removeprefix("b3:"),
         "facts": dict(event.facts),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which events: about any of these manifests, or about this digest alone; None is not asked for."""
-
-    manifests: Sequence[str] | None = None
-    digest: str | None = None
-    node: str | None = None
-
-
-async def page(
-    session: ReadSession, organisation: str, wanted: Wanted, *, before: tuple[float, str] | None, limit: int
-) -> list[Event]:
-    """What this organisation may see, newest first, strictly older than ``before`` (time and id).
-
-    It sees what was its own wish, and without the names of others what befell manifests that were ever mirrored for it:
-    also one that it may not read any more, because it was evicted, and that is what it asks about.
-    """
-    query = select(EventRow).where(or_(EventRow.organisation == organisation, _was_mirrored_for(organisation)))
-    if wanted.manifests is not None:
-        query = query.where(EventRow.manifest.in_(wanted.manifests))
-    if wanted.digest is not None:
-        query = query.where(EventRow.digest == wanted.digest)
-    if wanted.node is not None:
-        query = query.where(EventRow.node == wanted.node)
-    if before is not None:
-        at, event_id = before
-        query = query.where(or_(EventRow.at < at, and_(EventRow.at == at, EventRow.id < event_id)))
-    query = query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(limit)
-    return [_event(row) for row in (await session.execute(query)).scalars()]
-
-
-async def redate(session: WriteSession, moment: float, now: float) -> None:
-    """What is dated after the moment, by a clock that was far ahead, counts as of now: it would never be old enough to go."""
-    await session.execute(update(EventRow).where(EventRow.at > moment).values(at=now))
-
-
-async def delete_older(session: WriteSession, moment: float) -> bool:
-    """Delete some of the events of before then; False when there are no more."""
-    oldest = select(EventRow.id).where(EventRow.at < moment).order_by(EventRow.at).limit(_DELETED)
-    result = cast("CursorResult[Any]", await session.execute(delete(EventRow).where(EventRow.id.in_(oldest))))
-    return result.rowcount == _DELETED
-
-
-def _was_mirrored_for(organisation: str) -> ColumnElement[bool]:
-    mirrored = MirrorSourceRow.manifest == EventRow.manifest
-    return exists().where(mirrored, MirrorRow.id == MirrorSourceRow.mirror_id, MirrorRow.organisation == organisation)
 
 
 def _event(row: EventRow) -> Event:

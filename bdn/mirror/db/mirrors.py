@@ -5,17 +5,18 @@ all have one, and dead *since* the last of them was written. Once nobody may rea
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import ColumnElement, CursorResult, Select, and_, delete, exists, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert_new
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed, insert_new
 from bdn.mirror.db.tables import Json, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow, TombstoneRow
 
 RUNNING = ("PENDING", "SYNCING")
+_Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]  # a column
 
 
 async def insert(session: WriteSession, mirror: MirrorRow, sources: Sequence[MirrorSourceRow]) -> None:
@@ -96,16 +97,11 @@ async def claim(session: WriteSession, claimant: str, *, now: float, until: floa
         update(MirrorRow)
         .where(MirrorRow.id == candidate)
         .values(claimed_by=claimant, claim_expires_at=until, status="SYNCING")
+        .values(started_at=func.coalesce(MirrorRow.started_at, now))
         .returning(MirrorRow.id)
         .execution_options(synchronize_session=False)
     )
-    mirror_id = (await session.execute(statement)).scalar()
-    if mirror_id is not None:
-        first = (
-            update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.started_at.is_(None)).values(started_at=now)
-        )
-        await session.execute(first)
-    return mirror_id
+    return (await session.execute(statement)).scalar()
 
 
 async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, until: float) -> bool:
@@ -115,7 +111,7 @@ async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, unti
         .where(MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status == "SYNCING")
         .values(claim_expires_at=until)
     )
-    return _count(await session.execute(statement)) == 1
+    return await changed(session, statement) == 1
 
 
 async def hold_canceled_claim(session: WriteSession, mirror_id: str, claimant: str, now: float, until: float) -> None:
@@ -171,7 +167,7 @@ async def finish(session: WriteSession, mirror_id: str, status: str, *, now: flo
     if status != "CANCELED":
         values |= {"claimed_by": None, "claim_expires_at": None}
     statement = update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING)).values(**values)
-    if _count(await session.execute(statement)) == 0:
+    if await changed(session, statement) == 0:
         return False
     sources = update(MirrorSourceRow).where(MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING))
     await session.execute(sources.values(status=status, error=error))
@@ -282,23 +278,13 @@ async def readable(session: ReadSession, organisation: str, manifests: Sequence[
     """Which of these manifests are published for this organisation, and not given up by it."""
     found: set[str] = set()
     for batch in batches(manifests):
-        query = (
-            select(ManifestRow.digest)
-            .join(MirrorSourceRow, MirrorSourceRow.manifest == ManifestRow.digest)
-            .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-            .where(
-                ManifestRow.digest.in_(batch),
-                MirrorRow.organisation == organisation,
-                ~is_given_up(organisation, ManifestRow.digest),
-            )
-            .distinct()
+        query = select(ManifestRow.digest).where(
+            ManifestRow.digest.in_(batch),
+            is_mirrored_for(organisation, ManifestRow.digest),
+            ~is_given_up(organisation, ManifestRow.digest),
         )
         found.update((await session.execute(query)).scalars())
     return found
-
-
-def _count(result: object) -> int:
-    return cast("CursorResult[Any]", result).rowcount
 
 
 async def oldest_at_work(session: ReadSession, now: float) -> float | None:
@@ -385,9 +371,15 @@ async def mark_collected(session: WriteSession, manifest: str, now: float) -> No
     await session.execute(update(TombstoneRow).where(TombstoneRow.manifest == manifest).values(collected_at=now))
 
 
-def is_given_up(organisation: str, manifest: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+def is_given_up(organisation: str | _Name, manifest: _Name) -> ColumnElement[bool]:
     """The organisation has a tombstone for it."""
     return exists().where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
+
+
+def is_mirrored_for(organisation: str, manifest: _Name) -> ColumnElement[bool]:
+    """The manifest was ever published for the organisation."""
+    mirrored = MirrorSourceRow.manifest == manifest
+    return exists().where(mirrored, MirrorSourceRow.mirror_id == MirrorRow.id, MirrorRow.organisation == organisation)
 
 
 async def others_read(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
@@ -397,12 +389,8 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
         query = (
             select(MirrorSourceRow.manifest)
             .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-            .outerjoin(TombstoneRow, _of_source())
-            .where(
-                MirrorSourceRow.manifest.in_(batch),
-                MirrorRow.organisation != organisation,
-                TombstoneRow.manifest.is_(None),
-            )
+            .where(MirrorSourceRow.manifest.in_(batch), MirrorRow.organisation != organisation)
+            .where(~is_given_up(MirrorRow.organisation, MirrorSourceRow.manifest))
             .distinct()
         )
         found.update(str(manifest) for manifest in (await session.execute(query)).scalars())
@@ -454,7 +442,3 @@ def _living_sources(manifest: InstrumentedAttribute[str], before: float | None =
         .where(source.manifest == manifest, tombstone.manifest.is_(None))
         .correlate(manifest.class_)
     )
-
-
-def _of_source() -> ColumnElement[bool]:
-    return and_(TombstoneRow.organisation == MirrorRow.organisation, TombstoneRow.manifest == MirrorSourceRow.manifest)

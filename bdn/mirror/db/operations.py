@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from sqlalchemy import CursorResult, func, select, update
+from sqlalchemy import func, select, update
 
-from bdn.mirror.db.database import ReadSession, WriteSession
+from bdn.mirror.db.database import ReadSession, WriteSession, changed
 from bdn.mirror.db.tables import OperationPartRow, OperationRow
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
@@ -70,7 +70,7 @@ async def set_part(
         OperationPartRow.state.in_(OPEN),
     )
     statement = statement.execution_options(synchronize_session=False)
-    return cast("CursorResult[Any]", await session.execute(statement.values(**values))).rowcount > 0
+    return await changed(session, statement.values(**values)) > 0
 
 
 async def lock_mirrors_part(session: WriteSession, operation_id: str) -> OperationPartRow | None:

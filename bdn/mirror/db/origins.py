@@ -1,15 +1,15 @@
 """What a digest stands for, what a damaged object was made of, and where its bytes came from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import func, select
 
 from bdn.core.chunk import Digest, chunk_range
 from bdn.core.store import Needed, Piece, manifest_fault, scope_of
 from bdn.mirror.db.contents import is_of, split_digests
-from bdn.mirror.db.database import ReadSession, batches
+from bdn.mirror.db.database import ReadSession
+from bdn.mirror.db.mirrors import is_mirrored_for
 from bdn.mirror.db.tables import (
     ContentRow,
     DamagedContentRow,
@@ -101,27 +101,11 @@ class Place(NamedTuple):
     chunk_index: int | None = None
 
 
-async def ever_mirrored(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
-    """Which of these were ever published for the organisation, whether it may read them now or not."""
-    found: set[str] = set()
-    for batch in batches(manifests):
-        query = (
-            select(MirrorSourceRow.manifest)
-            .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-            .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest.in_(batch))
-        )
-        found.update(str(manifest) for manifest in (await session.execute(query)).scalars())
-    return found
-
-
 async def places_of_content(session: ReadSession, organisation: str, content: str) -> list[Place]:
     """The organisation's manifests that name this content. Another's content costs what costs one that does not exist."""
-    query = (
-        select(ManifestContentRow.manifest)
-        .where(ManifestContentRow.content == content, is_mirrored_for(organisation))
-        .limit(_LONGEST)
-    )
-    return [Place(manifest, content) for manifest in (await session.execute(query)).scalars()]
+    is_theirs = is_mirrored_for(organisation, ManifestContentRow.manifest)
+    query = select(ManifestContentRow.manifest).where(ManifestContentRow.content == content, is_theirs)
+    return [Place(manifest, content) for manifest in (await session.execute(query.limit(_LONGEST))).scalars()]
 
 
 async def places_in_slab(session: ReadSession, organisation: str, slab: str) -> list[Place]:
@@ -129,7 +113,8 @@ async def places_in_slab(session: ReadSession, organisation: str, slab: str) -> 
     query = (
         select(ManifestContentRow.manifest, SlabSliceRow.content)
         .join(SlabSliceRow, SlabSliceRow.content == ManifestContentRow.content)
-        .where(SlabSliceRow.slab == slab, is_of(scope_of(organisation)), is_mirrored_for(organisation))
+        .where(SlabSliceRow.slab == slab, is_of(scope_of(organisation)))
+        .where(is_mirrored_for(organisation, ManifestContentRow.manifest))
         .limit(_LONGEST)
     )
     return [Place(manifest, content) for manifest, content in (await session.execute(query)).all()]
@@ -151,12 +136,3 @@ async def places_of_chunk(session: ReadSession, organisation: str, chunk: str) -
             pieces = split_digests(chunks)
             found |= {Place(manifest, content, index): None for index, piece in enumerate(pieces) if piece == raw}
     return list(found)[:_LONGEST]
-
-
-def is_mirrored_for(organisation: str) -> ColumnElement[bool]:
-    """The ``ManifestContentRow``'s manifest was ever published for the organisation."""
-    return exists().where(
-        MirrorSourceRow.manifest == ManifestContentRow.manifest,
-        MirrorSourceRow.mirror_id == MirrorRow.id,
-        MirrorRow.organisation == organisation,
-    )

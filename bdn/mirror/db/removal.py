@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Row, delete, exists, func, select
@@ -10,7 +10,7 @@ from sqlalchemy.orm import aliased
 
 from bdn.core.store import SlabNeeds
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.contents import chunks_are_sound, split_digests
+from bdn.mirror.db.contents import chunks_are_sound, drop_slabs, split_digests
 from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.records import check_contents
 from bdn.mirror.db.tables import (
@@ -71,62 +71,32 @@ async def slabs_of(session: ReadSession, manifest_digest: str) -> list[str]:
     return list((await session.execute(query)).scalars())
 
 
-@dataclass
-class SlabFacts:
-    """What decides about some slabs: (slab, size), (content, slab), (slab, scope), and contents that are whole as well.
-
-    ``slices`` are all in these slabs and all others of the same contents; ``scopes`` are those of every slab in ``slices``,
-    and ``damaged`` are those of these slabs that are.
-    """
-
-    sizes: list[tuple[str, int]] = field(default_factory=list)
-    slices: list[tuple[str, str]] = field(default_factory=list)
-    scopes: list[tuple[str, str]] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-    whole: list[str] = field(default_factory=list)
-
-    def tell(self, needs: SlabNeeds) -> None:
-        """Everything, in the order in which it asks for it."""
-        for slab, size in self.sizes:
-            needs.add_slab(slab, size)
-        for content, slab in self.slices:
-            needs.add_slice(content, slab)
-        for slab, scope in self.scopes:
-            needs.add_scope(slab, scope)
-        for slab in self.damaged:
-            needs.add_damaged(slab)
-        for content in self.whole:
-            needs.add_whole(content)
-
-
-async def slab_facts(session: ReadSession, slabs: Sequence[str]) -> SlabFacts:
-    """Everything about these slabs, and about where else their contents lie."""
-    facts = SlabFacts()
-    named = set(slabs)
-    inside = aliased(SlabSliceRow)
+async def add_slabs(session: ReadSession, needs: SlabNeeds, slabs: Sequence[str]) -> list[str]:
+    """Tell ``needs`` everything about these slabs, and about where else their contents lie. Returns these contents."""
+    other = aliased(SlabSliceRow)
+    named, contents = set(slabs), set[str]()
     for batch in batches(slabs):
         sizes = select(SlabRow.digest, SlabRow.size).where(SlabRow.digest.in_(batch))
-        facts.sizes += [(row[0], row[1]) for row in (await session.execute(sizes)).all()]
-        own = select(SlabSliceRow.content, SlabSliceRow.slab).where(SlabSliceRow.slab.in_(batch))
-        other = (
-            select(SlabSliceRow.content, SlabSliceRow.slab)
-            .distinct()
-            .join(inside, inside.content == SlabSliceRow.content)
-            .where(inside.slab.in_(batch), SlabSliceRow.slab != inside.slab)
-        )
-        for query in (own, other):
-            rows = (await session.execute(query)).all()
-            facts.slices += [(row[0], row[1]) for row in rows]
-            named.update(row[1] for row in rows)
-        whole = select(inside.content).join(ContentRow, ContentRow.digest == inside.content)
-        whole = whole.where(inside.slab.in_(batch), ContentRow.chunks != b"", chunks_are_sound())
-        facts.whole += (await session.execute(whole)).scalars()
+        for slab, size in (await session.execute(sizes)).all():
+            needs.add_slab(slab, size)
+        inside = select(other.content).where(other.slab.in_(batch))
+        slices = select(SlabSliceRow.content, SlabSliceRow.slab).where(SlabSliceRow.content.in_(inside))
+        for content, slab in (await session.execute(slices)).all():
+            needs.add_slice(content, slab)
+            contents.add(content)
+            named.add(slab)
+        whole = select(ContentRow.digest).where(ContentRow.digest.in_(inside))
+        whole = whole.where(ContentRow.chunks != b"", chunks_are_sound())
+        for content in (await session.execute(whole)).scalars():
+            needs.add_whole(content)
     for batch in batches(sorted(named)):
         scopes = select(SlabScopeRow.slab, SlabScopeRow.scope).where(SlabScopeRow.slab.in_(batch))
-        facts.scopes += [(row[0], row[1]) for row in (await session.execute(scopes)).all()]
+        for slab, scope in (await session.execute(scopes)).all():
+            needs.add_scope(slab, scope)
         damaged = select(DamagedChunkRow.digest).where(DamagedChunkRow.digest.in_(batch))
-        facts.damaged += (await session.execute(damaged)).scalars()
-    return facts
+        for slab in (await session.execute(damaged)).scalars():
+            needs.add_damaged(slab)
+    return sorted(contents)
 
 
 async def take_manifest(session: WriteSession, manifest: str, now: float) -> Taken:
@@ -209,10 +179,7 @@ async def _take(session: WriteSession, contents: Sequence[str]) -> tuple[set[byt
         await session.execute(delete(SlabSliceRow).where(SlabSliceRow.content.in_(batch)))
         await session.execute(delete(IdentityRow).where(IdentityRow.content.in_(batch)))
         await session.execute(delete(ContentRow).where(ContentRow.digest.in_(batch)))
-    for batch in batches(slabs):
-        await session.execute(delete(SlabSliceRow).where(SlabSliceRow.slab.in_(batch)))
-        await session.execute(delete(SlabScopeRow).where(SlabScopeRow.slab.in_(batch)))
-        await session.execute(delete(SlabRow).where(SlabRow.digest.in_(batch)))
+    await drop_slabs(session, slabs)
     return chunks, size
 
 
@@ -222,6 +189,6 @@ async def _slabs_going(session: ReadSession, contents: Sequence[str]) -> tuple[l
         query = select(SlabSliceRow.slab).where(SlabSliceRow.content.in_(batch)).distinct()
         slabs.update((await session.execute(query)).scalars())
     needs = SlabNeeds()
-    (await slab_facts(session, sorted(slabs))).tell(needs)
+    await add_slabs(session, needs, sorted(slabs))
     going = needs.take(contents)
     return going, needs.size(going)

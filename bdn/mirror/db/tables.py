@@ -83,11 +83,7 @@ class ManifestRow(Base):
 
 
 class ContentRow(Base):
-    """A file's bytes, complete in the store: ``chunks`` is the concatenation of the raw chunk digests.
-
-    No chunks although it has a size: it rests in slabs only, see ``SlabSliceRow``. One that no manifest names is collected
-    some time after ``recorded_at``.
-    """
+    """A file, complete in the store. ``chunks`` are its raw chunk digests; none: it rests in slabs, see ``SlabSliceRow``."""
 
     __tablename__ = "contents"
 
@@ -107,10 +103,7 @@ class SlabRow(Base):
 
 
 class SlabScopeRow(Base):
-    """Whose files a slab was packed from: ``public`` or ``organisation:<name>``. Only they may read it as a whole.
-
-    A table of its own, because two organisations that mirror the same small files may pack the very same slab.
-    """
+    """Whose files a slab was packed from: ``public`` or ``organisation:<name>``, or several. They may read it as a whole."""
 
     __tablename__ = "slab_scopes"
 
@@ -226,10 +219,7 @@ class OperationRow(Base):
 
 
 class OperationPartRow(Base):
-    """What one of those did who were asked: an agent, or the mirror, whose cluster is empty.
-
-    A row of its own: a thousand agents report. ``state`` is PENDING, RUNNING, DONE, FAILED or UNREACHABLE.
-    """
+    """What an agent that was asked did, or the mirror (no cluster): PENDING, RUNNING, DONE, FAILED or UNREACHABLE."""
 
     __tablename__ = "operation_parts"
     __table_args__ = (Index("ix_operation_parts_state", "state"),)
@@ -243,7 +233,7 @@ class OperationPartRow(Base):
 
 
 class SecretRow(Base):
-    """A secret of an organisation, encrypted; the key is not in the database. What ``ciphertext`` holds: sign_in/sealing.py."""
+    """A secret of an organisation, encrypted; the key is not in the database."""
 
     __tablename__ = "secrets"
 
@@ -255,10 +245,7 @@ class SecretRow(Base):
 
 
 class TokenRow(Base):
-    """What a caller may show instead of ``BDN_TOKEN``. ``digest`` is the SHA-256 of the token, which nobody keeps.
-
-    ``role`` is what it is good for, see ``Role``; ``cluster`` binds an agent's token to one cluster.
-    """
+    """A token: its SHA-256, since nobody keeps the token, and its ``role`` (``Role``), for an agent in one cluster."""
 
     __tablename__ = "tokens"
     __table_args__ = (Index("ix_tokens_digest", "digest", unique=True),)
@@ -275,11 +262,7 @@ class TokenRow(Base):
 
 
 class TombstoneRow(Base):
-    """An organisation gave a manifest up: it may not read it, unless it mirrors it again, or restores it.
-
-    The manifest is collected once no organisation that mirrored it may read it, and the last tombstone is old enough. The
-    tombstone stays: somebody else may mirror the same files again.
-    """
+    """An organisation gave a manifest up, which it may not read unless it mirrors or restores it, also after a collection."""
 
     __tablename__ = "tombstones"
     __table_args__ = (Index("ix_tombstones_manifest", "manifest"),)

@@ -86,7 +86,7 @@ class StoredContents:
     async def parts(self, identity_key: str) -> dict[int, Digest]:
         """The chunks of a half-copied file that is about to be resumed."""
         async with self.database.read() as session:
-            recorded = await contents.copied_chunks(session, identity_key)
+            recorded = (await contents.half_copied(session, [identity_key])).get(identity_key, {})
         if recorded:
             async with self.database.write() as session:
                 await contents.renew_chunks(session, identity_key, self.clock())
@@ -403,7 +403,7 @@ class Progress:
         async with self._flushing:
             own = {index: digest for key, index, digest in self._chunks if key == identity_key}
             async with self.writing(canceled_too=True) as session:
-                own |= await contents.copied_chunks(session, identity_key)
+                own |= (await contents.half_copied(session, [identity_key])).get(identity_key, {})
                 chunks = (*wrong.chunks, *(own[index] for index in sorted(own)))
                 name = await damaged.keep_wrong_file(session, self.mirror_id, replace(wrong, chunks=chunks))
                 await contents.forget_chunks(session, [identity_key])

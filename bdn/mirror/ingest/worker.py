@@ -33,7 +33,7 @@ from bdn.mirror.ingest.copy_missing import (
     StoredContents,
 )
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
-from bdn.mirror.waiting import Watch
+from bdn.mirror.waiting import Watch, in_background
 from bdn.wire.mirror_schema import WeightsSourceBody, body_from
 from bdn.wire.shapes import body_of
 
@@ -63,11 +63,8 @@ class Worker:
     async def running(self) -> AsyncIterator[None]:
         """Work in the background until the block ends; then give unfinished mirrors back."""
         try:
-            with single_error():
-                async with asyncio.TaskGroup() as group:
-                    taking = group.create_task(self._take_work())
-                    yield
-                    taking.cancel()
+            async with in_background(self._take_work()):
+                yield
         finally:
             async with self.database.write() as session:
                 await mirrors.release_claims(session, self.name)

@@ -1,14 +1,12 @@
 """Collections as operators ask for them and see them, and those that come round by themselves."""
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import BdnError, InternalError, single_error
+from bdn.core.errors import BdnError, InternalError
 from bdn.core.pace.rounds import is_round_due
 from bdn.core.store import KINDS
 from bdn.mirror.db import mirrors, operations
@@ -59,16 +57,8 @@ class Collections:
         kinds = [CollectedKind.model_validate(kind) for kind in operation.all("kinds")]
         return Collection(**operation.document(), kinds=kinds, bytes_freed=sum(kind.bytes for kind in kinds))
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Carry out, in the background, what was asked for, what is due, and what a killed worker had begun."""
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                task = group.create_task(self._work())
-                yield
-                task.cancel()
-
-    async def _work(self) -> None:
+    async def work(self) -> None:
+        """For ever carry out what was asked for, what is due, and what a killed worker had begun."""
         while True:
             try:
                 await self._begin_what_is_due()

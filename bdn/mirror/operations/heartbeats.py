@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
+from bdn.mirror.db.events import Events
 from bdn.mirror.db.tables import AgentRow, ClusterRow, OperationRow
-from bdn.mirror.events import Events
 from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
 from bdn.mirror.operations.prefetches import Prefetches
 from bdn.mirror.operations.verifications import VerificationService

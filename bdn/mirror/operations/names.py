@@ -32,23 +32,23 @@ class Names:
             else:
                 kind, places = await self._look_up(session, _digest(of), organisation)
                 manifests = list(dict.fromkeys(place.manifest for place in places))
-            known = await origins.ever_mirrored(session, organisation, manifests)
+            sources = await mirrors.sources_by_manifest(session, organisation, manifests)
+            known = [digest for digest in manifests if digest in sources]
             if not known:
                 raise NotFoundError(of)
-            own = [place for place in places if place.manifest in known and kind != "manifest"]
+            own = [place for place in places if place.manifest in sources and kind != "manifest"]
             shown = await self._paths(session, own[:_SHOWN])
-            sources = await mirrors.sources_by_manifest(session, organisation, sorted(known))
         return Named(
             of=of,
             kind=kind,
-            manifests={f"b3:{digest}": sources.get(digest, []) for digest in manifests if digest in known},
+            manifests={f"b3:{digest}": sources[digest] for digest in known},
             places=shown,
         )
 
     @staticmethod
     async def _look_up(session: ReadSession, digest: str, organisation: str) -> tuple[NamedKind, list[Place]]:
         """From what is most to what is least, and from what costs least to look up to what costs most."""
-        if await origins.ever_mirrored(session, organisation, [digest]):
+        if await mirrors.sources_by_manifest(session, organisation, [digest]):
             return "manifest", [Place(digest, digest)]
         if found := await origins.places_of_content(session, organisation, digest):
             return "content", found

@@ -151,9 +151,7 @@ class EvictionWeights:
 
     async def _look_at_slabs(self, session: ReadSession, manifest: str) -> None:
         slabs = [slab for slab in await removal.slabs_of(session, manifest) if not self._needs.knows(slab)]
-        facts = await removal.slab_facts(session, slabs)
-        facts.tell(self._needs)
-        inside = sorted({content for content, _ in facts.slices})
+        inside = await removal.add_slabs(session, self._needs, slabs)
         living = await mirrors.living_contents(session, inside)
         self._needs.take([content for content in inside if content not in living])
 

@@ -6,13 +6,12 @@ is recorded, so that whoever takes over goes on there.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.chunk import Digest, Manifest
-from bdn.core.errors import BdnError, single_error
+from bdn.core.errors import BdnError
 from bdn.core.pace.rounds import is_round_due
 from bdn.mirror.damages import DAMAGE, DamagedRecords, Damages
 from bdn.mirror.db import contents, mirrors, objects, operations, origins, records
@@ -22,7 +21,7 @@ from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.records import Record
 from bdn.mirror.scrub.repair import Repair
 from bdn.mirror.waiting import Watch
-from bdn.transfer.pacing import Pacer
+from bdn.transfer.byte_threads import Pacer
 from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed
 from bdn.wire.shapes import added
 
@@ -190,16 +189,8 @@ class Keeper:
     period_seconds: float
     clock: Callable[[], float]
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Until the block ends."""
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                task = group.create_task(self._keep())
-                yield
-                task.cancel()
-
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """For ever take one turn after the other."""
         while True:
             try:
                 async with self.database.alone("store keeper"):

@@ -30,49 +30,14 @@ LONGEST_PAUSE_SECONDS: Final = 300.0
 _HOSTS_REMEMBERED: Final = 1024
 _SPREAD_SECONDS: Final = 0.5  # after a pause, so that not everybody is back in the same instant
 
-_NAMES: Final = {
-    Outcome.ARRIVED: "arrived",
-    Outcome.ANSWERED: "answered",
-    Outcome.FAILED: "failed",
-    Outcome.REFUSED: "refused",
-}
-
-
-@dataclass
-class UpstreamTotals:
-    """What this process has done to its upstreams, for the metrics."""
-
-    requests: Counter[Outcome] = field(default_factory=Counter)
-    retries: int = 0
-    pauses: int = 0
-    pause_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What all hosts' budgets have in common.
-
-    Args:
-        rule: of every host's pace.
-        pause: waits.
-        clock: seconds that never go back.
-        draw: uniform in [0, 1).
-    """
-
-    rule: PaceRule
-    pause: Pause
-    clock: Callable[[], float]
-    draw: Callable[[], float]
-    totals: UpstreamTotals = field(default_factory=UpstreamTotals)
-
 
 class HostBudget:
     """The budget of one host. Slots are given on the event loop, in the order of asking; requests may run in any thread."""
 
-    def __init__(self, host: str, conditions: Conditions) -> None:
+    def __init__(self, host: str, budgets: UpstreamBudgets) -> None:
         self.host = host
-        self._conditions = conditions
-        self._pace = Pace(conditions.rule, conditions.clock())
+        self._all = budgets
+        self._pace = Pace(PaceRule(budgets.most), budgets.clock())
         self._lock = threading.Lock()  # around every change of the pace
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,15 +60,12 @@ class HostBudget:
     @property
     def is_idle(self) -> bool:
         """Whether nothing but what was learned would be lost if this budget were forgotten."""
-        return not (self._pace.slots or self._waiting or self.closed_until > self._conditions.clock())
+        return not (self._pace.slots or self._waiting or self.closed_until > self._all.clock())
 
     def slot(self, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> BudgetSlot:
         """``async with budget.slot() as slot``: the right to have one request in flight, one after the other.
 
-        Waits for the limit, and for the end of a pause that the host asked for.
-
-        Raises:
-            UpstreamRateLimitedError: the pause is too long to wait for; nothing is sent.
+        Waits for the limit, and for the end of a pause that the host asked for: ``UpstreamRateLimitedError`` if that is too long.
         """
         return BudgetSlot(self, longest_pause_seconds)
 
@@ -125,16 +87,16 @@ class HostBudget:
     def began(self) -> float:
         """A request is sent; returns the time."""
         with self._lock:
-            now = self._conditions.clock()
+            now = self._all.clock()
             self._pace.began(now)
         return now
 
     def ended(self, outcome: Outcome, size: int, began: float, retry_after_seconds: float | None) -> None:
         """The request ended."""
         with self._lock:
-            now, before = self._conditions.clock(), self._pace.limit
+            now, before = self._all.clock(), self._pace.limit
             self._pace.ended(now, outcome, size, now - began, retry_after_seconds)
-            self._conditions.totals.requests[outcome] += 1
+            self._all.requests[outcome] += 1
             is_higher = self._pace.limit > before
         if is_higher and self._loop is not None:
             self._loop.call_soon_threadsafe(self._admit)
@@ -144,15 +106,14 @@ class HostBudget:
 
         A pause is waited for once: who has waited does not ask the clock whether that was true.
         """
-        conditions = self._conditions
-        seen = conditions.clock()
+        seen = self._all.clock()
         while (until := self.closed_until) > seen:
-            seconds = until - conditions.clock()
+            seconds = until - self._all.clock()
             if seconds > longest_pause_seconds:
                 raise UpstreamRateLimitedError(self.host, seconds)
-            conditions.totals.pauses += 1
-            conditions.totals.pause_seconds += seconds
-            await conditions.pause(seconds + _SPREAD_SECONDS * conditions.draw())
+            self._all.pauses += 1
+            self._all.pause_seconds += seconds
+            await self._all.pause(seconds + _SPREAD_SECONDS * self._all.draw())
             seen = until
         return seen
 
@@ -237,31 +198,26 @@ def _outcome(error: BaseException | None, asked: float | None) -> Outcome:
     return Outcome.ANSWERED
 
 
+@dataclass
 class UpstreamBudgets:
-    """The budgets of all hosts.
+    """The budgets of all hosts, and what this process has done to its upstreams.
 
     Args:
         most: requests in flight to one host; its own pace is often less.
-        pause: waits for the end of what a host asked for.
+        pause: waits before an upstream is asked again.
         clock: seconds that never go back.
         draw: uniform in [0, 1).
     """
 
-    def __init__(
-        self,
-        most: int,
-        *,
-        pause: Pause = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
-        self._conditions = Conditions(PaceRule(most), pause, clock, draw)
-        self._budgets: dict[str, HostBudget] = {}
-
-    @property
-    def totals(self) -> UpstreamTotals:
-        """What was done so far."""
-        return self._conditions.totals
+    most: int = 16
+    pause: Pause = asyncio.sleep
+    clock: Callable[[], float] = time.monotonic
+    draw: Callable[[], float] = random.random
+    requests: Counter[Outcome] = field(default_factory=Counter)
+    retries: int = 0
+    pauses: int = 0
+    pause_seconds: float = 0.0
+    _budgets: dict[str, HostBudget] = field(default_factory=dict)
 
     def of(self, url: str) -> HostBudget:
         """The budget of this address's host and port. On the event loop."""
@@ -270,17 +226,12 @@ class UpstreamBudgets:
         if budget is None:
             if len(self._budgets) >= _HOSTS_REMEMBERED:
                 self._budgets = {name: budget for name, budget in self._budgets.items() if not budget.is_idle}
-            budget = self._budgets[host] = HostBudget(host, self._conditions)
+            budget = self._budgets[host] = HostBudget(host, self)
         return budget
 
     def now(self) -> tuple[HostBudget, ...]:
         """Every host's that is remembered."""
         return tuple(self._budgets.values())
-
-    def closed(self) -> int:
-        """How many hosts have asked to wait, and for longer than until now."""
-        now = self._conditions.clock()
-        return sum(budget.closed_until > now for budget in self._budgets.values())
 
 
 class UpstreamMetrics(Collector):
@@ -291,39 +242,33 @@ class UpstreamMetrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """The families; counters get their ``_total`` from the library."""
-        totals, budgets = self._budgets.totals, self._budgets.now()
+        all_, hosts, now = self._budgets, self._budgets.now(), self._budgets.clock()
         requests = CounterMetricFamily(
             "bdn_upstream_requests", "Requests to upstreams, by how they ended", labels=["outcome"]
         )
-        for outcome, name in _NAMES.items():
-            requests.add_metric([name], totals.requests[outcome])
+        for outcome in Outcome:
+            requests.add_metric([outcome.name.lower()], all_.requests[outcome])
         yield requests
-        yield CounterMetricFamily("bdn_upstream_retries", "Failed requests that were made again", totals.retries)
-        yield CounterMetricFamily("bdn_upstream_pauses", "Waits because a host asked for them", totals.pauses)
-        yield CounterMetricFamily("bdn_upstream_pause_seconds", "Seconds of these waits", totals.pause_seconds)
-        yield GaugeMetricFamily(
-            "bdn_upstream_limit",
-            "Requests that may be in flight, over all hosts",
-            sum(budget.limit for budget in budgets),
-        )
-        yield GaugeMetricFamily(
-            "bdn_upstream_slots", "Threads and tasks that ask upstreams now", sum(budget.slots for budget in budgets)
-        )
-        yield GaugeMetricFamily("bdn_upstream_hosts_closed", "Hosts that asked to wait", self._budgets.closed())
+        yield CounterMetricFamily("bdn_upstream_retries", "Failed requests that were made again", all_.retries)
+        yield CounterMetricFamily("bdn_upstream_pauses", "Waits because a host asked for them", all_.pauses)
+        yield CounterMetricFamily("bdn_upstream_pause_seconds", "Seconds of these waits", all_.pause_seconds)
+        for name, what, value in (
+            ("limit", "Requests that may be in flight, over all hosts", sum(host.limit for host in hosts)),
+            ("slots", "Threads and tasks that ask upstreams now", sum(host.slots for host in hosts)),
+            ("hosts_closed", "Hosts that asked to wait", sum(host.closed_until > now for host in hosts)),
+        ):
+            yield GaugeMetricFamily(f"bdn_upstream_{name}", what, value)
 
 
 _Answer = TypeVar("_Answer")
-_MOST_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True)
 class UpstreamRetries:
     """An ``Asker``: one policy for listings, locations and ranges. Waits on the event loop, so no thread waits for a backoff."""
 
-    pause: Pause = asyncio.sleep
+    budgets: UpstreamBudgets = field(default_factory=UpstreamBudgets)
     policy: RetryPolicy = field(default_factory=RetryPolicy)
-    draw: Callable[[], float] = random.random
-    budgets: UpstreamBudgets = field(default_factory=lambda: UpstreamBudgets(_MOST_AT_ONCE))
     longest_pause_seconds: float = LONGEST_PAUSE_SECONDS
 
     def for_a_caller_who_waits(self) -> UpstreamRetries:
@@ -348,8 +293,8 @@ class UpstreamRetries:
 
         ``allowance`` is how many failures the file is still forgiven; this one spends of it.
         """
-        delay = self.policy.delay(failures, failure, self.draw())
+        delay = self.policy.delay(failures, failure, self.budgets.draw())
         if delay is None or (allowance is not None and not allowance.spend()):
             raise failure
-        self.budgets.totals.retries += 1
-        await self.pause(delay)
+        self.budgets.retries += 1
+        await self.budgets.pause(delay)

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import jwt
@@ -114,23 +113,6 @@ class IdentityIssuer:
         return {"keys": list(self.keys.published)}
 
 
-def load_issuer(settings: MirrorSettings, clock: Callable[[], float]) -> IdentityIssuer | None:
-    """The issuer with its keys, None without ``BDN_ISSUER_URL``. Blocking.
-
-    Raises:
-        InvalidRequestError: the keys cannot be used. Also where several processes would each make a key of their own: a
-            worker's tokens have to be checked against the document that another one serves.
-    """
-    if not settings.issuer_url:
-        return None
-    if not settings.is_embedded and settings.identity_key_file is None:
-        raise InvalidRequestError(
-            "BDN_ISSUER_URL beside BDN_DATABASE_URL needs BDN_IDENTITY_KEY_FILE, the same key for every replica and worker; "
-            "make it with: openssl genrsa -out FILE 2048"
-        )
-    return IdentityIssuer(settings.issuer_url, load_identity_keys(settings.data_dir, settings.identity_key_file), clock)
-
-
 ALGORITHM: Final = "RS256"  # the one that AWS and Google both take
 _BITS: Final = 2048
 _PEM: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
@@ -166,23 +148,30 @@ class IdentityKeys:
         return jwt.encode(claims, self.signing, algorithm=ALGORITHM, headers={"kid": self.published[0]["kid"]})
 
 
-def load_identity_keys(data_dir: Path, file: Path | None) -> IdentityKeys:
-    """The operator's file, or this installation's own key, which is made when there is none. Blocking.
+def load_issuer(settings: MirrorSettings, clock: Callable[[], float]) -> IdentityIssuer | None:
+    """The issuer with the operator's keys, or this installation's own key; None without ``BDN_ISSUER_URL``. Blocking.
 
     Raises:
-        InvalidRequestError: the file cannot be used, for the operator.
+        InvalidRequestError: the keys cannot be used. Also where several processes would each make a key of their own: a
+            worker's tokens have to be checked against the document that another one serves.
     """
+    if not settings.issuer_url:
+        return None
+    given, own = settings.identity_key_file, settings.data_dir / "identity-key.pem"
+    if not settings.is_embedded and given is None:
+        raise InvalidRequestError(
+            "BDN_ISSUER_URL beside BDN_DATABASE_URL needs BDN_IDENTITY_KEY_FILE, the same key for every replica and worker; "
+            "make it with: openssl genrsa -out FILE 2048"
+        )
     try:
-        pem = file.read_bytes() if file else kept_key(data_dir / "identity-key.pem", new_identity_key)
+        keys = IdentityKeys.parse(given.read_bytes() if given else kept_key(own, new_identity_key))
     except OSError as error:
-        raise InvalidRequestError(f"BDN_IDENTITY_KEY_FILE: {file} cannot be read: {error.strerror}") from error
-    try:
-        return IdentityKeys.parse(pem)
+        raise InvalidRequestError(f"BDN_IDENTITY_KEY_FILE: {given} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise InvalidRequestError(
-            f"the file of identity keys {file or data_dir / 'identity-key.pem'} {error}; "
-            f"make one with: openssl genrsa -out FILE {_BITS}"
+            f"the file of identity keys {given or own} {error}; make one with: openssl genrsa -out FILE {_BITS}"
         ) from None
+    return IdentityIssuer(settings.issuer_url, keys, clock)
 
 
 def new_identity_key() -> bytes:

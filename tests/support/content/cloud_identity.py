@@ -1,8 +1,8 @@
 """Clouds that trust a mirror: AWS STS and Google's token services beside their buckets, and a mirror that is their issuer."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import Any
 from bdn.mirror.upstream.issuer import new_identity_key
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.gcs import GcsServer
-from tests.doubles.google_sts import GoogleTokenServer, Provider, ServiceAccount
+from tests.doubles.google_sts import GoogleTokenServer
 from tests.doubles.openid import OpenIdReader
 from tests.doubles.s3 import S3Server
-from tests.doubles.sigv4 import Account
-from tests.doubles.sts import AccountTrust, StsServer, WebTrust
+from tests.doubles.sts import StsServer
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 
 ISSUER = "https://mirror.example.test"
@@ -54,22 +53,6 @@ class Clouds:
     google: GoogleTokenServer
     s3: S3Server
     gcs: GcsServer
-
-
-@contextmanager
-def clouds_of(s3: S3Server) -> Iterator[Clouds]:
-    clock = Clock()
-    reader = OpenIdReader(clock)
-    with GcsServer(clock=clock) as gcs, StsServer(reader, s3.accounts, clock) as sts:
-        clock.then.append(sts.end_sessions)
-        own = Account("AKIAOPERATOR", "operator/secret+key-3")
-        sts.principals[own.access_key_id] = own
-        sts.roles[ROLE] = WebTrust(ISSUER, SUBJECTS)
-        sts.roles[ASSUMED_ROLE] = AccountTrust(own.access_key_id, "bdn:default")
-        with GoogleTokenServer(reader, gcs.tokens, clock) as google:
-            google.providers[PROVIDER] = Provider(ISSUER, SUBJECTS)
-            google.accounts[gcs.account.email] = ServiceAccount({POOL: SUBJECTS})
-            yield Clouds(clock, reader, sts, google, s3, gcs)
 
 
 @asynccontextmanager

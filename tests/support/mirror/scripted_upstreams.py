@@ -1,8 +1,7 @@
 """The doubles of all upstreams behind one face, so that one script of failures can be played on each of them."""
 
-import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import count
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -39,110 +38,74 @@ class Pauses:
         self.seconds.append(seconds)
 
 
-class ScriptedUpstream(ABC):
+@dataclass(frozen=True)
+class ScriptedUpstream:
     """One upstream with a source whose requests fail on command, and a neighbour at the same host whose do not."""
 
     wanted: Json
     neighbour: Json
-    listing: str  # what the requests for the source's listing look like
     log: RequestLog
     script: Script
+    listing: str  # what the requests for the source's listing look like
+    bytes_of: Callable[
+        [str], tuple[str, str | None]
+    ]  # likewise those for the bytes of a file, and where they are asked for
+    put: Callable[[Mapping[str, bytes]], object]
 
-    @abstractmethod
     def fail(self, fault: Fault, *, file: str = LARGE, skip: int = 0, times: int | None = 1) -> None:
         """Let requests for the bytes of a file fail."""
+        target, origin = self.bytes_of(file)
+        self.script.add(fault, target, method="GET", origin=origin, skip=skip, times=times)
 
     def fail_listing(self, fault: Fault, *, times: int | None = 1) -> None:
         """Let pages of the source's listing fail."""
         self.script.add(fault, self.listing, times=times)
 
-    @abstractmethod
     def reads(self, file: str = LARGE) -> list[LoggedRequest]:
         """The requests for the bytes of a file so far."""
-
-    @abstractmethod
-    def change(self) -> None:
-        """Another version takes the place of the large file, of the same size."""
-
-
-class ScriptedHub(ScriptedUpstream):
-    """A repository; its large file lies at the CDN."""
-
-    listing = "/org/model/tree/"
-
-    def __init__(self, hub: Hub) -> None:
-        self.hub, self.log, self.script = hub, hub.log, hub.script
-        self._repository = hub.repo("org/model")
-        self._repository.commit(FILES)
-        hub.repo("org/neighbour").commit(NEIGHBOUR)
-        self.wanted, self.neighbour = source("hf://org/model"), source("hf://org/neighbour", "/models/neighbour")
-
-    def fail(self, fault: Fault, *, file: str = LARGE, skip: int = 0, times: int | None = 1) -> None:
-        target, origin = self._bytes_of(file)
-        self.script.add(fault, target, method="GET", origin=origin, skip=skip, times=times)
-
-    def reads(self, file: str = LARGE) -> list[LoggedRequest]:
-        target, origin = self._bytes_of(file)
+        target, origin = self.bytes_of(file)
         return self.log.find(target, method="GET", origin=origin)
 
     def change(self) -> None:
-        self._repository.commit({LARGE: OTHER_CONTENT})
+        """Another version takes the place of the large file, of the same size."""
+        self.put({LARGE: OTHER_CONTENT})
 
-    @staticmethod
-    def _bytes_of(file: str) -> tuple[str, str]:
+
+def scripted_hub(hub: Hub) -> ScriptedUpstream:
+    """A repository; its large file lies at the CDN."""
+    repository = hub.repo("org/model")
+    repository.commit(FILES)
+    hub.repo("org/neighbour").commit(NEIGHBOUR)
+
+    def bytes_of(file: str) -> tuple[str, str]:
         return (f"/repos/.*{file}", "cdn") if file == LARGE else (f"/api/resolve-cache/.*{file}", "hub")
 
-
-class _ScriptedBucket(ScriptedUpstream):
-    bytes_: str
-
-    def fail(self, fault: Fault, *, file: str = LARGE, skip: int = 0, times: int | None = 1) -> None:
-        self.script.add(fault, self.bytes_.format(file), method="GET", skip=skip, times=times)
-
-    def reads(self, file: str = LARGE) -> list[LoggedRequest]:
-        return self.log.find(self.bytes_.format(file), method="GET")
+    wanted, neighbour = source("hf://org/model"), source("hf://org/neighbour", "/models/neighbour")
+    return ScriptedUpstream(wanted, neighbour, hub.log, hub.script, "/org/model/tree/", bytes_of, repository.commit)
 
 
-class ScriptedS3(_ScriptedBucket):
-    """A folder of a bucket."""
+def scripted_bucket(server: S3Server | GcsServer, scheme: str) -> ScriptedUpstream:
+    """A folder of a bucket of S3, R2 or Google."""
+    name, other = f"scripted-{next(_NUMBERS)}", f"neighbour-{next(_NUMBERS)}"
+    bucket = server.bucket(name)
 
-    def __init__(self, server: S3Server) -> None:
-        self.log, self.script = server.log, server.script
-        name, other = f"scripted-{next(_NUMBERS)}", f"neighbour-{next(_NUMBERS)}"
-        self._bucket = server.bucket(name)
-        self._bucket.put({f"m/{path}": content for path, content in FILES.items()})
-        server.bucket(other).put(NEIGHBOUR)
-        self.listing, self.bytes_ = f"/{name}[/?].*list-type=2", f"/{name}/m/{{}}"
-        self.wanted = source(f"s3://{name}/m/", **with_secret("s3-keys"))
-        self.neighbour = source(f"s3://{other}", "/models/neighbour", **with_secret("s3-keys"))
+    def put(files: Mapping[str, bytes]) -> None:
+        bucket.put({f"m/{path}": content for path, content in files.items()})
 
-    def change(self) -> None:
-        self._bucket.put({f"m/{LARGE}": OTHER_CONTENT})
-
-
-class ScriptedR2(ScriptedS3):
-    """The same at R2."""
-
-    def __init__(self, server: S3Server) -> None:
-        super().__init__(server)
-        self.wanted["source"] = self.wanted["source"].replace("s3://", "r2://4cc0.")
-
-
-class ScriptedGcs(_ScriptedBucket):
-    """A folder of a bucket."""
-
-    def __init__(self, server: GcsServer) -> None:
-        self.log, self.script = server.log, server.script
-        self._bucket = server.bucket("scripted")
-        self._bucket.put({f"m/{path}": content for path, content in FILES.items()})
-        server.bucket("neighbour").put(NEIGHBOUR)
-        self.listing, self.bytes_ = r"/b/scripted/o\?", "/b/scripted/o/m%2F{}"
-        self.wanted = source("gs://scripted/m/", **with_secret("gs-key"))
-        self.neighbour = source("gs://neighbour", "/models/neighbour", **with_secret("gs-key"))
-        self.secret = json.dumps(server.account.short_key())
-
-    def change(self) -> None:
-        self._bucket.put({f"m/{LARGE}": OTHER_CONTENT})
+    put(FILES)
+    server.bucket(other).put(NEIGHBOUR)
+    is_google = scheme == "gs"
+    secret = with_secret("gs-key" if is_google else "s3-keys")
+    account = "4cc0." if scheme == "r2" else ""
+    return ScriptedUpstream(
+        source(f"{scheme}://{account}{name}/m/", **secret),
+        source(f"{'gs' if is_google else 's3'}://{other}", "/models/neighbour", **secret),
+        server.log,
+        server.script,
+        rf"/b/{name}/o\?" if is_google else f"/{name}[/?].*list-type=2",
+        lambda file: (f"/b/{name}/o/m%2F{file}" if is_google else f"/{name}/m/{file}", None),
+        put,
+    )
 
 
 async def check(mirror: MirrorUnderTest, document: Json, expected: str | Mapping[str, bytes]) -> None:

@@ -1,5 +1,6 @@
 """Fixtures of the tests that play failures of upstreams; named by ``pytest_plugins`` in the modules that use them."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +16,9 @@ from tests.support.mirror.scripted_upstreams import (
     STALL,
     TRANSFERS,
     Pauses,
-    ScriptedGcs,
-    ScriptedHub,
-    ScriptedR2,
-    ScriptedS3,
     ScriptedUpstream,
+    scripted_bucket,
+    scripted_hub,
 )
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test
 from tests.support.network.fault_proxy import FaultProxy
@@ -33,24 +32,20 @@ def gcs() -> Iterator[GcsServer]:
 
 @pytest.fixture(params=["hf", "s3", "gs"])
 def upstream(request: pytest.FixtureRequest, upstreams: None, monkeypatch: pytest.MonkeyPatch) -> ScriptedUpstream:
-    hub: Hub = request.getfixturevalue("hub")
+    scheme = request.param
+    if scheme == "hf":
+        return scripted_hub(request.getfixturevalue("hub"))
+    if scheme == "gs":
+        server: GcsServer = request.getfixturevalue("gcs")
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        monkeypatch.setenv("BDN_GOOGLE_TOKEN_URL", server.token_url)
+        monkeypatch.setenv("BDN_SECRET_GS_KEY", json.dumps(server.account.short_key()))
+        return scripted_bucket(server, scheme)
     s3: S3Server = request.getfixturevalue("s3")
-    match request.param:
-        case "hf":
-            return ScriptedHub(hub)
-        case "s3":
-            return ScriptedS3(s3)
-        case "r2":
-            monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-            monkeypatch.setenv("BDN_R2_ENDPOINT_URL", s3.url)
-            return ScriptedR2(s3)
-        case _:
-            server: GcsServer = request.getfixturevalue("gcs")
-            scripted = ScriptedGcs(server)
-            monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-            monkeypatch.setenv("BDN_GOOGLE_TOKEN_URL", server.token_url)
-            monkeypatch.setenv("BDN_SECRET_GS_KEY", scripted.secret)
-            return scripted
+    if scheme == "r2":
+        monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+        monkeypatch.setenv("BDN_R2_ENDPOINT_URL", s3.url)
+    return scripted_bucket(s3, scheme)
 
 
 @pytest.fixture
@@ -59,15 +54,14 @@ def proxy(
 ) -> Iterator[FaultProxy]:
     """In front of the bucket's server, or of the CDN to which the hub sends who wants bytes. It plays on the large file's."""
     monkeypatch.setattr("bdn.mirror.app._UPSTREAM_TIMEOUT_SECONDS", 1.0)
-    match request.node.callspec.params["upstream"]:
-        case "hf":
-            url, name = hub.cdn_url, ""
-        case "s3":
-            url, name = request.getfixturevalue("s3").url, "AWS_ENDPOINT_URL_S3"
-        case "r2":
-            url, name = request.getfixturevalue("s3").url, "BDN_R2_ENDPOINT_URL"
-        case _:
-            url, name = request.getfixturevalue("gcs").url, "STORAGE_EMULATOR_HOST"
+    scheme = request.node.callspec.params["upstream"]
+    server, name = {
+        "hf": ("hub", ""),
+        "s3": ("s3", "AWS_ENDPOINT_URL_S3"),
+        "r2": ("s3", "BDN_R2_ENDPOINT_URL"),
+        "gs": ("gcs", "STORAGE_EMULATOR_HOST"),
+    }[scheme]
+    url = hub.cdn_url if scheme == "hf" else request.getfixturevalue(server).url
     there = urlsplit(url)
     proxy = FaultProxy((there.hostname or "", there.port or 0), chosen=_is_content)
     with proxy.running():

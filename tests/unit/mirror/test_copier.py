@@ -1,72 +1,79 @@
-"""One file, chunk by chunk: what is fetched, what is not, and how it ends early."""
+"""Large files chunk by chunk, small ones packed into slabs, and the checksum of the whole: what is fetched, and how it ends early."""
 
 import asyncio
 import hashlib
+import itertools
+import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import BinaryIO
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, FileLayout, digest_of
-from bdn.core.errors import ChecksumMismatchError
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, FileLayout, Slab, digest_of
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    ChecksumMismatchError,
+    SourceChangedError,
+    UpstreamUnavailableError,
+)
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, UpstreamFile
-from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.upstream.budget import UpstreamRetries
+from bdn.core.store import seal_of
+from bdn.mirror.ingest import copier as module
+from bdn.mirror.ingest.copier import Copier, Packer, WholeCheck, whole_check
+from bdn.mirror.upstream.budget import UpstreamBudgets, UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.ranged import RangedReader, RangeRequest
+from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.support.content.memory_store import MemoryStore
 
 CONTENT = bytes(range(251)) * (2 * CHUNK_SIZE // 251 + 7)
 CHUNKS = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
+NAMES = [digest_of(chunk) for chunk in CHUNKS]
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+CRC32 = f"{zlib.crc32(CONTENT):08x}"
+WRONG_CRC32 = Checksum(ChecksumKind.CRC32, "00000000")
+SMALL = {f"file-{number}": f"content of {number} ".encode() * (number + 1) for number in range(10)}
+PATHS = list(SMALL)
 
 
-class Ranges(RangedReader):
-    """Reads from memory, and notes which chunks."""
+class Upstream(RangedReader):
+    """Serves from memory, unless the next thing scripted for a path says otherwise; notes the paths and chunks asked for."""
 
     def __init__(self) -> None:
         super().__init__(ConnectionPool(timeout_seconds=1))
-        self.read: list[int] = []
+        self.asked: list[str] = []
+        self.chunks: list[int] = []
+        self.scripted: dict[str, list[BdnError | Callable[[], None]]] = {}
         self.stated: Checksum | None = None
 
     def read_into(
         self, location: Location, request: RangeRequest, buffer: memoryview, is_wanted: Callable[[], bool] | None = None
     ) -> Checksum | None:
-        assert location.url == "memory"
-        self.read.append(request.range.start // CHUNK_SIZE)
-        buffer[:] = CONTENT[request.range.start : request.range.stop]
+        self.asked.append(request.path)
+        self.chunks.append(request.range.start // CHUNK_SIZE)
+        if scripted := self.scripted.get(request.path):
+            happening = scripted.pop(0)
+            if isinstance(happening, BdnError):
+                raise happening
+            happening()
+        buffer[:] = SMALL.get(request.path, CONTENT)[request.range.start : request.range.stop]
         return self.stated
 
 
-class OneFile:
-    """A source that is asked for one location."""
+class Places:
+    """A source that is asked for locations."""
 
     def __init__(self) -> None:
-        self.located = 0
+        self.asked: list[str] = []
         self.checksum: Checksum | None = None
 
     async def locate(self, file: UpstreamFile) -> Location:
-        self.located += 1
-        return Location("memory", checksum=self.checksum)
-
-
-class Bench:
-    def __init__(self, store: MemoryStore, threads: ByteThreads) -> None:
-        self.store, self.ranges, self.source = store, Ranges(), OneFile()
-        self.copier = Copier(store, UpstreamReader(self.ranges, threads, UpstreamRetries()))
-        self.told: list[tuple[int, Digest, int]] = []
-
-    async def copy(
-        self, sha256: str | None = SHA256, size: int = len(CONTENT), stored: Mapping[int, Digest] = {}
-    ) -> FileLayout:
-        checksum = Checksum(ChecksumKind.SHA256, sha256) if sha256 else None
-        file = UpstreamFile("a.bin", size, Identity.of("public", "a"), "a.bin", "v", checksum)
-        located = LocatedFile("hf://o/r", self.source, file)
-        return await self.copier.copy(located, stored, lambda *chunk: self.told.append(chunk))
+        self.asked.append(file.path)
+        return Location(f"http://upstream/{file.path}?{len(self.asked)}", checksum=self.checksum)
 
 
 class CountingStore(MemoryStore):
@@ -83,105 +90,342 @@ class CountingStore(MemoryStore):
         return super().open(digest)
 
 
-@pytest.fixture
-def store() -> CountingStore:
-    return CountingStore()
+class Bench:
+    def __init__(self, threads: ByteThreads) -> None:
+        self.store, self.upstream, self.source = CountingStore(), Upstream(), Places()
+        self.pauses: list[float] = []
+        reader = UpstreamReader(self.upstream, threads, UpstreamRetries(UpstreamBudgets(pause=self._pause)))
+        self.copier, self.packer = Copier(self.store, reader), Packer(self.store, reader)
+        self.told: list[tuple[int, Digest, int]] = []
+        self.wrong: list[tuple[str, Digest]] = []
+        self.packed: dict[str, tuple[FileLayout, Slab]] = {}
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def copy(
+        self, sha256: str | None = SHA256, size: int = len(CONTENT), stored: Mapping[int, Digest] = {}
+    ) -> FileLayout:
+        checksum = Checksum(ChecksumKind.SHA256, sha256) if sha256 else None
+        file = UpstreamFile("a.bin", size, Identity.of("public", "a"), "a.bin", "v", checksum)
+        located = LocatedFile("hf://o/r", self.source, file)
+        return await self.copier.copy(located, stored, lambda *chunk: self.told.append(chunk))
+
+    def have(self, *indexes: int) -> dict[int, Digest]:
+        """An earlier attempt has stored these chunks."""
+        for index in indexes:
+            self.store.put(NAMES[index], bytearray(CHUNKS[index]))
+        return {index: NAMES[index] for index in indexes}
+
+    async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None, scope: str = "public") -> None:
+        files = [UpstreamFile(p, len(SMALL[p]), Identity.of(scope, p), p, "v", checksum) for p in paths]
+        parcel = [LocatedFile("s3://bucket", self.source, file) for file in files]
+        await self.packer.pack(parcel, self._note, self._note_wrong)
+
+    def _note(self, located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
+        assert located.file.path not in self.packed
+        self.packed[located.file.path] = layout, slab
+
+    async def _note_wrong(self, located: LocatedFile, kept: Digest, _: ChecksumMismatchError) -> None:
+        self.wrong.append((located.file.path, kept))
+
+    def check(self, paths: Sequence[str] = PATHS) -> set[Slab]:
+        """Everything told of is in the store, and the right bytes."""
+        assert list(self.packed) == list(paths)
+        for path, (layout, slab) in self.packed.items():
+            assert layout.slice is not None
+            with self.store.open(layout.slice.slab) as file:
+                content = file.read()
+            assert (len(content), slab.digest) == (layout.slice.slab_size, layout.slice.slab)
+            part = content[layout.slice.offset : layout.slice.offset + layout.size]
+            assert part == SMALL[path]
+            assert layout.digest == digest_of(part)
+        return {slab for _, slab in self.packed.values()}
 
 
 @pytest.fixture
-def bench(store: CountingStore) -> Iterator[Bench]:
+def bench() -> Iterator[Bench]:
     threads = ByteThreads(2, "test")
-    yield Bench(store, threads)
+    yield Bench(threads)
     threads.close()
 
 
+# --- a large file ---
+
+
 async def test_every_chunk_is_fetched_stored_and_told_once(bench: Bench) -> None:
-    layout = await bench.copy()
-    names = [digest_of(chunk) for chunk in CHUNKS]
-    assert layout == FileLayout.of(len(CONTENT), tuple(names))
-    assert sorted(bench.told) == [(index, names[index], len(CHUNKS[index])) for index in range(3)]
-    assert (sorted(bench.ranges.read), bench.source.located) == ([0, 1, 2], 1)
+    assert await bench.copy() == FileLayout.of(len(CONTENT), tuple(NAMES))
+    assert sorted(bench.told) == [(index, NAMES[index], len(CHUNKS[index])) for index in range(3)]
+    assert (sorted(bench.upstream.chunks), len(bench.source.asked)) == ([0, 1, 2], 1)
 
 
 async def test_chunks_that_are_stored_already_are_not_fetched_but_checked_with_the_others(bench: Bench) -> None:
-    stored = {}
-    for index in (0, 2):
-        stored[index] = digest_of(CHUNKS[index])
-        bench.store.put(stored[index], bytearray(CHUNKS[index]))
-    await bench.copy(stored=stored)
-    assert (bench.ranges.read, len(bench.told)) == ([1], 1)
+    await bench.copy(stored=bench.have(0, 2))
+    assert (bench.upstream.chunks, len(bench.told)) == ([1], 1)
 
 
 async def test_a_file_that_is_stored_whole_asks_for_no_location(bench: Bench) -> None:
-    stored = {index: digest_of(chunk) for index, chunk in enumerate(CHUNKS)}
-    for chunk in CHUNKS:
-        bench.store.put(digest_of(chunk), bytearray(chunk))
+    stored = bench.have(0, 1, 2)
     await bench.copy(stored=stored)
-    assert (bench.ranges.read, bench.source.located) == ([], 0)
+    assert (bench.upstream.asked, bench.source.asked) == ([], [])
     with pytest.raises(ChecksumMismatchError):
         await bench.copy(sha256="0" * 64, stored=stored)
 
 
 async def test_an_empty_file_is_checked_without_a_request(bench: Bench) -> None:
     layout = await bench.copy(hashlib.sha256(b"").hexdigest(), 0)
-    assert (layout.digest, bench.source.located, bench.told) == (EMPTY, 0, [])
+    assert (layout.digest, bench.source.asked, bench.told) == (EMPTY, [], [])
     with pytest.raises(ChecksumMismatchError, match=r"'a\.bin' of hf://o/r"):
         await bench.copy("0" * 64, 0)
 
 
-async def test_canceling_while_a_file_is_checked_does_not_wait_for_the_rest_of_it(
-    bench: Bench, store: CountingStore
-) -> None:
+async def test_canceling_while_a_file_is_checked_does_not_wait_for_the_rest_of_it(bench: Bench) -> None:
     loop = asyncio.get_running_loop()
-    store.put(digest_of(CHUNKS[0]), bytearray(CHUNKS[0]))
-    copying = asyncio.create_task(bench.copy(stored={0: digest_of(CHUNKS[0])}))
-    store.on_open = lambda: loop.call_soon_threadsafe(copying.cancel)
+    copying = asyncio.create_task(bench.copy(stored=bench.have(0)))
+    bench.store.on_open = lambda: loop.call_soon_threadsafe(copying.cancel)
     with pytest.raises(asyncio.CancelledError):
         await copying
-    assert store.opened < 3
+    assert bench.store.opened < 3
 
 
-async def test_a_file_is_checked_on_its_way_and_not_read_back(bench: Bench, store: CountingStore) -> None:
+async def test_a_file_is_checked_on_its_way_and_not_read_back(bench: Bench) -> None:
     await bench.copy()
     with pytest.raises(ChecksumMismatchError, match=r"'a\.bin' of hf://o/r"):
         await bench.copy(sha256="0" * 64)
-    assert store.opened == 0
+    assert bench.store.opened == 0
 
 
-CRC32 = f"{zlib.crc32(CONTENT):08x}"
-
-
-async def test_a_checksum_that_is_only_known_with_the_location_is_checked(bench: Bench, store: CountingStore) -> None:
-    bench.source.checksum = Checksum(ChecksumKind.CRC32, CRC32)
-    await bench.copy(sha256=None)
-    bench.source.checksum = Checksum(ChecksumKind.CRC32, "00000000")
-    with pytest.raises(ChecksumMismatchError):
-        await bench.copy(sha256=None)
-    assert store.opened == 0
-
-
-async def test_of_a_checksum_of_parts_only_the_parts_that_were_stored_before_are_read_back(
-    bench: Bench, store: CountingStore
+@pytest.mark.parametrize("stored", [(), (1,)], ids=["nothing", "one chunk"])
+async def test_of_a_checksum_that_comes_with_the_location_only_what_was_stored_before_is_read_back(
+    bench: Bench, stored: tuple[int, ...]
 ) -> None:
-    store.put(digest_of(CHUNKS[1]), bytearray(CHUNKS[1]))
+    known = bench.have(*stored)
     for crc, outcome in ((CRC32, nullcontext()), ("00000000", pytest.raises(ChecksumMismatchError))):
         bench.source.checksum = Checksum(ChecksumKind.CRC32, crc)
-        store.opened = 0
+        bench.store.opened = 0
         with outcome:
-            await bench.copy(sha256=None, stored={1: digest_of(CHUNKS[1])})
-        assert store.opened == 1
+            await bench.copy(sha256=None, stored=known)
+        assert bench.store.opened == len(stored)
 
 
 async def test_a_checksum_that_only_the_answer_states_is_checked_for_a_file_of_one_chunk(bench: Bench) -> None:
     size = CHUNK_SIZE
-    bench.ranges.stated = Checksum(ChecksumKind.CRC32, f"{zlib.crc32(CHUNKS[0]):08x}")
+    bench.upstream.stated = Checksum(ChecksumKind.CRC32, f"{zlib.crc32(CHUNKS[0]):08x}")
     await bench.copy(sha256=None, size=size)
     bench.told.clear()
-    bench.ranges.stated = Checksum(ChecksumKind.CRC32, "00000000")
+    bench.upstream.stated = WRONG_CRC32
     with pytest.raises(ChecksumMismatchError):
         await bench.copy(sha256=None, size=size)
-    assert bench.told == [(0, digest_of(CHUNKS[0]), size)]  # it is stored as evidence
+    assert bench.told == [(0, NAMES[0], size)]  # it is stored as evidence
 
 
 async def test_a_file_without_any_checksum_is_copied(bench: Bench) -> None:
     assert (await bench.copy(sha256=None)).size == len(CONTENT)
+
+
+# --- a parcel of small files ---
+
+
+def unavailable() -> BdnError:
+    return UpstreamUnavailableError("s3://bucket", "reset")
+
+
+async def test_a_parcel_becomes_one_slab_with_one_request_for_each_file(bench: Bench) -> None:
+    await bench.pack()
+    slabs = bench.check()
+    assert [(slab.size, slab.scope) for slab in slabs] == [(sum(map(len, SMALL.values())), "public")]
+    assert bench.upstream.asked == PATHS
+
+
+async def test_a_slab_that_is_not_public_ends_in_the_seal_of_its_scope(bench: Bench) -> None:
+    await bench.pack(scope="organisation:one")
+    (slab,) = bench.check()
+    with bench.store.open(slab.digest) as file:
+        assert file.read() == b"".join(SMALL.values()) + seal_of("organisation:one")
+
+
+async def test_an_interruption_makes_a_smaller_slab_and_nothing_is_fetched_twice(bench: Bench) -> None:
+    bench.upstream.scripted["file-4"] = [unavailable()]
+    await bench.pack()
+    assert len(bench.check()) == 2
+    assert bench.upstream.asked == [*PATHS[:5], *PATHS[4:]]
+    assert len(bench.pauses) == 1
+
+
+async def test_a_file_that_fails_again_and_again_is_waited_for_and_then_given_up(bench: Bench) -> None:
+    bench.upstream.scripted["file-4"] = [unavailable() for _ in range(100)]
+    with pytest.raises(UpstreamUnavailableError):
+        await bench.pack()
+    assert len(bench.check(PATHS[:4])) == 1
+    assert 3 < bench.upstream.asked.count("file-4") < 12
+    assert len(bench.pauses) == bench.upstream.asked.count("file-4") - 1
+
+
+async def test_failures_between_files_that_arrive_are_waited_out_and_do_not_add_up(bench: Bench) -> None:
+    for path in PATHS[1:]:
+        bench.upstream.scripted[path] = [unavailable()]
+    await bench.pack()
+    bench.check()
+    assert len(bench.pauses) == len(PATHS) - 1
+
+
+async def test_a_failure_that_stays_ends_it_at_once_and_what_arrived_is_kept(bench: Bench) -> None:
+    bench.upstream.scripted["file-4"] = [SourceChangedError("s3://bucket", "file-4", "it is gone")]
+    with pytest.raises(SourceChangedError):
+        await bench.pack()
+    bench.check(PATHS[:4])
+    assert (bench.upstream.asked.count("file-4"), bench.pauses) == (1, [])
+
+
+async def test_a_location_that_expired_is_asked_for_again_and_only_that_one(bench: Bench) -> None:
+    bench.upstream.scripted["file-4"] = [LocationRefusedError("s3://bucket", "403")]
+    await bench.pack()
+    bench.check()
+    assert [path for path in PATHS if bench.source.asked.count(path) != 1] == ["file-4"]
+
+
+async def test_a_fresh_location_that_is_refused_as_well_is_a_refusal(bench: Bench) -> None:
+    bench.upstream.scripted["file-0"] = [LocationRefusedError("s3://bucket", "403") for _ in range(2)]
+    with pytest.raises(AuthRequiredError) as caught:
+        await bench.pack()
+    assert type(caught.value) is AuthRequiredError
+    assert bench.packed == {}
+
+
+async def test_a_file_with_the_wrong_content_is_named_and_kept_as_evidence_and_never_packed(bench: Bench) -> None:
+    wrong = Checksum(ChecksumKind.SHA256, "0" * 64)
+    with pytest.raises(ChecksumMismatchError, match="'file-0' of s3://bucket"):
+        await bench.pack(checksum=wrong)
+    kept = digest_of(SMALL["file-0"])
+    assert (bench.packed, bench.wrong) == ({}, [("file-0", kept)] * 2)
+    with bench.store.open(kept) as file:
+        assert file.read() == SMALL["file-0"]
+
+
+async def test_a_checksum_that_only_the_answer_states_is_checked(bench: Bench) -> None:
+    bench.upstream.stated = Checksum(ChecksumKind.MD5, hashlib.md5(SMALL["file-3"]).hexdigest())
+    await bench.pack(["file-3"])
+    bench.check(["file-3"])
+    with pytest.raises(ChecksumMismatchError):
+        await bench.pack(["file-5"])
+
+
+async def test_canceling_waits_for_one_file_and_not_for_the_parcel(bench: Bench) -> None:
+    loop, reached, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def hang() -> None:
+        loop.call_soon_threadsafe(reached.set)
+        assert go_on.wait(10)
+
+    bench.upstream.scripted["file-2"] = [hang]
+    packing = asyncio.create_task(bench.pack())
+    await reached.wait()
+    packing.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await packing
+    assert bench.upstream.asked == PATHS[:3]
+
+
+# --- the checksum of a whole file, whatever the order in which its chunks come ---
+
+BY_NAME = dict(zip(NAMES, CHUNKS, strict=True))
+RIGHT = {ChecksumKind.SHA1: hashlib.sha1(CONTENT).hexdigest(), ChecksumKind.CRC32: CRC32}
+ORDERS = [
+    (order, stored)
+    for stored in ((), (0,), (1,), (0, 1), (2,), (0, 1, 2))
+    for order in itertools.permutations(index for index in range(3) if index not in stored)
+]
+
+
+class ReadBack:
+    def __init__(self) -> None:
+        self.read: list[Digest] = []
+
+    def __call__(self, digest: Digest, buffer: memoryview) -> None:
+        self.read.append(digest)
+        buffer[:] = BY_NAME[digest]
+
+
+def bring(check: WholeCheck, order: Sequence[int]) -> None:
+    for index in order:
+        buffer = bytearray(CHUNKS[index])
+        check.take(index, NAMES[index], memoryview(buffer))
+
+
+def finish(check: WholeCheck, read_back: ReadBack) -> None:
+    for index in check.left():
+        read_back.read.append(NAMES[index])
+        check.take_back(index, bytearray(CHUNKS[index]))
+    check.check("file")
+
+
+def sha1_check(read_back: ReadBack) -> WholeCheck:
+    return whole_check(Checksum(ChecksumKind.SHA1, RIGHT[ChecksumKind.SHA1]), len(CONTENT), {}, read_back)
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURN_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize(("order", "stored"), ORDERS)
+@pytest.mark.parametrize("kind", list(RIGHT))
+@pytest.mark.usefixtures("no_waiting")
+def test_every_order_gives_the_checksum_of_the_whole(
+    kind: ChecksumKind, order: tuple[int, ...], stored: tuple[int, ...]
+) -> None:
+    for digits, is_right in ((RIGHT[kind], True), ("0" * len(RIGHT[kind]), False)):
+        read_back = ReadBack()
+        check = whole_check(Checksum(kind, digits), len(CONTENT), {index: NAMES[index] for index in stored}, read_back)
+        bring(check, order)
+        if is_right:
+            finish(check, read_back)
+        else:
+            with pytest.raises(ChecksumMismatchError):
+                finish(check, read_back)
+        assert len(read_back.read) == len(set(read_back.read))
+        if kind.is_combinable:
+            assert set(read_back.read) == {NAMES[index] for index in stored}
+
+
+def test_chunks_in_order_are_never_read_back() -> None:
+    read_back = ReadBack()
+    check = sha1_check(read_back)
+    bring(check, range(3))
+    finish(check, read_back)
+    assert read_back.read == []
+
+
+def test_a_chunk_that_comes_a_little_early_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURN_SECONDS", 30.0)
+    read_back = ReadBack()
+    check = sha1_check(read_back)
+    early = [threading.Thread(target=bring, args=(check, [index])) for index in (2, 1)]
+    for thread in early:
+        thread.start()
+    bring(check, [0])
+    for thread in early:
+        thread.join(30)
+    finish(check, read_back)
+    assert read_back.read == []
+
+
+def test_who_waits_for_a_turn_is_sent_home_when_nobody_wants_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURN_SECONDS", 60.0)
+    check = sha1_check(ReadBack())
+    waiting = threading.Thread(target=bring, args=(check, [2]))
+    waiting.start()
+    check.stop()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_of_chunks_out_of_order_only_the_one_that_came_too_early_is_read_back() -> None:
+    read_back = ReadBack()
+    check = sha1_check(read_back)
+    bring(check, (1, 0, 2))
+    finish(check, read_back)
+    assert read_back.read == [NAMES[1]]

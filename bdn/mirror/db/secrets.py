@@ -1,75 +1,23 @@
-"""Secrets by name, resolved when they are used: the environment, then a directory of files, then the encrypted table.
-
-The environment and the directory are the operator's, and serve every organisation; the table's secrets are those of the
-organisation that set them.
-"""
+"""The secrets of organisations in the database, encrypted with keys that are not in it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal, Self
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from sqlalchemy import delete, select, update
 
-from bdn.core.errors import InvalidRequestError, NotFoundError, SecretMalformedError, SecretNotFoundError
-from bdn.mirror.db import credentials
-from bdn.mirror.db.database import Database, WriteSession
+from bdn.core.errors import InvalidRequestError, NotFoundError, SecretMalformedError
+from bdn.mirror.db.database import Database, ReadSession, WriteSession, insert
 from bdn.mirror.db.tables import SecretRow
-from bdn.sources.sign_in import Secret
-from bdn.wire.access_schema import is_secret_name
-
-
-@dataclass(frozen=True)
-class Secrets:
-    """``BDN_SECRET_<NAME>`` (as written, then in upper case with ``_`` for other signs), ``<directory>/<name>``, ``table``."""
-
-    directory: Path | None
-    table: SecretTable
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-
-    async def resolve(self, name: str, organisation: str) -> Secret:
-        """The secret's value now, for a source of this organisation.
-
-        Raises:
-            SecretNotFoundError: nowhere, or the name could not be one.
-            SecretMalformedError: the file is not text, or the table's row cannot be decrypted.
-        """
-        if not is_secret_name(name):
-            raise SecretNotFoundError(name)
-        value = await self._operators(name) or await self.table.value(organisation, name)
-        if value is None:
-            raise SecretNotFoundError(name)
-        return Secret(name, value)
-
-    async def is_outranked(self, name: str) -> bool:
-        """Whether the operator's environment or directory has this name, so that the table's value is not read."""
-        try:
-            return bool(await self._operators(name))
-        except SecretMalformedError:
-            return True
-
-    async def _operators(self, name: str) -> str | None:
-        for variable in (f"BDN_SECRET_{name}", f"BDN_SECRET_{re.sub('[^A-Z0-9]', '_', name.upper())}"):
-            if value := self.environ.get(variable):
-                return value
-        if self.directory is None:
-            return None
-        try:
-            return await asyncio.to_thread((self.directory / name).read_text, encoding="utf-8")
-        except UnicodeDecodeError:
-            raise SecretMalformedError(name, "is not text") from None
-        except OSError:
-            return None  # absent, or not ours to read: for the caller both are the same
 
 
 @dataclass(frozen=True)
@@ -86,24 +34,27 @@ class SecretTable:
             SecretMalformedError: it is there and cannot be decrypted.
         """
         async with self.database.read() as session:
-            row = await credentials.secret(session, organisation, name)
+            row = await session.get(SecretRow, (organisation, name))
         return None if row is None else self.keyring.open(organisation, name, row.ciphertext)
 
     async def rows(self, organisation: str) -> list[SecretRow]:
         """What there is, in the order of the names."""
         async with self.database.read() as session:
-            return await credentials.secrets_of(session, organisation)
+            return await _rows(session, organisation)
 
     async def set(self, organisation: str, name: str, value: str) -> None:
         """Keep this value under this name from now on."""
-        sealed = self.keyring.seal(organisation, name, value)
+        now = time.time()
+        changed = {"ciphertext": self.keyring.seal(organisation, name, value), "updated_at": now}
         async with self.database.write() as session:
-            await credentials.put_secret(session, organisation, name, sealed, time.time())
+            new = insert(session, SecretRow).values(organisation=organisation, name=name, created_at=now, **changed)
+            await session.execute(new.on_conflict_do_update(index_elements=["organisation", "name"], set_=changed))
 
     async def remove(self, organisation: str, name: str) -> None:
         """Forget it; ``NotFoundError`` when there is none."""
+        found = delete(SecretRow).where(SecretRow.organisation == organisation, SecretRow.name == name)
         async with self.database.write() as session:
-            if not await credentials.remove_secret(session, organisation, name):
+            if (await session.execute(found.returning(SecretRow.name))).first() is None:
                 raise NotFoundError(f"secret {name!r}")
 
     async def rotate(self, organisation: str) -> None:
@@ -113,27 +64,38 @@ class SecretTable:
             SecretMalformedError: one cannot be decrypted; then none has changed.
         """
         async with self.database.write() as session:
-            for row in await credentials.secrets_of(session, organisation):
-                await self._reseal(session, row)
+            for row in await _rows(session, organisation):
+                await self.reseal(session, row)
 
     async def rotate_others(self, organisation: str) -> int:
         """Likewise the secrets of all other organisations. Returns how many are left, because they cannot be decrypted."""
+        query = select(SecretRow.organisation).distinct().where(SecretRow.organisation != organisation)
         async with self.database.read() as session:
-            others = [name for name in await credentials.organisations_with_secrets(session) if name != organisation]
+            others = sorted((await session.execute(query)).scalars())
         left = 0
         for other in others:
             async with self.database.write() as session:
-                for row in await credentials.secrets_of(session, other):
+                for row in await _rows(session, other):
                     try:
-                        await self._reseal(session, row)
+                        await self.reseal(session, row)
                     except SecretMalformedError:
                         left += 1
         return left
 
-    async def _reseal(self, session: WriteSession, row: SecretRow) -> None:
+    async def reseal(self, session: WriteSession, row: SecretRow) -> None:
+        """Encrypt the row's value with the first key; a value that was set meanwhile stays."""
         if self.keyring.sealed_with(row.ciphertext) != "first key":
-            value = self.keyring.open(row.organisation, row.name, row.ciphertext)
-            await credentials.reseal(session, row, self.keyring.seal(row.organisation, row.name, value))
+            sealed = self.keyring.seal(
+                row.organisation, row.name, self.keyring.open(row.organisation, row.name, row.ciphertext)
+            )
+            same = (SecretRow.organisation == row.organisation, SecretRow.name == row.name)
+            unchanged = SecretRow.ciphertext == row.ciphertext
+            await session.execute(update(SecretRow).where(*same, unchanged).values(ciphertext=sealed))
+
+
+async def _rows(session: ReadSession, organisation: str) -> list[SecretRow]:
+    query = select(SecretRow).where(SecretRow.organisation == organisation).order_by(SecretRow.name)
+    return list((await session.execute(query)).scalars())
 
 
 SealedWith = Literal["first key", "older key", "unknown key"]

@@ -7,9 +7,9 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
-from bdn.mirror.access.tokens import TokenTable, is_token
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Database
+from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.waiting import SingleFlight
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
 from bdn.wire.grants import Grant, GrantVerifier
@@ -75,11 +75,12 @@ class Access:
             reader.acting(Role.OPERATOR, None)
             return
         owner = reader.organisation
-        for manifest in dict.fromkeys(mount.manifest for mount in reader.mounts):
+        manifests = list(dict.fromkeys(mount.manifest for mount in reader.mounts))
+        for manifest in manifests:
             if await self._stands(manifest, owner) and chunk.to_bytes() in await self._objects_of(manifest, owner):
                 return
         # A packed file by its own name, or a slab that came since we looked: too many to keep, too few to matter.
-        for manifest in dict.fromkeys(mount.manifest for mount in reader.mounts):
+        for manifest in manifests:
             if await self._stands(manifest, owner) and await self._opens(manifest, owner, chunk):
                 return
         raise NotFoundError(f"chunk {chunk}")

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
+from sqlalchemy import select, update
+
 from bdn.core.errors import NotFoundError
-from bdn.mirror.db import credentials
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
 from bdn.wire.access_schema import Caller, NewToken, Role, Token, TokenRequest
 from bdn.wire.shapes import moment
 
 _PREFIX: Final = "bdn_"  # what scanners of leaked secrets can look for
-_BYTES: Final = 32
 _FORM: Final = re.compile(rf"{_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
@@ -31,7 +31,7 @@ class TokenTable:
 
     async def create(self, request: TokenRequest) -> NewToken:
         """A new token; it is in this answer and nowhere else."""
-        token = f"{_PREFIX}{secrets.token_urlsafe(_BYTES)}"
+        token = f"{_PREFIX}{secrets.token_urlsafe(32)}"
         now = self.clock()
         row = TokenRow(
             id=f"tok_{secrets.token_hex(12)}",
@@ -45,18 +45,21 @@ class TokenTable:
             revoked_at=None,
         )
         async with self.database.write() as session:
-            await credentials.add_token(session, row)
+            session.add(row)
         return NewToken(**_view(row).model_dump(), token=token)
 
     async def all(self) -> list[Token]:
-        """Every token, those included that are good for nothing any more."""
+        """Every token, oldest first, those included that were revoked or have expired."""
+        query = select(TokenRow).order_by(TokenRow.created_at, TokenRow.id)
         async with self.database.read() as session:
-            return [_view(row) for row in await credentials.all_tokens(session)]
+            return [_view(row) for row in (await session.execute(query)).scalars()]
 
     async def revoke(self, token_id: str) -> Token:
         """It is good for nothing from now on; idempotent. Raises ``NotFoundError``."""
+        valid = update(TokenRow).where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
         async with self.database.write() as session:
-            row = await credentials.revoke_token(session, token_id, self.clock())
+            await session.execute(valid.values(revoked_at=self.clock()))
+            row = await session.get(TokenRow, token_id)
         if row is None:
             raise NotFoundError(f"token {token_id}")
         return _view(row)
@@ -64,7 +67,7 @@ class TokenTable:
     async def caller(self, bearer: str) -> Caller | None:
         """Whose it is; None when it is nobody's, was revoked, or has expired. One statement."""
         async with self.database.read() as session:
-            row = await credentials.token_by_digest(session, _digest_of(bearer))
+            row = (await session.execute(select(TokenRow).where(TokenRow.digest == _digest_of(bearer)))).scalar()
         if row is None or row.revoked_at is not None:
             return None
         if row.expires_at is not None and row.expires_at <= self.clock():

@@ -1,0 +1,231 @@
+"""What many wait for together: a change, one piece of work by key, and one read that is as fresh as each of them needs it."""
+
+import asyncio
+
+import pytest
+
+from bdn.mirror.waiting import SharedRead, SharedReads, SingleFlight, Watch
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_everybody_who_waits_for_the_topic_is_woken_and_nobody_else() -> None:
+    watch = Watch()
+    waiting = [asyncio.create_task(watch.changed("a", 60)) for _ in range(2)]
+    other = asyncio.create_task(watch.changed("b", 60))
+    await asyncio.sleep(0)
+    watch.notify("a")
+    assert await asyncio.gather(*waiting) == [True, True]
+    assert not other.done()
+    other.cancel()
+
+
+async def test_who_is_not_woken_comes_back_when_the_time_is_over() -> None:
+    watch = Watch()
+    watch.notify("a")  # before: not noticed
+    assert await watch.changed("a", 0) is False
+
+
+async def test_nothing_is_kept_of_those_who_have_left() -> None:
+    watch = Watch()
+    waiting = asyncio.create_task(watch.changed("a", 60))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await watch.changed("a", 0)
+    assert not watch._waiters
+
+
+class Work:
+    """Counts how often it is done, and ends when it is told how."""
+
+    def __init__(self) -> None:
+        self.flights = SingleFlight[str, str]()
+        self.outcomes: list[asyncio.Future[str]] = []
+
+    async def __call__(self) -> str:
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.outcomes.append(outcome)
+        return await outcome
+
+    async def ask(self, *keys: str) -> list[asyncio.Task[str]]:
+        """Tasks that ask for these, one after the other, and are as far as they come."""
+        asking = [asyncio.create_task(self.flights.run(key, self)) for key in keys]
+        await turns()
+        return asking
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+async def test_whoever_asks_while_work_is_under_way_gets_its_result(work: Work) -> None:
+    asking = await work.ask("k", "k", "k")
+    work.outcomes[0].set_result("done")
+    assert await asyncio.gather(*asking) == ["done"] * 3
+    assert len(work.outcomes) == 1
+
+
+async def test_a_result_stays_until_it_is_forgotten(work: Work) -> None:
+    (first,) = await work.ask("k")
+    work.outcomes[0].set_result("done")
+    assert await first == await work.flights.run("k", work) == "done"
+    work.flights.forget(["k"])
+    (again,) = await work.ask("k")
+    work.outcomes[1].set_result("anew")
+    assert await again == "anew"
+
+
+async def test_other_keys_do_not_wait(work: Work) -> None:
+    asking = await work.ask("a", "b")
+    for name, outcome in zip("ab", work.outcomes, strict=True):
+        outcome.set_result(name)
+    assert await asyncio.gather(*asking) == ["a", "b"]
+
+
+@pytest.mark.parametrize("canceled", [False, True], ids=["fails", "is canceled"])
+async def test_when_the_leader_ends_without_a_result_a_waiter_takes_over(work: Work, canceled: bool) -> None:
+    leader, waiter, other = await work.ask("k", "k", "k")
+    if canceled:
+        leader.cancel()
+    else:
+        work.outcomes[0].set_exception(ValueError("the leader's own"))
+    await turns()
+    assert len(work.outcomes) == 2
+    work.outcomes[1].set_result("done")
+    assert [await waiter, await other] == ["done", "done"]
+    with pytest.raises(asyncio.CancelledError if canceled else ValueError):
+        await leader
+
+
+async def test_a_waiter_that_is_canceled_leaves_the_others_alone(work: Work) -> None:
+    leader, waiter = await work.ask("k", "k")
+    waiter.cancel()
+    await turns()
+    work.outcomes[0].set_result("done")
+    assert await leader == "done"
+
+
+async def test_forgetting_does_not_take_away_work_that_was_begun_anew(work: Work) -> None:
+    (first,) = await work.ask("k")
+    work.outcomes[0].set_result("old")
+    await first
+    work.flights.forget(["k"])
+    (leader,) = await work.ask("k")
+    work.flights.forget(["k"])  # who waited for the old result, and only now has told the database
+    (waiter,) = await work.ask("k")
+    assert len(work.outcomes) == 2
+    work.outcomes[1].set_exception(ValueError)
+    await turns()
+    work.outcomes[2].set_result("new")
+    assert await waiter == "new"
+    with pytest.raises(ValueError):
+        await leader
+
+
+class Sight:
+    """Numbers its looks. Each takes ``seconds`` of a clock that nothing else moves, and fails when it is told so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.looks = 0
+        self.seconds = 0.0
+        self.error: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.looks += 1
+        number = self.looks
+        for _ in range(3):  # others come meanwhile
+            await asyncio.sleep(0)
+        self.now += self.seconds
+        if self.error is not None:
+            raise self.error
+        return number
+
+
+def shared(sight: Sight, seconds: float = 0.5) -> SharedRead[int]:
+    return SharedRead(sight, seconds, lambda: sight.now)
+
+
+async def asked_by(count: int, look: SharedRead[int], sight: Sight, *, anew: bool = False) -> list[int | BaseException]:
+    """What so many are answered: the first one before all others, who come while he looks."""
+    first = asyncio.create_task(look.get(anew=anew))
+    await asyncio.sleep(0)
+    sight.now += 0.001
+    return await asyncio.gather(first, *(look.get(anew=anew) for _ in range(count - 1)), return_exceptions=True)
+
+
+async def test_what_was_seen_lately_is_given_until_it_is_too_old() -> None:
+    sight = Sight()
+    look = shared(sight)
+    assert await look.get() == 1
+    sight.now = 0.5
+    assert await look.get() == 1
+    sight.now = 0.6
+    assert await look.get() == 2
+
+
+async def test_who_heard_of_a_change_is_given_no_look_that_began_before() -> None:
+    sight = Sight()
+    look = shared(sight)
+    assert await look.get() == 1
+    sight.now = 0.1
+    assert await look.get(anew=True) == 2
+
+
+@pytest.mark.promise("load")
+@pytest.mark.parametrize("anew", [False, True], ids=["lately", "anew"])
+@pytest.mark.parametrize("seconds", [0.0, 10.0], ids=["at once", "slowly"])
+async def test_a_hundred_who_ask_at_once_cost_two_looks_however_long_one_takes(seconds: float, anew: bool) -> None:
+    sight = Sight()
+    sight.seconds = seconds
+    seen = await asked_by(100, shared(sight), sight, anew=anew)
+    second = 2 if seconds or anew else 1  # a look that began before they came, and is not old
+    assert seen == [1] + [second] * 99
+    assert sight.looks == second
+
+
+@pytest.mark.promise("load")
+async def test_a_hundred_who_ask_at_once_are_told_the_error_of_two_looks() -> None:
+    sight = Sight()
+    sight.error = LookupError("away")
+    look = shared(sight)
+    assert {str(error) for error in await asked_by(100, look, sight)} == {"away"}
+    assert sight.looks == 2
+    sight.error, sight.now = None, 0.002
+    assert await look.get() == 3
+
+
+async def test_what_changed_while_one_looked_is_seen_by_who_asks_afterwards() -> None:
+    sight = Sight()
+    look = shared(sight)
+    first = asyncio.create_task(look.get())
+    await asyncio.sleep(0)
+    look.forget()
+    assert await first == 1
+    assert await look.get() == 2
+
+
+async def test_who_leaves_while_he_looks_leaves_it_to_the_next() -> None:
+    sight = Sight()
+    look = shared(sight)
+    first, second = (asyncio.create_task(look.get()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == 2
+
+
+async def test_each_question_has_its_own_look_for_as_long_as_somebody_asks() -> None:
+    sights = {"a": Sight(), "b": Sight()}
+    looks = SharedReads[str, int](0.0)
+    with looks.of("a", sights["a"]) as first, looks.of("a", sights["a"]) as same, looks.of("b", sights["b"]) as other:
+        assert first is same
+        assert other is not first
+        assert len(looks) == 2
+        await other.get()
+    assert not len(looks)
+    assert (sights["a"].looks, sights["b"].looks) == (0, 1)
