@@ -10,32 +10,26 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn import __version__
-from bdn.core.chunk import Digest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.byte_threads import BufferPool, ByteThreads
-from bdn.transfer.pacing import pacer
+from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.cache.held_chunks import HeldDocuments
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.space import check_fitness
 from node_agent.cache.tiers import open_tiers
 from node_agent.disk.cache_directory import boot_id, open_cache_directory
-from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
-from node_agent.fetch.documents import Catalogue, LayoutSource, PeerDocuments
-from node_agent.fetch.owner import ChunkLists, Owner, OwnersShelf
+from node_agent.fetch.documents import Catalogue, PeerDocuments
+from node_agent.fetch.owner import ChunkLists, Owner
 from node_agent.fetch.peers import Members, Peers
-from node_agent.fetch.reads_in_progress import ReadsInProgress
-from node_agent.fill.filler import Filler, Pools
 from node_agent.fill.fills import Fills
-from node_agent.fill.provision import Provision
+from node_agent.fill.provision import Pools, Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.evictions import EvictionCommands
@@ -136,8 +130,10 @@ async def open_agent(
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
-        reads, bandwidth = ReadsInProgress[Digest](), Bandwidth(settings.download_rate, settings.prefetch_rate)
-        chain = ReaderChain(to_mirror, to_peers, tiers.chunks, reads, peers, policy, waits, metrics.mismatches.inc)
+        mismatched = metrics.mismatches.inc
+        chain = ReaderChain(settings.url, to_mirror, to_peers, tiers.chunks, peers, policy, waits, mismatched)
+        catalogue = Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds)
+        bandwidth = Bandwidth(settings.download_rate, settings.prefetch_rate)
 
         # Fill: files from chunks, in byte threads.
         pools = Pools(
@@ -147,22 +143,8 @@ async def open_agent(
         )
         stack.push_async_callback(in_thread, pools.own.close)
         stack.push_async_callback(in_thread, pools.peers.close)
-        sync = stack.enter_context(GroupSync(places.root))
-        filler = Filler(places, sync, disk.writes, disk.unnamed, bandwidth, tiers.chunks, tiers.node.commit)
         fills = Fills(await stack.enter_async_context(BackgroundTasks()))
-        provision = Provision(
-            catalogue=Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds),
-            cache=tiers.node,
-            fills=fills,
-            filler=filler,
-            chain=chain,
-            pools=pools,
-            members=members,
-            peers=peers,
-            keep_slab=tiers.cluster.keep,
-            mirror_url=settings.url,
-            on_bytes=metrics.filled,
-        )
+        provision = Provision(catalogue, disk, tiers.node, fills, chain, pools, bandwidth, metrics.filled)
 
         # Serve: chunks for peers, and what this agent owns is obtained for them.
         serving = ByteThreads(settings.byte_threads, "agent-serving")
@@ -171,24 +153,20 @@ async def open_agent(
             loop=asyncio.get_running_loop(),
             background=await stack.enter_async_context(BackgroundTasks()),
             threads=serving,
-            lists=ChunkLists(LayoutSource(client, tiers.manifests)),
-            reads=reads,
-            bandwidth=bandwidth,
-            shelf=tiers.chunks,
-            tier=tiers.cluster,
-            chain=chain,
-            mirror_url=settings.url,
-            on_obtained=metrics.obtained,
-            members=members,
             origin=pools.origin,
+            bandwidth=bandwidth,
+            lists=ChunkLists(catalogue),
+            shelf=tiers.chunks,
+            chain=chain,
+            on_obtained=metrics.obtained,
         )
         server = ChunkServer(
-            OwnersShelf(tiers.chunks, owner) if "cluster" in settings.roles else tiers.chunks,
+            owner if "cluster" in settings.roles else tiers.chunks,
             settings.host,
             settings.data_port,
             on_sent=metrics.served_bytes.inc,
             pace=pacer(settings.upload_rate),
-            documents=HeldDocuments(places, None if settings.auth == "off" else trust.verify),
+            documents=tiers.chunks,
         )
         stack.push_async_callback(in_thread, server.close)
 

@@ -12,7 +12,6 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from bdn.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
-KEEP_PERCENT: Final = 50  # of its limit that a tier keeps on a full disk
 _SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
 
 
@@ -41,7 +40,7 @@ class AgentSettings(FileSettings):
     cache_bytes: Size | None = None  # None means 90 % of the disk
     headroom_bytes: Size | None = None  # None means 5 % of the disk
     cluster_cache_bytes: Size | None = None  # None means a tenth of the cache, or all of it for a cluster cache alone
-    keep_percent: Annotated[int, Field(ge=0, le=100)] = KEEP_PERCENT
+    keep_percent: Annotated[int, Field(ge=0, le=100)] = 50  # of its limit that a tier keeps on a full disk
     roles: Annotated[tuple[Role, ...], NoDecode, BeforeValidator(_roles), Field(min_length=1)] = ("node", "cluster")
     cluster: Annotated[str, Field(min_length=1, max_length=256)] = "default"
     node: Annotated[str, Field(min_length=1, max_length=256)] = Field(default_factory=gethostname)

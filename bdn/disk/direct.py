@@ -17,9 +17,8 @@ from bdn.disk.durable import write_all
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = (
-    mmap.PAGESIZE
-)  # offsets, lengths and memory are multiples of it, which is enough for every disk Linux boots from
+# Offsets, lengths and memory are multiples of it, which is enough for every disk Linux boots from.
+BLOCK: Final = mmap.PAGESIZE
 LEAST_BYTES: Final = 256 * 1024  # writing less through the cache costs less than waiting for the disk
 
 

@@ -49,8 +49,7 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.settings import UpstreamSettings
 from bdn.store.directory import open_store
-from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.pacing import Pacer, pacer
+from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
 

@@ -30,9 +30,9 @@ from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.mirror.waiting import Watch
 from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.byte_threads import Pacer
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.transfer.pacing import Pacer
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed

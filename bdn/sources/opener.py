@@ -4,48 +4,28 @@ A new scheme is a URI in ``core/source/uri.py``, a folder here, and a row in ``_
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from pkgutil import resolve_name
 from typing import Final
 
-from bdn.core.source.upstream import ASK_ONCE, Asker, Source
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import Scheme, SourceUri
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import SignIn
+from bdn.sources.sign_in import SourceContext
 
 # Functions with the parameters of ``open_source``.
 _OPENERS: Final[Mapping[Scheme, str]] = {
     "hf": "bdn.sources.huggingface.source:open_hugging_face",
     "s3": "bdn.sources.s3.source:open_s3",
-    "r2": "bdn.sources.s3.source:open_r2",
+    "r2": "bdn.sources.s3.source:open_s3",
     "gs": "bdn.sources.gcs.source:open_gcs",
 }
 
 
 @asynccontextmanager
-async def open_source(
-    uri: SourceUri,
-    *,
-    sign_in: SignIn | None,
-    organisation: str,
-    ambient_credentials: bool,
-    settings: UpstreamSettings,
-    clock: Callable[[], float] = time.time,
-    asker: Asker = ASK_ONCE,
-) -> AsyncIterator[Source]:
+async def open_source(uri: SourceUri, context: SourceContext) -> AsyncIterator[Source]:
     """The source behind a URI, without a request yet.
-
-    Args:
-        uri: what to open.
-        sign_in: how the request signs in, already resolved.
-        organisation: who asks; private content is found again by nobody else.
-        ambient_credentials: without a sign-in, read with the process's own credentials (True) or anonymously (False).
-        settings: where upstreams are.
-        clock: seconds since the epoch, for credentials that end.
-        asker: sends every request of the source, with retries.
 
     Raises:
         SecretMalformedError: the secret does not fit the source.
@@ -53,15 +33,7 @@ async def open_source(
         InvalidRequestError: a sign-in of another cloud.
     """
     opener = await asyncio.to_thread(prepare, uri.scheme)
-    async with opener(
-        uri,
-        sign_in=sign_in,
-        organisation=organisation,
-        ambient_credentials=ambient_credentials,
-        settings=settings,
-        clock=clock,
-        asker=asker,
-    ) as source:
+    async with opener(uri, context) as source:
         yield source
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from bdn.core.errors import BdnError, UpstreamRateLimitedError
+from bdn.core.errors import BdnError
+from bdn.core.pace.retry import asked_to_wait
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +26,23 @@ class Expiring(Protocol):
 
 
 Held = TypeVar("Held", bound=Expiring)
+_Held_co = TypeVar("_Held_co", bound=Expiring, covariant=True)
+
+
+class CredentialsProvider(Protocol[_Held_co]):
+    """Where credentials come from: a secret, or a token service that issues them for an hour."""
+
+    async def get(self) -> _Held_co:
+        """The credentials to use now; the same object for as long as they are the same.
+
+        Asked for each of a million files, so it answers from memory until a while before ``expires_at``. Raises ``BdnError``,
+        which a source passes on as it is.
+        """
+        ...
 
 
 class Refreshing(Generic[Held]):
-    """One set of credentials for any number of callers of one event loop.
+    """One set of credentials for any number of callers of one event loop. The first ``get`` asks for them.
 
     Args:
         obtain: asks for new ones; one call at a time. Its errors are mapped already.
@@ -45,7 +59,7 @@ class Refreshing(Generic[Held]):
         self._lock = asyncio.Lock()
 
     async def get(self) -> Held:
-        """The credentials; the same object for as long as they are the same. Answers from memory in most cases.
+        """The credentials, from memory in most cases.
 
         While one caller renews, the others go on with the old ones if these live, and wait if not. When it fails for a
         while, everybody goes on with the old ones until they end; when it is canceled, the next caller takes over.
@@ -61,31 +75,22 @@ class Refreshing(Generic[Held]):
             if held is not None and self._clock() < self._renew_at:
                 return held  # somebody else was faster
             try:
-                self._keep(await self._obtain())
+                self._held = fresh = await self._obtain()
             except BdnError as error:
                 if held is None or not error.transient or not self._lives(held):
                     raise
-                self._renew_at = self._clock() + _pause_after(error)
+                self._renew_at = self._clock() + max(asked_to_wait(error) or 0.0, _PAUSE_SECONDS)
                 logger.warning(
                     "credentials could not be renewed yet", extra={"credentials": self._what, "error": str(error)}
                 )
                 return held
-            assert self._held is not None  # noqa: S101 - kept just now
-            return self._held
-
-    def _keep(self, fresh: Held) -> None:
-        now = self._clock()
-        self._held = fresh
-        if fresh.expires_at is None:
-            self._renew_at = math.inf
-            return
-        life = fresh.expires_at - now
-        self._renew_at = now + max(life - min(life / 4, _LONGEST_MARGIN_SECONDS), _SHORTEST_SECONDS)
+            if fresh.expires_at is None:
+                self._renew_at = math.inf
+            else:
+                life = fresh.expires_at - self._clock()
+                margin = min(life / 4, _LONGEST_MARGIN_SECONDS)
+                self._renew_at = self._clock() + max(life - margin, _SHORTEST_SECONDS)
+            return fresh
 
     def _lives(self, held: Held) -> bool:
         return held.expires_at is None or self._clock() < held.expires_at
-
-
-def _pause_after(error: BdnError) -> float:
-    asked = error.retry_after_seconds if isinstance(error, UpstreamRateLimitedError) else None
-    return max(asked or 0.0, _PAUSE_SECONDS)

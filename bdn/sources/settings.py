@@ -6,14 +6,29 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
-from bdn.sources.sign_in import DEFAULT_REGION, S3Credentials
 
+DEFAULT_REGION: Final = "us-east-1"
 HUGGING_FACE: Final = "https://huggingface.co"
 CLOUDFLARE_R2: Final = "https://{account}[.jurisdiction].r2.cloudflarestorage.com"
 GOOGLE_STS: Final = "https://sts.googleapis.com/v1/token"
 GOOGLE_IAM: Final = "https://iamcredentials.googleapis.com"
 GOOGLE_OAUTH: Final = "https://oauth2.googleapis.com/token"
 GOOGLE_STORAGE: Final = "https://storage.googleapis.com"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Credentials:
+    """Keys of an S3 account.
+
+    ``region`` is None where the secret does not name one; ``expires_at`` (seconds since the epoch) is None where the keys
+    do not end by themselves.
+    """
+
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    region: str | None = None
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

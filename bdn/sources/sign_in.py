@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
-
-DEFAULT_REGION: Final = "us-east-1"
+from bdn.core.source.upstream import ASK_ONCE, Asker
+from bdn.sources.settings import S3Credentials, UpstreamSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,47 +24,6 @@ class Secret:
 
     name: str
     value: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class S3Credentials:
-    """Keys of an S3 account.
-
-    ``region`` is None where the secret does not name one; ``expires_at`` (seconds since the epoch) is None where the keys
-    do not end by themselves.
-    """
-
-    access_key_id: str = field(repr=False)
-    secret_access_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
-    region: str | None = None
-    expires_at: float | None = None
-
-
-class S3CredentialsProvider(Protocol):
-    """Where the keys of S3 come from: a secret, or a token service that issues them for an hour."""
-
-    async def get(self) -> S3Credentials:
-        """The keys to use now.
-
-        Asked very often (for each of a million files), so it answers from memory, without a task or a lock, until a while
-        before ``expires_at``. The very same object is returned while the keys are the same.
-
-        Raises:
-            BdnError: mapped already; a source passes it on as it is.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StaticS3Credentials:
-    """Keys that stay what they are."""
-
-    credentials: S3Credentials
-
-    async def get(self) -> S3Credentials:
-        """The keys."""
-        return self.credentials
 
 
 def hugging_face_token(secret: Secret) -> str:
@@ -86,28 +46,17 @@ def s3_credentials(secret: Secret) -> S3Credentials:
     Raises:
         SecretMalformedError: not a JSON object, or naming the missing key.
     """
-    document = _json_object(secret.value)
-    if document is None:
-        raise SecretMalformedError(
-            secret.name,
-            'is not a JSON object; it should be {"aws_access_key_id": …, "aws_secret_access_key": …, '
-            '"aws_region": …, "aws_session_token": …}, the last two optional',
-        )
-
-    def member(name: str) -> str | None:
-        value = document.get(f"aws_{name}", document.get(name))
-        if value is None or value == "":
-            return None
-        if not isinstance(value, str):
-            raise SecretMalformedError(secret.name, f'has an "aws_{name}" that is not a string')
-        return value
-
-    access_key_id, secret_access_key = member("access_key_id"), member("secret_access_key")
-    if access_key_id is None:
-        raise SecretMalformedError(secret.name, 'lacks the key "aws_access_key_id"')
-    if secret_access_key is None:
-        raise SecretMalformedError(secret.name, 'lacks the key "aws_secret_access_key"')
-    return S3Credentials(access_key_id, secret_access_key, member("session_token"), member("region"))
+    document = _json_object(
+        secret,
+        '{"aws_access_key_id": …, "aws_secret_access_key": …, "aws_region": …, "aws_session_token": …}, '
+        "the last two optional",
+    )
+    return S3Credentials(
+        _required(secret, document, "aws_access_key_id", "access_key_id"),
+        _required(secret, document, "aws_secret_access_key", "secret_access_key"),
+        _text(secret, document, "aws_session_token", "session_token"),
+        _text(secret, document, "aws_region", "region"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,35 +77,47 @@ def service_account_key(secret: Secret) -> ServiceAccountKey:
     Raises:
         SecretMalformedError: not a JSON object, of another kind of account, or naming the missing key.
     """
-    document = _json_object(secret.value)
-    if document is None:
-        raise SecretMalformedError(
-            secret.name,
-            'is not a JSON object; it should be the key of a Google service account: {"type": "service_account", '
-            '"client_email": …, "private_key": …, "private_key_id": …, "token_uri": …}',
-        )
-
-    def member(name: str) -> str:
-        value = document.get(name)
-        if value is None or value == "":
-            raise SecretMalformedError(secret.name, f'lacks the key "{name}"')
-        if not isinstance(value, str):
-            raise SecretMalformedError(secret.name, f'has a "{name}" that is not a string')
-        return value
-
+    document = _json_object(
+        secret,
+        'the key of a Google service account: {"type": "service_account", "client_email": …, "private_key": …, '
+        '"private_key_id": …, "token_uri": …}',
+    )
     if document.get("type", "service_account") != "service_account":
         raise SecretMalformedError(secret.name, 'has a "type" other than "service_account"')
-    token_url = member("token_uri") if "token_uri" in document else None
-    return ServiceAccountKey(member("client_email"), member("private_key"), member("private_key_id"), token_url)
+    return ServiceAccountKey(
+        _required(secret, document, "client_email"),
+        _required(secret, document, "private_key"),
+        _required(secret, document, "private_key_id"),
+        _required(secret, document, "token_uri") if "token_uri" in document else None,
+    )
 
 
-def _json_object(text: str) -> dict[str, object] | None:
+def _json_object(secret: Secret, expected: str) -> dict[str, object]:
     # The parser's own error carries the whole text, so it ends here and is nobody's cause.
     try:
-        document = json.loads(text)
+        document = json.loads(secret.value)
     except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise SecretMalformedError(secret.name, f"is not a JSON object; it should be {expected}")
+    return document
+
+
+def _text(secret: Secret, document: Mapping[str, object], *names: str) -> str | None:
+    """The member of the first of these names that there is."""
+    value = next((document[name] for name in names if name in document), None)
+    if value is None or value == "":
         return None
-    return document if isinstance(document, dict) else None
+    if not isinstance(value, str):
+        raise SecretMalformedError(secret.name, f'has the key "{names[0]}" with a value that is not a string')
+    return value
+
+
+def _required(secret: Secret, document: Mapping[str, object], *names: str) -> str:
+    value = _text(secret, document, *names)
+    if value is None:
+        raise SecretMalformedError(secret.name, f'lacks the key "{names[0]}"')
+    return value
 
 
 AWS_AUDIENCE: Final = "sts.amazonaws.com"
@@ -262,3 +223,20 @@ class GoogleServiceAccount:
 
 
 SignIn = Secret | AwsWebIdentity | AwsAssumedRole | GoogleServiceAccount
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """How a source is opened.
+
+    ``organisation`` is who asks; private content is found again by nobody else. ``sign_in`` is how the request signs in,
+    already resolved; without one the source is read with the process's own credentials (``ambient_credentials``) or
+    anonymously. ``clock`` (seconds since the epoch) is for credentials that end. ``asker`` sends every request.
+    """
+
+    organisation: str
+    settings: UpstreamSettings
+    sign_in: SignIn | None = None
+    ambient_credentials: bool = False
+    clock: Callable[[], float] = time.time
+    asker: Asker = ASK_ONCE

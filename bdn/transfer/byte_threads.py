@@ -1,10 +1,9 @@
-"""The threads that move bytes: a bounded number, each with a buffer of its own while it works.
+"""The threads that move bytes: a bounded number, each with a buffer of its own while it works. And how fast they may send.
 
 The buffers are the bound on memory: a thread that finds none waits. They are page-aligned (``mmap``) for direct I/O.
 """
 
 import asyncio
-import contextlib
 import mmap
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Final, TypeVar
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import CanceledError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
+from bdn.core.pace.rate_limit import TokenBucket
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +82,8 @@ class Slots:
         turn.called.set()
 
 
+_BURST_SECONDS: Final = 0.25
+_LEAST_BURST: Final = 1024 * 1024
 _WORTHWHILE: Final = 0.4  # threads that take the processor from each other seem to bring a little
 _Result = TypeVar("_Result")
 
@@ -180,7 +182,7 @@ class ByteThreads:
 async def _ended(waiter: asyncio.Future[_Result]) -> None:
     """Wait for the thread whatever happens: being cancelled once more, as by a second Ctrl-C, does not end it sooner."""
     while not waiter.done():
-        with contextlib.suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):
             await asyncio.wait([waiter])
     if not waiter.cancelled():
         waiter.exception()  # it is lost with the cancellation, and known to be
@@ -246,3 +248,23 @@ def _pages() -> mmap.mmap:
     with suppress(OSError):  # a kernel without them
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
+
+
+class Pacer:
+    """A rate limit that threads share: how long to wait before so many bytes are sent. Who asks promises to send them then."""
+
+    def __init__(self, rate_bytes_per_second: int, clock: Callable[[], float] = time.monotonic) -> None:
+        burst = max(_LEAST_BURST, int(rate_bytes_per_second * _BURST_SECONDS))
+        self._clock = clock
+        self._bucket = TokenBucket(rate_bytes_per_second, burst, clock())
+        self._lock = threading.Lock()
+
+    def __call__(self, size: int) -> float:
+        """Seconds; 0 is now."""
+        with self._lock:
+            return self._bucket.reserve(size, self._clock())
+
+
+def pacer(rate_bytes_per_second: int | None) -> Pacer | None:
+    """A pacer, or None where no limit was set."""
+    return None if rate_bytes_per_second is None else Pacer(rate_bytes_per_second)

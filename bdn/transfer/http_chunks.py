@@ -44,10 +44,8 @@ class HttpChunkReader:
             self._read(chunk)
         except NETWORK_ERRORS as error:  # its message may hold a signed address
             raise StoreUnavailableError(f"{place}: {reason_of(error)}") from None
-        except WrongLengthError as error:
-            raise WrongLengthError(f"{place}: {error.reason}") from None
         except StoreUnavailableError as error:
-            raise StoreUnavailableError(f"{place}: {error.reason}") from None
+            raise type(error)(f"{place}: {error.reason}") from None
 
     def _read(self, chunk: PartialChunk) -> None:
         start, size = chunk.done, len(chunk.buffer)

@@ -120,9 +120,6 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
     return UpstreamUnavailableError(source, f"{path}: status {status}", parse_retry_after(headers))
 
 
-__all__ = ["LocationRefusedError", "RangeRequest", "RangedReader", "UpstreamUntrustedError"]
-
-
 @dataclass(frozen=True)
 class RangedReader:
     """Reads ranges; shared by byte threads."""

@@ -14,10 +14,6 @@ Decided = Callable[[Sequence[Event]], None]
 Account = Callable[[Victim, float], Event]  # why this victim goes, given its last use
 
 
-def _nobody(_: Sequence[Event]) -> None:
-    """A tier that stands alone keeps no journal."""
-
-
 @dataclass(frozen=True)
 class CacheEvents:
     """Who is told: ``changed`` when manifests come, go, become whole or lose a lease, ``evicted`` how many and why.
@@ -27,33 +23,20 @@ class CacheEvents:
 
     changed: Callable[[], object]
     evicted: Callable[[EvictionReason, int], None]
-    decided: Decided = _nobody
+    decided: Decided = lambda _: None
 
 
 def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: int) -> list[Event]:
     """One event for each manifest of a stage that was admitted just now."""
     ledger = index.ledger
-    return [
-        about_holder(
-            "admitted",
-            one.manifest.digest,
-            holder,
-            {
-                "bytes_total": sum(one.manifest.contents.values()),
-                "bytes_missing": 0
-                if index.is_complete(one.manifest.digest)
-                else _missing(index, one.manifest.contents),
-                "budget": budget,
-                "committed": ledger.committed_bytes,
-                "reserved": ledger.reserved_bytes,
-            },
-        )
-        for one in held
-    ]
-
-
-def _missing(index: CacheIndex, contents: Mapping[Digest, int]) -> int:
-    return sum(size for content, size in contents.items() if not index.ledger.is_committed(content))
+    room = {"budget": budget, "committed": ledger.committed_bytes, "reserved": ledger.reserved_bytes}
+    events: list[Event] = []
+    for one in held:
+        digest, sizes = one.manifest.digest, one.manifest.contents
+        lacked = () if index.is_complete(digest) else [one for one in sizes if not ledger.is_committed(one)]
+        facts = {"bytes_total": sum(sizes.values()), "bytes_missing": sum(sizes[content] for content in lacked)}
+        events.append(about_holder("admitted", digest, holder, facts | room))
+    return events
 
 
 def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnError) -> list[Event]:

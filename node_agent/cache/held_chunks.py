@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, Digest, chunk_range, digest_of
@@ -33,7 +34,8 @@ class ChunkPlace:
 class HeldChunks:
     """A ``ServedChunks`` over the cluster tier, the parts that are being filled, and ``files``. Safe for any thread.
 
-    A file of one chunk is found by its own name and costs no memory here; only larger files have entries.
+    A file of one chunk is found by its own name and costs no memory here; only larger files have entries. It is a
+    ``ServedDocuments`` over the folder ``manifests`` as well.
     """
 
     def __init__(
@@ -48,9 +50,9 @@ class HeldChunks:
 
         ``suspect`` is told of whole files that are not what their name says.
         """
+        self.tier = tier
         self._places = places
         self._index = index
-        self._tier = tier
         self._verify = verify
         self._suspect = suspect
         self._lock = threading.Lock()
@@ -110,62 +112,57 @@ class HeldChunks:
 
     def authorize(self, request: ChunkRequest) -> None:
         """The bearer's grant must allow the manifest of the request or, without one, a held manifest that names the chunk."""
-        if self._verify is None:
+        grant = self._grant(request.bearer)
+        if grant is None:
             return
-        if request.bearer is None:
-            raise UnauthenticatedError
-        grant = self._verify(request.bearer)
-        manifests = self.names(request.digest) if request.manifest is None else (request.manifest,)
+        manifests = self._names(request.digest) if request.manifest is None else (request.manifest,)
         if not any(grant.allows(manifest) for manifest in manifests):
             raise NotFoundError(f"chunk {request.digest}")
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        """The chunk, wherever it lies; ``NotFoundError`` when it is not here, or is not the manifest's.
+        """The chunk, wherever it lies; ``NotFoundError`` when it is not here, or is not the manifest's."""
+        is_of_manifest = request.manifest is None or request.manifest in self._names(request.digest)
+        found = self.open_for(request) if is_of_manifest else None
+        if found is None:
+            raise NotFoundError(f"chunk {request.digest}")
+        return found
+
+    def open_for(self, request: ChunkRequest) -> OpenChunk | None:
+        """The chunk, to whoever may read its manifest; None when it is not here.
 
         Who got wrong bytes once says so, and gets none before they have been read here and found right.
+
+        Raises:
+            NotFoundError: it is here, and not for this reader: in a wrong file, which the scrub looks at now, or in somebody
+                else's slab. Two organisations may have the very same tree, and each has packed it with files of its own.
         """
-        if request.manifest is not None and request.manifest not in self.names(request.digest):
+        if request.is_suspect and not self._is_right(request.digest) and self.holds(request.digest):
             raise NotFoundError(f"chunk {request.digest}")
-        if request.is_suspect and not self.is_right(request.digest):
-            raise NotFoundError(f"chunk {request.digest}")
-        return self.open_for(request)
-
-    def is_right(self, digest: Digest) -> bool:
-        """Whether the chunk is what its name says; what is not is dropped or suspected. ``NotFoundError`` when it is not here."""
-        chunk = self.open(digest)
-        chunk.file.close()
-        return self.read_held(digest, memoryview(bytearray(chunk.size))) is not None
-
-    def names(self, digest: Digest) -> frozenset[Digest]:
-        """The held manifests that name this chunk."""
-        # The index belongs to the event loop. Copying one of its sets is one step under the interpreter's lock.
-        files = {digest, *(place.file for place in self._places_of(digest))}
-        return self._tier.index.named_by(digest).union(*map(self._index.named_by, files))
-
-    def open_for(self, request: ChunkRequest) -> OpenChunk:
-        """The chunk, to whoever may read its manifest; ``NotFoundError`` when it is not here, or is somebody else's slab.
-
-        Two organisations may have the very same tree, and each has packed it with other files of its own.
-        """
-        return self._given_to(request, self.open(request.digest))
-
-    def holds_for(self, request: ChunkRequest) -> bool:
-        """Whether ``open_for`` opens the chunk now. ``NotFoundError`` when it is here, and never will."""
         found = self._open_held(request.digest)
-        if found is not None:
-            self._given_to(request, found[0]).file.close()
-        return found is not None
+        if found is None:
+            return None
+        grant, chunk = self._grant(request.bearer), found[0]
+        if grant is not None and is_closed_to(grant.organisation, _tail_of(chunk)):
+            chunk.file.close()
+            raise NotFoundError(f"chunk {request.digest}")
+        return chunk
+
+    def open_document(self, request: DocumentRequest) -> OpenChunk:
+        """The document as it lies on the disk, if the bearer's grant names the manifest: whoever asks checks it.
+
+        Not yours and not there look alike.
+        """
+        grant = self._grant(request.bearer)
+        place = self._places.manifest if request.kind == "manifest" else self._places.layout
+        file = _open(place(request.manifest)) if grant is None or grant.allows(request.manifest) else None
+        if file is None:
+            raise NotFoundError(f"manifest {request.manifest}")
+        return OpenChunk(file, 0, file.seek(0, os.SEEK_END))
 
     def reader_of(self, bearer: str | None) -> str:
         """The organisation whose grant this is; where grants are not checked, nobody's."""
-        return self._verify(bearer).organisation if self._verify is not None and bearer is not None else ""
-
-    def open(self, digest: Digest) -> OpenChunk:
-        """The chunk, whoever asks; ``NotFoundError`` when it is not here."""
-        found = self._open_held(digest)
-        if found is None:
-            raise NotFoundError(f"chunk {digest}")
-        return found[0]
+        grant = self._grant(bearer)
+        return grant.organisation if grant else ""
 
     def holds(self, digest: Digest) -> bool:
         """Whether the chunk can be opened now."""
@@ -195,7 +192,7 @@ class HeldChunks:
         if count == len(buffer) and digest_of(buffer) == digest:
             return tier
         if tier == "cluster":
-            self._tier.lose(digest)
+            self.tier.lose(digest)
         elif file is not None:
             self._suspect(file)
         return None
@@ -207,46 +204,46 @@ class HeldChunks:
 
     # --- inside ---
 
-    def _given_to(self, request: ChunkRequest, chunk: OpenChunk) -> OpenChunk:
-        if self._verify is not None and is_closed_to(self.reader_of(request.bearer), _tail_of(chunk)):
-            chunk.file.close()
-            raise NotFoundError(f"chunk {request.digest}")
-        return chunk
+    def _grant(self, bearer: str | None) -> Grant | None:
+        """What the bearer may read; None where everybody may read everything."""
+        if self._verify is None:
+            return None
+        if bearer is None:
+            raise UnauthenticatedError
+        return self._verify(bearer)
+
+    def _names(self, digest: Digest) -> frozenset[Digest]:
+        """The held manifests that name this chunk."""
+        # The index belongs to the event loop. Copying one of its sets is one step under the interpreter's lock.
+        files = {digest, *(place.file for place in self._places_of(digest))}
+        return self.tier.index.named_by(digest).union(*map(self._index.named_by, files))
+
+    def _is_right(self, digest: Digest) -> bool:
+        """Whether what is here of the chunk is what its name says; what is not is dropped or suspected."""
+        found = self._open_held(digest)
+        if found is None:
+            return True
+        found[0].file.close()
+        return self.read_held(digest, memoryview(bytearray(found[0].size))) is not None
 
     def _open_held(self, digest: Digest) -> tuple[OpenChunk, Tier, Digest | None] | None:
         """The chunk, its tier, and the whole file that it lies in, if any."""
-        file = self._tier.open(digest)
+        file = self.tier.open(digest)
         if file is not None:
-            return OpenChunk(file, 0, file.seek(0, 2)), "cluster", None
+            return OpenChunk(file, 0, file.seek(0, os.SEEK_END)), "cluster", None
         places = self._places_of(digest)
         # Parts before files: B looks for a whole file and misses; A lets it appear; B looks for the part, which is gone.
         for place in places:
             if place.index in self._arrived.get(place.file, ()):
-                chunk = self._open_slice(self._places.part(place.file), place)
+                chunk = _open_slice(self._places.part(place.file), place)
                 if chunk is not None:
                     return chunk, "node", None
         for place in (ChunkPlace(digest, 0, 0), *places):
             if place.file in self._withheld:
                 continue
-            chunk = self._open_slice(self._places.file(place.file), place)
+            chunk = _open_slice(self._places.file(place.file), place)
             if chunk is not None:
                 return chunk, "node", place.file
-        return None
-
-    @staticmethod
-    def _open_slice(path: Path, place: ChunkPlace) -> OpenChunk | None:
-        with disk_errors(path):
-            try:
-                file = path.open("rb", buffering=0)
-            except FileNotFoundError:
-                return None
-        if place.size:
-            part = chunk_range(place.size, place.index)
-            return OpenChunk(file, part.start, part.size)
-        size = file.seek(0, 2)
-        if size <= CHUNK_SIZE:
-            return OpenChunk(file, 0, size)
-        file.close()  # the name of a larger file, which is not the name of a chunk
         return None
 
     def _places_of(self, digest: Digest) -> tuple[ChunkPlace, ...]:
@@ -254,34 +251,29 @@ class HeldChunks:
             return tuple(self._slices.get(digest, ()))
 
 
+def _open(path: Path) -> BinaryIO | None:
+    with disk_errors(path):
+        try:
+            return path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return None
+
+
+def _open_slice(path: Path, place: ChunkPlace) -> OpenChunk | None:
+    file = _open(path)
+    if file is None:
+        return None
+    if place.size:
+        part = chunk_range(place.size, place.index)
+        return OpenChunk(file, part.start, part.size)
+    size = file.seek(0, os.SEEK_END)
+    if size <= CHUNK_SIZE:
+        return OpenChunk(file, 0, size)
+    file.close()  # the name of a larger file, which is not the name of a chunk
+    return None
+
+
 def _tail_of(chunk: OpenChunk) -> bytes:
     size = min(SEAL_SIZE, chunk.size)
     with disk_errors(Path(str(chunk.file.name))):
         return os.pread(chunk.file.fileno(), size, chunk.offset + chunk.size - size)
-
-
-@dataclass(frozen=True)
-class HeldDocuments:
-    """A ``ServedDocuments`` over the folder ``manifests``. ``verify`` checks a grant; None lets everybody read (loopback only).
-
-    They go out as they lie on the disk: whoever asks checks them, as it would the mirror's.
-    """
-
-    places: Places
-    verify: Callable[[str], Grant] | None
-
-    def open_document(self, request: DocumentRequest) -> OpenChunk:
-        """The document, if the bearer's grant names the manifest; not yours and not there look alike."""
-        if self.verify is not None:
-            if request.bearer is None:
-                raise UnauthenticatedError
-            if not self.verify(request.bearer).allows(request.manifest):
-                raise NotFoundError(f"manifest {request.manifest}")
-        place = self.places.manifest if request.kind == "manifest" else self.places.layout
-        path = place(request.manifest)
-        with disk_errors(path):
-            try:
-                file = path.open("rb", buffering=0)
-            except FileNotFoundError:
-                raise NotFoundError(f"manifest {request.manifest}") from None
-            return OpenChunk(file, 0, file.seek(0, 2))

@@ -57,13 +57,11 @@ class CacheFiles:
         for victim in victims:
             manifest = self.records.load(victim.manifest)
             if manifest is not None:
-                last_used = self.records.last_used(victim.manifest)
-                contents = manifest.contents
-                found.append(ScannedManifest(victim.manifest, contents, self.present(contents), last_used))
+                present, last_used = self._present(manifest.contents), self.records.last_used(victim.manifest)
+                found.append(ScannedManifest(victim.manifest, manifest.contents, present, last_used))
         return found
 
-    def present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:
-        """Which contents are on disk: whole (True), or in progress (False)."""
+    def _present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:
         found: dict[Digest, bool] = {}
         for content, size in contents.items():
             path = self.places.file(content)
@@ -78,158 +76,6 @@ class CacheFiles:
         """Those of which not a byte is on disk."""
         with disk_errors(self.places.filling):
             return [content for content in contents if not self.places.part(content).exists()]
-
-
-@dataclass(frozen=True)
-class Evictor:
-    """Evicts manifests, under the cache's lock. What a failing disk keeps is counted again, and recorded as kept."""
-
-    index: CacheIndex
-    files: CacheFiles
-    chunks: HeldChunks
-    events: CacheEvents
-
-    async def evict(
-        self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
-    ) -> EvictionPlan:
-        """Carry out what ``plan`` decides about the index as it is now; ``account`` says why each manifest goes."""
-        decided = plan(self.index)
-        last_used = self.index.recency.last_used
-        decisions = [account(victim, last_used(victim.manifest)) for victim in decided.victims]
-        self.index.evict(decided)
-        try:
-            await in_thread(self.delete, decided.victims, decisions)
-        except BdnError as error:
-            left = await in_thread(self.files.left_of, decided.victims)
-            for found in left:
-                found.restore(self.index)
-            await in_thread(self.events.decided, kept((found.manifest for found in left), error))
-            raise
-        finally:
-            held = frozenset(self.index.manifests())
-            self.announce([victim for victim in decided.victims if victim.manifest not in held], reason)
-        return decided
-
-    async def forget(self, manifests: Iterable[Digest], why: Sequence[Event]) -> None:
-        """Drop manifests of which nothing is left to keep."""
-        plan = self.index.plan(manifests)
-        self.index.evict(plan)
-        for victim in plan.victims:
-            self.chunks.remove(victim.manifest)
-        with suppress(BdnError):  # a record without content is rubbish, which the next start finds
-            await in_thread(self.delete, plan.victims, why)
-
-    def delete(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
-        """Record the decisions, then delete: after a kill in between, people can still be told why. Blocking."""
-        self.events.decided(decisions)
-        self.files.delete(victims)
-
-    def announce(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
-        """They are gone: nobody is served from them any more."""
-        for victim in victims:
-            self.chunks.remove(victim.manifest)
-        if victims:
-            self.events.evicted(reason, len(victims))
-        self.events.changed()
-
-
-class StageAdmission:
-    """Lets the manifests of one stage in: all of them, or none more than it had. Made, and run once, under the cache's lock.
-
-    lease what is here → count everything in, which chooses victims → write down and delete the victims → record the newcomers
-    ↘ one of these fails: count again what the disk still has, give back the leases that there were, forget the newcomers
-    """
-
-    def __init__(self, eviction: Evictor, space: Space, held: Sequence[Held], holder: Holder) -> None:
-        self.eviction, self.space = eviction, space
-        self.index: CacheIndex = eviction.index
-        self.held, self.holder = held, holder
-        self._last_used = {one: self.index.recency.last_used(one) for one in self.index.manifests()}
-        self._leased = self.index.leases.of(holder.stage_id)
-        self._new = [one.manifest.digest for one in held if one.manifest.digest not in self._last_used]
-        self._contents = {digest: size for one in held for digest, size in one.manifest.contents.items()}
-        self._absent = [content for content in self._contents if self.index.ledger.size_of(content) is None]
-        self._victims: list[Victim] = []
-
-    async def run(self, clock: Callable[[], float]) -> frozenset[Digest]:
-        """The contents that are still to be filled.
-
-        Raises:
-            CacheTooSmallError, CacheFullError: with numbers; nothing was evicted.
-            DiskFailedError: what was evicted by then is gone, and nothing more is leased.
-        """
-        budget = await in_thread(self._budget)
-        free_files = await in_thread(self.space.free_files)
-        now = clock()
-        self._lease_what_is_here()
-        try:
-            missing = self._count_in(budget, free_files, now)
-            await in_thread(self.eviction.delete, self._victims, self._decisions(budget))
-            for one in self.held:
-                await in_thread(self.eviction.files.records.save, one, now)
-                await in_thread(self.eviction.chunks.add, one)
-        except BdnError as error:
-            await self._undo(error)
-            raise
-        self.eviction.announce(self._victims, "lru")
-        return missing
-
-    def _budget(self) -> int:
-        """What may be held, with what is about to be added: its last blocks are as large as all others."""
-        padding = self.space.padding([self._contents[content] for content in self._absent])
-        return self.space.room(padding).budgets.node
-
-    def _lease_what_is_here(self) -> None:
-        """All leases first: making room for one manifest must not evict another of the same stage."""
-        for one in self.held:
-            if one.manifest.digest in self._last_used:
-                self.index.leases.take(one.manifest.digest, self.holder)
-
-    def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
-        """Each manifest alone is checked by the index; together they must fit, too. ``free_files`` None: nothing counts them."""
-        total = sum(self._contents.values())
-        if self._absent and total > budget:
-            raise CacheTooSmallError(total, budget)
-        ledger = self.index.ledger
-        most_files = None if free_files is None else free_files + ledger.count
-        missing: set[Digest] = set()
-        for one in self.held:
-            admission = self.index.admit(
-                one.manifest.digest,
-                one.manifest.contents,
-                self.holder,
-                now=now,
-                budget=budget,
-                free_files=None if most_files is None else most_files - ledger.count,
-            )
-            self._victims.extend(admission.victims)
-            missing.update(admission.missing)
-        return frozenset(missing)
-
-    def _decisions(self, budget: int) -> list[Event]:
-        account = cache_events.for_room(self.holder, self.held)
-        made_room = [account(victim, self._last_used[victim.manifest]) for victim in self._victims]
-        return made_room + cache_events.admitted(self.index, self.held, self.holder, budget)
-
-    async def _undo(self, error: BdnError) -> None:
-        """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
-        refusal = cache_events.refused(self.index, self.held, self.holder, error)
-        left = await in_thread(self.eviction.files.left_of, self._victims)
-        self.index.leases.end(self.holder.stage_id)
-        # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.
-        given_up = [content for victim in self._victims for content in victim.contents]
-        for content in (*self._absent, *given_up):
-            self.index.lose(content)
-        for found in left:
-            found.restore(self.index)
-        for manifest in self._leased:
-            self.index.leases.take(manifest, self.holder)
-        # Before a refusal nothing was written down; before any other error, what has not happened now.
-        why = refusal or [
-            *cache_events.kept((found.manifest for found in left), error),
-            *cache_events.dropped(self._new, str(error)),
-        ]
-        await self.eviction.forget(self._new, why)
 
 
 _STEP_SECONDS: Final = 1e-6  # what a float of seconds since the epoch and a file's time can tell apart
@@ -278,11 +124,7 @@ class NodeCache:
     clock: Clock
     events: CacheEvents
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
     _idle: set[str] = field(default_factory=set)  # stages that hold leases, lack files and fill none
-
-    def __post_init__(self) -> None:
-        self._eviction = Evictor(self.index, self.files, self.chunks, self.events)
 
     async def admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
         """Lease all these manifests for ``holder``, or none more than it had; returns the contents that are still to be filled.
@@ -293,8 +135,7 @@ class NodeCache:
         """
         async with self._lock:
             self._idle.discard(holder.stage_id)
-            admission = StageAdmission(self._eviction, self.space, held, holder)
-            return await to_the_end(admission.run(self.clock))
+            return await to_the_end(_Admission(self, held, holder).run())
 
     def commit(self, content: Digest) -> None:
         """A fill finished: the file is whole and durable. Constant time: there may be a million of them."""
@@ -318,11 +159,10 @@ class NodeCache:
                 await in_thread(self.files.records.touch, manifest, now)
         gone = [digest for digest in left if not self._is_counted(digest)]
         why = dropped(gone, "its last stage ended before anything of it was on disk")
-        await self._eviction.forget(gone, why)
+        await self.forget(gone, why)
         self.events.changed()
 
     def _is_counted(self, manifest: Digest) -> bool:
-        """Whether anything of it is on disk or promised."""
         return any(self.index.ledger.size_of(content) is not None for content in self.index.contents_of(manifest))
 
     async def rest(self, stage_id: str) -> None:
@@ -359,7 +199,7 @@ class NodeCache:
     ) -> EvictionPlan:
         """Carry out what ``plan`` decides about the index as it is once nobody else changes it; ``account`` says why."""
         async with self._lock:
-            return await to_the_end(self._eviction.evict(plan, reason, account))
+            return await to_the_end(self._evict(plan, reason, account))
 
     async def trim(self) -> None:
         """Evict what is over the budget, which shrinks when others fill the disk, or when the operator lowers it.
@@ -378,7 +218,7 @@ class NodeCache:
         budget, held = room.budgets.node, self.index.ledger.used_bytes
         if held > budget:
             account = over_budget("node", held, budget, room.limits.node)
-            await self._eviction.evict(lambda index: index.plan_lru(held - budget), "trim", account)
+            await self._evict(lambda index: index.plan_lru(held - budget), "trim", account)
 
     async def withdraw(self, content: Digest, take: Callable[[], bool]) -> None:
         """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.
@@ -401,3 +241,132 @@ class NodeCache:
             contents, last_used = self.index.contents_of(name), self.index.recency.last_used(name)
             self.index.restore(name, contents, {content: False}, last_used=last_used)
         self.events.changed()
+
+    # --- with the lock held ---
+
+    async def _evict(
+        self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
+    ) -> EvictionPlan:
+        """What a failing disk keeps is counted again, and recorded as kept."""
+        decided = plan(self.index)
+        last_used = self.index.recency.last_used
+        decisions = [account(victim, last_used(victim.manifest)) for victim in decided.victims]
+        self.index.evict(decided)
+        try:
+            await in_thread(self.delete, decided.victims, decisions)
+        except BdnError as error:
+            left = await in_thread(self.files.left_of, decided.victims)
+            for found in left:
+                found.restore(self.index)
+            await in_thread(self.events.decided, kept((found.manifest for found in left), error))
+            raise
+        finally:
+            held = frozenset(self.index.manifests())
+            self.announce([victim for victim in decided.victims if victim.manifest not in held], reason)
+        return decided
+
+    async def forget(self, manifests: Iterable[Digest], why: Sequence[Event]) -> None:
+        """Drop manifests of which nothing is left to keep."""
+        plan = self.index.plan(manifests)
+        self.index.evict(plan)
+        for victim in plan.victims:
+            self.chunks.remove(victim.manifest)
+        with suppress(BdnError):  # a record without content is rubbish, which the next start finds
+            await in_thread(self.delete, plan.victims, why)
+
+    def delete(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
+        """Record the decisions, then delete: after a kill in between, people can still be told why. Blocking."""
+        self.events.decided(decisions)
+        self.files.delete(victims)
+
+    def announce(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
+        """They are gone: nobody is served from them any more."""
+        for victim in victims:
+            self.chunks.remove(victim.manifest)
+        if victims:
+            self.events.evicted(reason, len(victims))
+        self.events.changed()
+
+
+class _Admission:
+    """Lets the manifests of one stage in: all of them, or none more than it had. Made, and run once, under the cache's lock.
+
+    lease what is here → count everything in, which chooses victims → write down and delete the victims → record the newcomers
+    ↘ one of these fails: count again what the disk still has, give back the leases that there were, forget the newcomers
+    """
+
+    def __init__(self, cache: NodeCache, held: Sequence[Held], holder: Holder) -> None:
+        self.cache, self.index = cache, cache.index
+        self.held, self.holder = held, holder
+        self._last_used = {one: self.index.recency.last_used(one) for one in self.index.manifests()}
+        self._leased = self.index.leases.of(holder.stage_id)
+        self._new = [one.manifest.digest for one in held if one.manifest.digest not in self._last_used]
+        self._contents = {digest: size for one in held for digest, size in one.manifest.contents.items()}
+        self._absent = [content for content in self._contents if self.index.ledger.size_of(content) is None]
+        self._victims: list[Victim] = []
+
+    async def run(self) -> frozenset[Digest]:
+        """As ``NodeCache.admit``."""
+        budget = await in_thread(self._budget)
+        free_files = await in_thread(self.cache.space.free_files)
+        now = self.cache.clock()
+        for one in self.held:  # all leases first: making room for one manifest must not evict another of the same stage
+            if one.manifest.digest in self._last_used:
+                self.index.leases.take(one.manifest.digest, self.holder)
+        try:
+            missing = self._count_in(budget, free_files, now)
+            account = cache_events.for_room(self.holder, self.held)
+            decisions = [account(victim, self._last_used[victim.manifest]) for victim in self._victims]
+            decisions += cache_events.admitted(self.index, self.held, self.holder, budget)
+            await in_thread(self.cache.delete, self._victims, decisions)
+            for one in self.held:
+                await in_thread(self.cache.files.records.save, one, now)
+                await in_thread(self.cache.chunks.add, one)
+        except BdnError as error:
+            await self._undo(error)
+            raise
+        self.cache.announce(self._victims, "lru")
+        return missing
+
+    def _budget(self) -> int:
+        """What may be held, with what is about to be added: its last blocks are as large as all others."""
+        padding = self.cache.space.padding([self._contents[content] for content in self._absent])
+        return self.cache.space.room(padding).budgets.node
+
+    def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
+        """Each manifest alone is checked by the index; together they must fit, too. ``free_files`` None: nothing counts them."""
+        total = sum(self._contents.values())
+        if self._absent and total > budget:
+            raise CacheTooSmallError(total, budget)
+        ledger = self.index.ledger
+        most_files = None if free_files is None else free_files + ledger.count
+        missing: set[Digest] = set()
+        for one in self.held:
+            admission = self.index.admit(
+                one.manifest.digest,
+                one.manifest.contents,
+                self.holder,
+                now=now,
+                budget=budget,
+                free_files=None if most_files is None else most_files - ledger.count,
+            )
+            self._victims.extend(admission.victims)
+            missing.update(admission.missing)
+        return frozenset(missing)
+
+    async def _undo(self, error: BdnError) -> None:
+        """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
+        refusal = cache_events.refused(self.index, self.held, self.holder, error)
+        left = await in_thread(self.cache.files.left_of, self._victims)
+        self.index.leases.end(self.holder.stage_id)
+        # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.
+        given_up = [content for victim in self._victims for content in victim.contents]
+        for content in (*self._absent, *given_up):
+            self.index.lose(content)
+        for found in left:
+            found.restore(self.index)
+        for manifest in self._leased:
+            self.index.leases.take(manifest, self.holder)
+        # Before a refusal nothing was written down; before any other error, what has not happened now.
+        happened = kept((found.manifest for found in left), error) + dropped(self._new, str(error))
+        await self.cache.forget(self._new, refusal or happened)

@@ -7,19 +7,18 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from bdn.core.cache.index import SpaceLedger
 from bdn.core.errors import DiskFailedError
 from bdn.core.units import format_size
 from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread
-from node_agent.disk.cache_directory import UnnamedBytes
-from node_agent.disk.places import Places
-from node_agent.settings import KEEP_PERCENT, AgentSettings
+from node_agent.disk.cache_directory import CacheDirectory
+from node_agent.settings import AgentSettings
 
-# Of an agent with both roles: a tenth, because most chunks of a cluster lie in nodes' whole files.
-_CLUSTER_PART: Final = 10
+logger = logging.getLogger(__name__)
+_CLUSTER_PART: Final = 10  # of an agent with both roles: a tenth, as most chunks of a cluster lie in nodes' whole files
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +74,6 @@ def share(there: int, limits: TierBudgets, keep: TierBudgets = NOTHING) -> TierB
     return TierBudgets(node=min(limits.node, max(keep.node, there - cluster)), cluster=cluster)
 
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """What the operator allows, in bytes."""
-
-    cache: int | None = None  # None: 90 % of the disk
-    headroom: int | None = None  # to be left to others; None: 5 % of the disk
-    cluster: int | None = None  # None: as ``tier_limits`` says
-    keep_percent: int = KEEP_PERCENT  # of its limit that a tier keeps, however full others make the disk
-
-    @classmethod
-    def of(cls, settings: AgentSettings) -> Self:
-        """As the settings have it."""
-        return cls(settings.cache_bytes, settings.headroom_bytes, settings.cluster_cache_bytes, settings.keep_percent)
-
-
 @dataclass(frozen=True, slots=True)
 class Room:
     """What the tiers may hold now, at the most, and how much of the first the disk does not have for us: held against others."""
@@ -111,21 +92,14 @@ class Space:
     """The budgets of one cache directory. ``node`` and ``cluster`` are the ledgers of its tiers. Methods block."""
 
     def __init__(
-        self,
-        places: Places,
-        unnamed: UnnamedBytes,
-        allowed: Allowed,
-        roles: Collection[str],
-        *,
-        node: SpaceLedger,
-        cluster: SpaceLedger,
+        self, settings: AgentSettings, disk: CacheDirectory, *, node: SpaceLedger, cluster: SpaceLedger
     ) -> None:
         self.node = node
         self.cluster = cluster
-        self._places = places
-        self._unnamed = unnamed
-        self._allowed = allowed
-        self._roles = roles
+        self._settings = settings
+        self._root = disk.places.root
+        self._filling = disk.places.filling
+        self._unnamed = disk.unnamed
         self._most = 0  # bytes that the disk had for us at the best of times since the start
         self._is_told = False
 
@@ -135,30 +109,23 @@ class Space:
         disk, there = self._look()
         self._most = max(self._most, there)
         size = disk.f_blocks * disk.f_frsize
-        limit = self._allowed.cache if self._allowed.cache is not None else size * 9 // 10
-        limits = tier_limits(self._roles, limit, self._allowed.cluster, self._most)
-        keep = kept(used, limits, size - self._headroom(disk), self._allowed.keep_percent)
+        allowed = self._settings
+        limit = allowed.cache_bytes if allowed.cache_bytes is not None else size * 9 // 10
+        limits = tier_limits(allowed.roles, limit, allowed.cluster_cache_bytes, self._most)
+        keep = kept(used, limits, size - self._headroom(disk), allowed.keep_percent)
         mine, plain = share(there - padding, limits, keep), share(max(0, there), limits)
         return Room(mine, limits, TierBudgets(max(0, mine.node - plain.node), max(0, mine.cluster - plain.cluster)))
 
-    def budgets(self) -> TierBudgets:
-        """What each tier may hold now."""
-        return self.room().budgets
-
-    def cluster_budget(self) -> int:
-        """What the cluster tier may hold now."""
-        return self.budgets().cluster
-
     def padding(self, sizes: Collection[int]) -> int:
         """Bytes that files of these sizes waste in their last blocks: much, for a million small ones."""
-        with disk_errors(self._places.root):
-            block = os.statvfs(self._places.root).f_frsize
+        with disk_errors(self._root):
+            block = os.statvfs(self._root).f_frsize
         return sum(-size % block for size in sizes)
 
     def free_files(self) -> int | None:
         """How many files can be made, apart from those that are promised already; None where nothing counts them."""
-        with disk_errors(self._places.root):
-            disk = os.statvfs(self._places.root)
+        with disk_errors(self._root):
+            disk = os.statvfs(self._root)
         return max(0, disk.f_favail - self.node.reserved_count) if disk.f_files else None
 
     def others(self) -> int:
@@ -174,11 +141,11 @@ class Space:
             logger.warning(
                 "others fill the disk of %s: %s more are held than it has for us. No more is evicted for their sake, and "
                 "stages bring only as much as is evicted for them",
-                self._places.root,
+                self._root,
                 size,
             )
         elif self._is_told and not room.is_pressed:
-            logger.info("the disk of %s has room for what is held again", self._places.root)
+            logger.info("the disk of %s has room for what is held again", self._root)
         self._is_told = room.is_pressed
 
     def _look(self) -> tuple[os.statvfs_result, int]:
@@ -187,23 +154,23 @@ class Space:
         A fill that ends meanwhile counts once or not at all, never twice: what is committed is read first, then come the
         parts, then what is free. Neither does an eviction: what it frees is read again afterwards, and the smaller sum counts.
         """
-        with disk_errors(self._places.root):
+        with disk_errors(self._root):
             before = self._committed()
             under_way = self._parts() + self._unnamed.size
-            disk = os.statvfs(self._places.root)
+            disk = os.statvfs(self._root)
             held = min(before, self._committed()) + under_way
         return disk, held + disk.f_bavail * disk.f_frsize - self._headroom(disk)
 
     def _headroom(self, disk: os.statvfs_result) -> int:
-        return self._allowed.headroom if self._allowed.headroom is not None else disk.f_blocks * disk.f_frsize // 20
+        allowed = self._settings.headroom_bytes
+        return allowed if allowed is not None else disk.f_blocks * disk.f_frsize // 20
 
     def _committed(self) -> int:
         return self.node.committed_bytes + self.cluster.committed_bytes
 
     def _parts(self) -> int:
-        """Bytes that files in progress occupy already."""
         occupied = 0
-        with os.scandir(self._places.filling) as entries:
+        with os.scandir(self._filling) as entries:
             for entry in entries:
                 try:
                     occupied += entry.stat().st_blocks * 512

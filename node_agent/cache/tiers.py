@@ -1,25 +1,36 @@
-"""Both tiers of the cache on one disk, opened together: whole files for jobs, and chunks for peers."""
+"""Both tiers of the cache on one disk, opened together: whole files for jobs, and chunks for peers.
+
+What is on disk decides what the cache holds. Interrupted evictions are finished, wrong files quarantined.
+"""
 
 import asyncio
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason
+from bdn.core.chunk import Digest, MalformedDocumentError, Manifest
+from bdn.core.events import Event
+from bdn.disk.durable import disk_errors
 from bdn.wire.grants import Grant
 from node_agent.background_tasks import in_thread
-from node_agent.cache.cache_events import CacheEvents
+from node_agent.cache.cache_events import CacheEvents, dropped
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.node_cache import CacheFiles, Clock, NodeCache, UseClock
-from node_agent.cache.quarantine import SuspectFiles
-from node_agent.cache.records import ManifestRecords
-from node_agent.cache.scan import Scanner
-from node_agent.cache.space import Allowed, Space
+from node_agent.cache.node_cache import CacheFiles, Clock, NodeCache, ScannedManifest, UseClock
+from node_agent.cache.quarantine import Quarantine, SuspectFiles
+from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.space import Space
 from node_agent.disk.cache_directory import CacheDirectory
+from node_agent.disk.places import Places
 from node_agent.journal import Journal
 from node_agent.settings import AgentSettings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,14 +66,12 @@ async def open_tiers(
     places, writes = disk.places, disk.writes
     uses, suspects = UseClock(clock), SuspectFiles()
     index, chunk_index, manifests = CacheIndex(), ChunkIndex(), ManifestRecords(places)
-    space = Space(
-        places, disk.unnamed, Allowed.of(settings), settings.roles, node=index.ledger, cluster=chunk_index.ledger
-    )
+    space = Space(settings, disk, node=index.ledger, cluster=chunk_index.ledger)
     # Chunks come and go in byte threads; the event loop is told.
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, on_change)
     cluster_events = CacheEvents(tell, on_cluster_evicted, journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
-    cluster = ClusterTier(chunk_files, chunk_index, space.cluster_budget, uses, cluster_events)
+    cluster = ClusterTier(chunk_files, chunk_index, lambda: space.room().budgets.cluster, uses, cluster_events)
     chunks = HeldChunks(places, index, cluster, None if settings.auth == "off" else verify, suspects.add)
     events = CacheEvents(on_change, on_evicted, journal.record)
     node = NodeCache(index, CacheFiles(places, manifests), chunks, space, uses, events)
@@ -76,3 +85,120 @@ async def open_tiers(
             uses.seen(order.last_used(manifest))
     await in_thread(journal.record, scanner.decisions)
     return CacheTiers(manifests, node, cluster, chunks, suspects)
+
+
+class Scanner:
+    """Looks through the cache directory once, before anything else uses it. Blocking; raises ``DiskFailedError``.
+
+    Costs one look at every file's size. Content is not hashed: a file under its name was verified before it got there.
+    """
+
+    def __init__(self, places: Places, records: ManifestRecords, chunks: HeldChunks) -> None:
+        self._places = places
+        self._records = records
+        self._chunks = chunks
+        self.decisions: list[Event] = []  # what the look found and did
+
+    def run(self) -> list[ScannedManifest]:
+        """Find out, tidy up, and let what is held be served; the least recently used manifest is the first."""
+        found: list[ScannedManifest] = []
+        with disk_errors(self._places.root):
+            manifests = dict(self._manifests())
+            sizes = {digest: size for manifest in manifests.values() for digest, size in manifest.contents.items()}
+            whole = self._whole_files(sizes)
+            here = dict.fromkeys(self._parts(sizes, whole), False) | dict.fromkeys(whole, True)
+            self._stray_layouts(manifests)
+            for digest, manifest in manifests.items():
+                present = {content: here[content] for content in manifest.contents if content in here}
+                found.append(ScannedManifest(digest, manifest.contents, present, self._records.last_used(digest)))
+                self._chunks.add(Held(manifest, self._records.load_layout(digest)))
+        for one in found:
+            bytes_whole = sum(one.contents[content] for content, is_whole in one.present.items() if is_whole)
+            facts = {"bytes_total": sum(one.contents.values()), "bytes_whole": bytes_whole}
+            self.decisions.append(Event.of("found", facts, manifest=one.manifest))
+        return sorted(found, key=lambda one: one.last_used)
+
+    def _manifests(self) -> Iterator[tuple[Digest, Manifest]]:
+        for path in sorted(self._places.manifests.glob("*.json")):
+            name, _, kind = path.name.partition(".")
+            if kind != "json":
+                continue
+            try:
+                manifest = self._records.load(Digest(name))
+            except (MalformedDocumentError, ValueError):
+                manifest = None
+            if manifest is not None:
+                yield manifest.digest, manifest
+                continue
+            self._quarantine(path)
+            if (digest := _digest(name)) is not None:
+                why = "its record was damaged when the agent started, and is in quarantine"
+                self.decisions += dropped([digest], why)
+
+    def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
+        whole: set[Digest] = set()
+        unfinished = 0
+        for entry in _walk(self._places.files):
+            path, digest = Path(entry.path), _digest(entry.name)
+            size = sizes.get(digest) if digest else None
+            if entry.name.startswith("."):
+                path.unlink()  # a small file that was being written
+                unfinished += 1
+            elif size is None or digest is None:
+                self._remove(path)  # nobody names it: an eviction was interrupted
+            elif (actual := entry.stat().st_size) != size:
+                self._quarantine(path)
+                reason = f"the file had {actual} bytes and not {size}, and is in quarantine"
+                self.decisions.append(Event.of("damaged", {"tier": "node", "reason": reason}, digest=digest))
+            else:
+                if path != (place := self._places.file(digest)):
+                    path.rename(place)  # it used to stand one folder deeper, in aa/bb; views have it by its inode
+                whole.add(digest)
+        if unfinished:
+            logger.info("removed %s small files that were being written when the agent ended", unfinished)
+        for folder in self._places.files.glob("??/??"):
+            folder.rmdir()
+        return whole
+
+    def _parts(self, sizes: dict[Digest, int], whole: set[Digest]) -> set[Digest]:
+        begun: set[Digest] = set()
+        for entry in _walk(self._places.filling):
+            stem, _, kind = entry.name.partition(".")
+            digest = _digest(stem)
+            if digest is None or digest not in sizes or digest in whole:
+                self._remove(Path(entry.path))
+            elif kind == "part":
+                begun.add(digest)
+            elif not self._places.part(digest).exists():
+                self._remove(Path(entry.path))
+        return begun
+
+    def _stray_layouts(self, manifests: dict[Digest, Manifest]) -> None:
+        for path in self._places.manifests.iterdir():
+            digest = _digest(path.name.partition(".")[0])
+            if digest not in manifests or path.name.endswith(".tmp"):
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        logger.info("removed %s: no manifest names it", path)
+
+    def _quarantine(self, path: Path) -> None:
+        place = Quarantine(self._places.quarantine).take(path)
+        logger.warning("moved %s to %s: it is not what its name says", path, place)
+
+
+def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(Path(entry.path))
+            else:
+                yield entry
+
+
+def _digest(name: str) -> Digest | None:
+    try:
+        return Digest(name)
+    except ValueError:
+        return None

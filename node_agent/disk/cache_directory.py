@@ -15,6 +15,7 @@ from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.disk.direct import DirectWrites
 from bdn.disk.durable import disk_errors, write_durably
 from node_agent.background_tasks import in_thread
+from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 
 
@@ -39,7 +40,9 @@ def owned(path: Path) -> Iterator[bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InUseError(f"cache directory {path.parent}", (_owner(descriptor),)) from None
+            pid = _recorded(descriptor).get("pid")
+            owner = "another process" if pid is None else f"process {pid}"
+            raise InUseError(f"cache directory {path.parent}", (owner,)) from None
         is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()
         _record(descriptor)
         yield is_rebooted
@@ -64,11 +67,6 @@ def _record(descriptor: int) -> None:
     with suppress(OSError):  # written over what is there: that needs no block that is not the file's already
         os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
-
-
-def _owner(descriptor: int) -> str:
-    recorded = _recorded(descriptor)
-    return f"process {recorded['pid']}" if "pid" in recorded else "another process"
 
 
 def _recorded(descriptor: int) -> dict[str, object]:
@@ -131,6 +129,7 @@ class CacheDirectory:
 
     places: Places
     writes: DirectWrites
+    sync: GroupSync
     unnamed: UnnamedBytes
     is_rebooted: bool
 
@@ -150,4 +149,4 @@ async def open_cache_directory(stack: AsyncExitStack, places: Places) -> CacheDi
     await in_thread(keep_format, places)
     writes = DirectWrites()
     await in_thread(writes.probe, places.filling)
-    return CacheDirectory(places, writes, UnnamedBytes(), is_rebooted)
+    return CacheDirectory(places, writes, stack.enter_context(GroupSync(places.root)), UnnamedBytes(), is_rebooted)

@@ -29,9 +29,8 @@ class GroupSync:
     who wait.
     """
 
-    def __init__(self, folder: Path, *, few: int = FEW) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._few = few
         self._descriptor = -1
         self._is_trusted = False
         self._lock = asyncio.Lock()
@@ -59,19 +58,16 @@ class GroupSync:
             DiskFailedError: perhaps not. The kernel tells each failure once, to the first who asks; so one that somebody
                 else was told since ``mark`` counts as ours.
         """
-        if len(paths) < self._few or not self._is_trusted:
+        if len(paths) < FEW or not self._is_trusted:
             await in_thread(_sync_each, paths)
             return
         wanted = self._begun + 1
         async with self._lock:
             if self._done < wanted:
-                await self._sync_all()
+                self._begun += 1
+                await in_thread(self._call, self._begun)
         if self._failures != mark:
             raise DiskFailedError(str(self._folder), "what was written before could not be written back")
-
-    async def _sync_all(self) -> None:
-        self._begun += 1
-        await in_thread(self._call, self._begun)
 
     def _call(self, number: int) -> None:
         """Notes the outcome here, because a canceled caller does not hear of it, and the kernel tells it once."""

@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Final
@@ -13,7 +13,6 @@ from bdn.core.pace.rate_limit import RateLimit, TrafficClass
 
 _BURST_SECONDS: Final = 0.25
 Position = tuple[int, ...]
-Sleep = Callable[[float], Awaitable[object]]
 
 
 class Bandwidth:
@@ -22,17 +21,10 @@ class Bandwidth:
     Rates are in bytes per second; None is no limit. Retries of a chunk are not counted again.
     """
 
-    def __init__(
-        self,
-        download_rate: int | None,
-        prefetch_rate: int | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Sleep = asyncio.sleep,
-    ) -> None:
+    def __init__(self, download_rate: int | None, prefetch_rate: int | None) -> None:
         self._precedence = _Precedence()
-        self._download = _Limit(download_rate, clock, sleep)
-        self._prefetch = _Limit(prefetch_rate, clock, sleep)
+        self._download = _Limit(download_rate)
+        self._prefetch = _Limit(prefetch_rate)
 
     @asynccontextmanager
     async def turn(self, traffic: TrafficClass, size: int) -> AsyncIterator[None]:
@@ -79,20 +71,18 @@ class _Precedence:
 class _Limit:
     """A rate limit on the loop. Everybody who waits wakes up for the next turn, and grants it to whomever it belongs."""
 
-    def __init__(self, rate: int | None, clock: Callable[[], float], sleep: Sleep) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self._limit = rate and RateLimit(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), clock())
+    def __init__(self, rate: int | None) -> None:
+        self._limit = rate and RateLimit(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), time.monotonic())
 
     async def wait(self, traffic: TrafficClass, size: int) -> None:
         if not self._limit:
             return
         turn = self._limit.ask(traffic, size)
         try:
-            self._limit.grant(self._clock())
+            self._limit.grant(time.monotonic())
             while not turn.is_granted:
-                await self._sleep(self._limit.seconds_until_next(self._clock()) or 0.0)
-                self._limit.grant(self._clock())
+                await asyncio.sleep(self._limit.seconds_until_next(time.monotonic()) or 0.0)
+                self._limit.grant(time.monotonic())
         finally:
             self._limit.withdraw(turn)
 

@@ -1,6 +1,6 @@
 """Where this node's chunks come from: one chain of readers, put together in ``ReaderChain``.
 
-    for a fill    retrying → local → peers → single flight → verifying → mirror
+    for a fill    retrying → what is here, and peers → single flight → verifying → mirror
     for a peer    (single flight → cluster tier) → retrying → verifying → mirror
 
 Single flight stands behind the peers, not before them. For a moment two nodes may know of different members, and each
@@ -14,9 +14,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from bdn.core.chunk import Digest
@@ -27,25 +27,13 @@ from bdn.core.ring.placement import HOLDERS_ASKED
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
-from bdn.wire.operation_schema import Tier
+from node_agent.cache.held_chunks import HeldChunks
 from node_agent.fetch.deadlines import Alternative, LateError, SourceDeadline, Waits
 from node_agent.fetch.fill_context import FillContext
 from node_agent.fetch.peers import MIRROR, Peers
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
-
-
-class LocalChunks(Protocol):
-    """What this node holds."""
-
-    def holds(self, digest: Digest) -> bool:
-        """Whether the chunk seems to be here."""
-        ...
-
-    def read_held(self, digest: Digest, buffer: memoryview) -> Tier | None:
-        """Fill ``buffer`` with the chunk, verified, and say which tier holds it; None, and anything in the buffer, otherwise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,28 +43,29 @@ class ReaderChain:
     ``reads`` are the reads from the mirror that are going on, those of fills and those for peers.
     """
 
+    mirror_url: str
     to_mirror: ConnectionPool
     to_peers: ConnectionPool
-    held: LocalChunks
-    reads: ReadsInProgress[Digest]
+    held: HeldChunks
     peers: Peers
     policy: RetryPolicy
     waits: Waits
     on_mismatch: Callable[[], None]
+    reads: ReadsInProgress[Digest] = field(default_factory=ReadsInProgress)
 
-    def of_fill(self, base_url: str, context: FillContext, stop: threading.Event) -> ChunkReader:
-        """For chunks that the mirror serves at ``base_url``; it stops trying when ``stop`` is set."""
-        mirror = self._mirror(base_url, context.bearer, stop)
+    def of_fill(self, context: FillContext, stop: threading.Event) -> ChunkReader:
+        """For a fill. It stops trying when ``stop`` is set."""
+        mirror = self._mirror(context.routing.layout.data_port, context.bearer, stop)
         shared = SingleFlightReader(mirror, self.held, self.reads, stop)
         ring = PeersReader(shared, self.to_peers, self.peers, context, stop, self.waits, self._mismatched)
-        return RetryingReader(LocalReader(ring, self.held), self.policy, stop, context.budget.retry)
+        return RetryingReader(ring, self.policy, stop, context.budget.retry)
 
-    def of_owner(self, base_url: str, bearer: str, stop: threading.Event) -> ChunkReader:
+    def of_owner(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
         """For what this node obtains for its peers. ``bearer`` is the grant of the one that asks."""
-        return RetryingReader(self._mirror(base_url, bearer, stop), self.policy, stop)
+        return RetryingReader(self._mirror(data_port, bearer, stop), self.policy, stop)
 
-    def _mirror(self, base_url: str, bearer: str, stop: threading.Event) -> ChunkReader:
-        http = HttpChunkReader(self.to_mirror, base_url, bearer)
+    def _mirror(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
+        http = HttpChunkReader(self.to_mirror, _at_port(self.mirror_url, data_port), bearer)
         once = MirrorReader(http, self.peers, self.waits, stop)
         again = replace(once, http=replace(http, is_suspect=True))
         return VerifyingReader(once, again, self._mismatched)
@@ -86,17 +75,13 @@ class ReaderChain:
         self.peers.sent_wrong(chunk.senders)
 
 
-@dataclass(frozen=True)
-class LocalReader:
-    """What this node holds is read here, and everything else from the inner reader."""
-
-    inner: ChunkReader
-    held: LocalChunks
-
-    def read_into(self, chunk: PartialChunk) -> None:
-        """Bring the chunk, from one or the other."""
-        if not _found_here(self.held, chunk):
-            self.inner.read_into(chunk)
+def _at_port(api_url: str, data_port: int | None) -> str:
+    """The address of a service's data plane: its own host with another port, or its own address."""
+    if data_port is None:
+        return api_url
+    parts = urlsplit(api_url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return urlunsplit((parts.scheme, f"{host}:{data_port}", "", "", ""))
 
 
 @dataclass(frozen=True)
@@ -104,7 +89,7 @@ class SingleFlightReader:
     """One thread of this node reads a chunk with the inner reader; the others wait, and find it here then."""
 
     inner: ChunkReader
-    held: LocalChunks
+    held: HeldChunks
     reads: ReadsInProgress[Digest]
     stop: threading.Event
 
@@ -148,7 +133,7 @@ class MirrorReader:
         self.peers.read(missing, deadline.taken)
 
 
-def _found_here(held: LocalChunks, chunk: PartialChunk) -> bool:
+def _found_here(held: HeldChunks, chunk: PartialChunk) -> bool:
     """Whether the chunk was read from this node. What came of it from elsewhere is kept, unless it seems to be here."""
     if chunk.done:
         if not held.holds(chunk.digest):
@@ -160,34 +145,26 @@ def _found_here(held: LocalChunks, chunk: PartialChunk) -> bool:
     return tier is not None
 
 
-def chunk_base(api_url: str, data_port: int | None) -> str:
-    """The address of a service's data plane: its own host with another port, or its own address."""
-    if data_port is None:
-        return api_url
-    parts = urlsplit(api_url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return urlunsplit((parts.scheme, f"{host}:{data_port}", "", "", ""))
-
-
 @dataclass(frozen=True)
 class PeersReader:
-    """Asks peers before the inner reader. Each peer goes on where the one before it broke off.
+    """Looks on this node, then asks peers, then the inner reader. Each peer goes on where the one before it broke off.
 
     ``connections`` are those to peers, which are given up sooner: for the mirror there is no substitute. ``on_mismatch`` is
     told a chunk that came with the wrong content, before what came is dropped.
     """
 
-    inner: ChunkReader
+    inner: SingleFlightReader
     connections: ConnectionPool
     peers: Peers
     context: FillContext
     stop: threading.Event
     waits: Waits
     on_mismatch: Callable[[PartialChunk], None]
-    draw: Callable[[], float] = random.random
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring the right chunk, from one peer after the other or from the inner reader."""
+        """Bring the right chunk, from one source after the other."""
+        if _found_here(self.inner.held, chunk):
+            return
         for peer, manifest in self._sources(chunk.digest):
             if self._ask(peer, chunk, manifest):
                 return
@@ -212,7 +189,7 @@ class PeersReader:
             owners = owners[1:]
         holders = [peer for peer in routing.ahead(digest) if not (peer in owners or self.peers.is_avoided(peer))]
         for _ in range(min(HOLDERS_ASKED, len(holders))):
-            yield holders.pop(int(self.draw() * len(holders))), None
+            yield holders.pop(random.randrange(len(holders))), None  # noqa: S311 - no secret
         for owner in owners:
             yield owner, manifest
 
@@ -270,7 +247,6 @@ class PeersReader:
             raise StoreUnavailableError(late.failure) from None
 
     def _deadline(self, peer: str, size: int) -> SourceDeadline:
-        """Of one request for so many bytes."""
 
         def may_leave(missing: int) -> bool:
             if self.context.budget.hedge(missing):

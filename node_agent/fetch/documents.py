@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -20,7 +20,6 @@ from node_agent.fetch.peers import Members, RingMember
 logger = logging.getLogger(__name__)
 
 _Document = TypeVar("_Document")
-
 _ASKED_AT_ONCE: Final = 4
 _MANIFEST_SECONDS: Final = 10.0
 _MOST_MANIFEST_BYTES: Final = 512 * 1024**2  # of a million files it has 200 MB
@@ -45,9 +44,10 @@ class PeerDocuments:
             most = self.most_manifest_bytes
             return await _ask(peer, lambda client: client.manifest(digest, bearer), _MANIFEST_SECONDS, most)
 
-        for few in _several(self._peers()):
+        peers = self._peers()
+        for start in range(0, len(peers), _ASKED_AT_ONCE):
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(ask(peer)) for peer in few]
+                asked = [group.create_task(ask(peer)) for peer in peers[start : start + _ASKED_AT_ONCE]]
             for one in asked:
                 if (manifest := one.result()) is not None:
                     return manifest
@@ -69,11 +69,6 @@ class PeerDocuments:
         return peers
 
 
-def _several(peers: list[RingMember]) -> Iterator[list[RingMember]]:
-    for start in range(0, len(peers), _ASKED_AT_ONCE):
-        yield peers[start : start + _ASKED_AT_ONCE]
-
-
 async def _ask(
     peer: RingMember, question: Callable[[MirrorClient], Awaitable[_Document]], seconds: float, most_bytes: int
 ) -> _Document | None:
@@ -85,9 +80,6 @@ async def _ask(
     except (BdnError, TimeoutError) as error:
         logger.debug("%s has no document for us: %s", peer.node, error)
         return None
-
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -121,6 +113,16 @@ class Catalogue:
             return Held(manifest, None)
         return Held(manifest, await self._layout(manifest, bearer))
 
+    async def layout(self, manifest: Digest, bearer: str | None) -> Layout:
+        """From the mirror or, while that does not answer, from what this node has staged. Raises the mirror's error."""
+        try:
+            return await self.client.layout(manifest, bearer)
+        except BdnError as error:
+            known = await in_thread(self.records.load_layout, manifest) if error.transient else None
+            if known is None:
+                raise
+            return known
+
     async def _layout(self, manifest: Manifest, bearer: str) -> Layout:
         digest = manifest.digest
 
@@ -136,8 +138,8 @@ class Catalogue:
             return known
 
     async def _persist(
-        self, ask: Callable[[], Awaitable[_Result]], instead: Callable[[], Awaitable[_Result | None]]
-    ) -> _Result:
+        self, ask: Callable[[], Awaitable[_Document]], instead: Callable[[], Awaitable[_Document | None]]
+    ) -> _Document:
         """Ask the mirror; after a failure that may pass, others; then the mirror again: one that restarts shall not fail a job.
 
         A mirror that says nothing at all costs a stage little where others know the answer, and has its full time for a long
@@ -156,27 +158,9 @@ class Catalogue:
                     raise
             await asyncio.sleep(delay)
 
-    async def _ask(self, ask: Callable[[], Awaitable[_Result]], seconds: float) -> _Result:
+    async def _ask(self, ask: Callable[[], Awaitable[_Document]], seconds: float) -> _Document:
         try:
             async with asyncio.timeout(seconds):
                 return await ask()
         except TimeoutError:
             raise ServiceUnreachableError(self.client.address, f"silent for {seconds:g} s") from None
-
-
-@dataclass(frozen=True)
-class LayoutSource:
-    """Layouts from the mirror or, while that does not answer, those of the manifests that this node has staged."""
-
-    client: MirrorClient
-    records: ManifestRecords
-
-    async def __call__(self, manifest: Digest, bearer: str | None) -> Layout:
-        """The layout. Raises the mirror's error."""
-        try:
-            return await self.client.layout(manifest, bearer)
-        except BdnError as error:
-            known = await in_thread(self.records.load_layout, manifest) if error.transient else None
-            if known is None:
-                raise
-            return known

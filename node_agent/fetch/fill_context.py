@@ -31,7 +31,7 @@ class Routing:
     """
 
     def __init__(self, layout: Layout, members: Members) -> None:
-        self._layout = layout
+        self.layout = layout
         self._members = members
         self._index: dict[Digest, int] = {}
         self._made: _Made | None = None
@@ -96,7 +96,7 @@ class Routing:
             return self._made
 
     def _make(self, members: tuple[RingMember, ...]) -> None:
-        chunks = chunks_in_order(self._layout)
+        chunks = chunks_in_order(self.layout)
         self._index = self._index or {chunk: index for index, chunk in enumerate(chunks)}
         placement = Placement(chunks, [member.node for member in members])
         order = lanes(placement, self._members.me)

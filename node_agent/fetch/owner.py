@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bdn.core.chunk import Digest
@@ -18,11 +18,10 @@ from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
-from node_agent.fetch.chain import ReaderChain, chunk_base
-from node_agent.fetch.peers import Members
+from node_agent.fetch.chain import ReaderChain
+from node_agent.fetch.documents import Catalogue
 from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 
 _REMEMBERED: Final = 16  # manifests; one of 140 GB has 17,000 chunks, which take 4 MB
@@ -52,10 +51,10 @@ class ChunkList:
 class ChunkLists:
     """The lists of the manifests that were asked about last. ``known`` may be called from any thread.
 
-    ``ask`` reads a layout with a peer's grant, which proves that the peer may read the manifest and that it exists.
+    A layout is read with a peer's grant, which proves that the peer may read the manifest and that it exists.
     """
 
-    ask: Callable[[Digest, str | None], Awaitable[Layout]]
+    catalogue: Catalogue
     _known: dict[_Key, ChunkList] = field(default_factory=dict)  # the one used last stands last
     _asking: ReadsInProgress[_Key] = field(default_factory=ReadsInProgress)
 
@@ -75,7 +74,7 @@ class ChunkLists:
                 await landed(flight)
                 continue
             with self._asking.lead(key):  # nobody else does: the loop has not turned since we looked
-                self._remember(key, await in_thread(ChunkList.of, await self.ask(manifest, bearer)))
+                self._remember(key, await in_thread(ChunkList.of, await self.catalogue.layout(manifest, bearer)))
         self._remember(key, known)
         return known
 
@@ -88,29 +87,41 @@ class ChunkLists:
 
 @dataclass(frozen=True)
 class Owner:
-    """Brings chunks into the cluster tier, from the mirror and never from another peer, so that no request goes in circles.
+    """A ``ServedChunks``: what is asked of an owner and is not here is brought into the cluster tier.
 
-    ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. They read in the
-    same places, ``origin``: what a peer asks for comes before what this node wants next. ``reads`` are the reads of fills as
-    well. ``on_obtained`` is told the bytes of each chunk.
+    It comes from the mirror and never from another peer, so that no request goes in circles. ``threads`` are not those of
+    this node's fills: no peer waits behind a whole stage of ours. They read in the same places, ``origin``: what a peer asks
+    for comes before what this node wants next. ``on_obtained`` is told the bytes of each chunk.
     """
 
     loop: asyncio.AbstractEventLoop
     background: BackgroundTasks
     threads: ByteThreads
-    lists: ChunkLists
-    reads: ReadsInProgress[Digest]
-    bandwidth: Bandwidth
-    shelf: HeldChunks
-    tier: ClusterTier
-    chain: ReaderChain
-    mirror_url: str
-    on_obtained: Callable[[int], None]
-    members: Members
     origin: OrderedLimit
+    bandwidth: Bandwidth
+    lists: ChunkLists
+    shelf: HeldChunks
+    chain: ReaderChain
+    on_obtained: Callable[[int], None]
     _stop: threading.Event = field(default_factory=threading.Event)
 
-    def begin(self, request: ChunkRequest) -> Future[object]:
+    def authorize(self, request: ChunkRequest) -> None:
+        """As the shelf: who may read a manifest may have its chunks obtained."""
+        self.shelf.authorize(request)
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
+        """The chunk, or a Future until it is here. The request must say to which manifest it belongs; otherwise as the shelf."""
+        if request.manifest is None:
+            return self.shelf.open_chunk(request)
+        known = self.lists.known(request.manifest, self.shelf.reader_of(request.bearer))
+        if known is not None and request.digest in known.sizes:
+            return self.shelf.open_for(request) or self._begin(request)
+        try:
+            return self.shelf.open_chunk(request)
+        except NotFoundError:
+            return self._begin(request)
+
+    def _begin(self, request: ChunkRequest) -> Future[object]:
         """Done when the chunk is here, or with the reason why it cannot be. From any thread; blocks nobody."""
         future: Future[object] = Future()
         self.loop.call_soon_threadsafe(self._start, request, future)
@@ -142,64 +153,33 @@ class Owner:
             StoreUnavailableError: somebody else on this node is about to hold it, whom nobody can wait for.
             BdnError: the mirror could not be read, or the disk failed.
         """
+        request = replace(request, is_suspect=False)  # it is checked when it is asked for again
         assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
         reader = self.shelf.reader_of(request.bearer)
         chunks = await self.lists.obtain(request.manifest, reader, request.bearer)
         size = chunks.sizes.get(request.digest)
         if size is None:
             raise NotFoundError(f"chunk {request.digest}")
-        while not self.shelf.holds_for(request):  # it may have come and have been evicted
-            if (flight := self.reads.flight(request.digest)) is not None:
+        while (held := self.shelf.open_for(request)) is None:  # it may have come and have been evicted
+            if (flight := self.chain.reads.flight(request.digest)) is not None:
                 await landed(flight)
                 continue
-            self.origin.limit = own_in_flight(len(self.members.current().members), self.threads.count)
+            members = self.chain.peers.members.current().members
+            self.origin.limit = own_in_flight(len(members), self.threads.count)
             # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
             async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.place(()):
-                with self.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn
+                with self.chain.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn
                     if is_leader and not self.shelf.holds(request.digest):
                         # Canceled it is when the agent ends, and then no thread shall go through its retries.
                         await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
+        held.file.close()
 
     def _read(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
         """In a byte thread: from the mirror into the cluster tier, where room is made before anything is read."""
         digest, manifest = request.digest, request.manifest
         assert manifest is not None  # noqa: S101 - likewise
-        base_url = chunk_base(self.mirror_url, chunks.data_port)
-        reader = self.chain.of_owner(base_url, request.bearer or "", self._stop)
-        if self.tier.bring(manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))):
+        reader = self.chain.of_owner(chunks.data_port, request.bearer or "", self._stop)
+        if self.shelf.tier.bring(manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))):
             self.on_obtained(len(buffer))
         elif not self.shelf.holds(digest):  # to look again at once would be to look for ever, if it never comes
             raise StoreUnavailableError(f"chunk {digest} is on its way to this node, and not here yet")
-
-
-@dataclass(frozen=True)
-class OwnersShelf:
-    """Wraps the shelf of an agent that owns chunks: what is asked of an owner and is not here is obtained."""
-
-    inner: HeldChunks
-    owner: Owner
-
-    def authorize(self, request: ChunkRequest) -> None:
-        """As the inner shelf: who may read a manifest may have its chunks obtained."""
-        self.inner.authorize(request)
-
-    def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
-        """The chunk, or a Future until it is here. The request must say to which manifest it belongs; otherwise as inside."""
-        try:
-            if not self._is_of(request):
-                return self.inner.open_chunk(request)
-            if not request.is_suspect or self.inner.is_right(request.digest):
-                return self.inner.open_for(request)
-        except NotFoundError:
-            if request.manifest is None:
-                raise
-        else:
-            if self.inner.holds(request.digest):  # in a file, which the scrub looks at; another source has it right
-                raise NotFoundError(f"chunk {request.digest}")
-        return self.owner.begin(request)
-
-    def _is_of(self, request: ChunkRequest) -> bool:
-        if request.manifest is None:
-            return False
-        known = self.owner.lists.known(request.manifest, self.inner.reader_of(request.bearer))
-        return known is not None and request.digest in known.sizes

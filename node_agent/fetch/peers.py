@@ -100,7 +100,7 @@ class Peers:
 
     def __init__(self, members: Members, clock: Clock = time.monotonic) -> None:
         self.clock = clock
-        self._members = members
+        self.members = members
         self._standing = PeerHealth()
         self._mirror = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
@@ -109,7 +109,7 @@ class Peers:
 
     def address(self, node: str) -> str | None:
         """Where it serves chunks; None when it has left."""
-        return next((member.advertise for member in self._members.current().members if member.node == node), None)
+        return next((member.advertise for member in self.members.current().members if member.node == node), None)
 
     def is_avoided(self, node: str) -> bool:
         """Whether it is left alone just now."""
@@ -181,5 +181,5 @@ class Peers:
     def avoided(self) -> tuple[str, ...]:
         """Who is avoided now, of those who are members."""
         with self._lock:
-            self._standing.keep({member.node for member in self._members.current().members})
+            self._standing.keep({member.node for member in self.members.current().members})
             return self._standing.avoided(self.clock())

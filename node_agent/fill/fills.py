@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import DiskFailedError
@@ -19,11 +19,10 @@ FileReport = Callable[[Digest, Tier, int], None]  # and of which file they are
 
 @dataclass(frozen=True)
 class FillUnit:
-    """Files that one fetch or one file's fetches bring, the manifest for which they are fetched, and where it is served."""
+    """Files that one fetch or one file's fetches bring, and the manifest for which they are fetched."""
 
     files: tuple[FileLayout, ...]
     manifest: Digest
-    base_url: str
 
     @property
     def digests(self) -> tuple[Digest, ...]:
@@ -42,13 +41,8 @@ class FillUnit:
         lies = self.files[0].slice
         return lies.slab_size if lies else self.files[0].size
 
-    def only(self, digests: Collection[Digest]) -> FillUnit:
-        """The same with these files alone."""
-        wanted = frozenset(digests)
-        return replace(self, files=tuple(file for file in self.files if file.digest in wanted))
 
-
-def units_of(files: Iterable[FileLayout], manifest: Digest, base_url: str) -> list[FillUnit]:
+def units_of(files: Iterable[FileLayout], manifest: Digest) -> list[FillUnit]:
     """All files, those of a slab together.
 
     The largest first, so that the last threads do not wait for one big file at the end; then by name, so that all nodes come
@@ -59,7 +53,7 @@ def units_of(files: Iterable[FileLayout], manifest: Digest, base_url: str) -> li
     for file in files:
         lies = file.slice
         found.setdefault((-lies.slab_size, lies.slab.hex) if lies else (-file.size, file.digest.hex), []).append(file)
-    return [FillUnit(tuple(found[key]), manifest, base_url) for key in sorted(found)]
+    return [FillUnit(tuple(found[key]), manifest) for key in sorted(found)]
 
 
 Start = Callable[["Fill"], Coroutine[object, object, None]]
@@ -70,10 +64,10 @@ class Fill:
     """A fill in progress. It belongs to nobody: its leader may leave, and it goes on while somebody waits."""
 
     leader: FileReport
+    task: asyncio.Task[None] = field(init=False)
     files: dict[Digest, FileFill] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
-    task: asyncio.Task[None] | None = None
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
         """Tell everybody. The bytes were fetched for the leader; the others find them on this node."""
@@ -91,12 +85,12 @@ class Fill:
     @property
     def is_over(self) -> bool:
         """Whether it ended, in whatever way."""
-        return self.task is None or self.task.done()
+        return self.task.done()
 
     @property
     def has_succeeded(self) -> bool:
         """Whether it ended well."""
-        return self.is_over and self.error is None and self.task is not None and not self.task.cancelled()
+        return self.is_over and self.error is None and not self.task.cancelled()
 
     @property
     def is_abandoned(self) -> bool:
@@ -144,7 +138,7 @@ class Fills:
                 self._begin([file for file in waiting if file not in self._files], start, report)
                 for file in waiting:
                     self._join(file, joined, report, traffic)
-                tasks = {file_fill.fill.task for file_fill in joined.values() if file_fill.fill.task}
+                tasks = {file_fill.fill.task for file_fill in joined.values()}
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 waiting = self._still_waiting(waiting, joined, report, restart)
         finally:
@@ -201,17 +195,15 @@ class Fills:
 
 
 async def _leave(files: Iterable[FileFill], report: FileReport) -> None:
-    fills: dict[Fill, None] = {}
-    for file_fill in files:
+    left = list(files)
+    for file_fill in left:
         file_fill.listeners.pop(report, None)
-        fills[file_fill.fill] = None
-    abandoned = [fill.task for fill in fills if fill.is_abandoned and fill.task]
-    for fill in fills:
-        if fill.is_abandoned and fill.task:
-            fill.stop.set()  # first, so that the threads do not go through their retries
-            fill.task.cancel()
+    abandoned = [fill for fill in dict.fromkeys(file_fill.fill for file_fill in left) if fill.is_abandoned]
+    for fill in abandoned:
+        fill.stop.set()  # first, so that the threads do not go through their retries
+        fill.task.cancel()
     if abandoned:
-        await to_the_end(_ended(abandoned))
+        await to_the_end(asyncio.wait([fill.task for fill in abandoned]))
 
 
 async def _run(fill: Fill, start: Start) -> None:
@@ -219,7 +211,3 @@ async def _run(fill: Fill, start: Start) -> None:
         await start(fill)
     except Exception as error:  # noqa: BLE001 - it is raised again, by everybody who waits
         fill.error = error
-
-
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    await asyncio.wait(tasks)

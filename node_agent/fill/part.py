@@ -22,8 +22,7 @@ from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, open_folder, sync_folder, write_all
 from bdn.disk.syscalls import allocate
 from node_agent.background_tasks import in_thread
-from node_agent.disk.cache_directory import UnnamedBytes
-from node_agent.disk.group_sync import GroupSync
+from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import Places, name_in_files, temporary_name
 
 SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
@@ -217,13 +216,13 @@ class PackedParts:
     folders take turns on the whole file system.
     """
 
-    def __init__(self, places: Places, sync: GroupSync, unnamed: UnnamedBytes, files: Sequence[FileLayout]) -> None:
+    def __init__(self, disk: CacheDirectory, files: Sequence[FileLayout]) -> None:
         self.files = files
         self.is_committed = False
-        self._places = places
-        self._sync = sync
-        self._mark = sync.mark()
-        self._unnamed = unnamed
+        self._places = disk.places
+        self._sync = disk.sync
+        self._mark = disk.sync.mark()
+        self._unnamed = disk.unnamed
         self._written = 0  # bytes that ``unnamed`` counts for us
 
     def write(self, slab: memoryview) -> None:

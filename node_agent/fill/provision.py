@@ -1,29 +1,37 @@
-"""Manifests come onto this node: known, admitted, filled. For a stage, or for nobody yet. Read ``run`` first."""
+"""Manifests come onto this node: known, admitted, filled. For a stage, or for nobody yet. Read ``Provision.run`` first.
+
+Chunks are fetched in byte threads, in two lanes: one reads from the mirror, the other asks peers. Each has threads of its own,
+so that waiting for peers never keeps a node from reading what its peers wait for.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, PlacedChunk, Slice
 from bdn.core.errors import single_error
 from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.ring.placement import own_in_flight
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.chunk_readers import BytesByTier, fetch
 from bdn.wire.operation_schema import Tier
-from node_agent.background_tasks import in_thread
+from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.space import blaming
-from node_agent.fetch.chain import ReaderChain, chunk_base
+from node_agent.disk.cache_directory import CacheDirectory
+from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit, Position
+from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.documents import Catalogue
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
-from node_agent.fetch.peers import Members, Peers
-from node_agent.fill.filler import Filler, FillOrder, Lanes, Place, Pools
 from node_agent.fill.fills import Fill, Fills, FillUnit, Report, units_of
+from node_agent.fill.part import PackedParts, PartialFile
 
 _UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real limit
 _SHARED_UNITS_AT_ONCE: Final = 32  # of two chunks, these are enough to keep the threads busy with either lane
+_Work = Callable[[memoryview], BytesByTier]
 
 
 class FillWatch(Protocol):
@@ -58,19 +66,29 @@ class FillRequest:
 
 
 @dataclass(frozen=True)
+class Pools:
+    """The agent's byte threads, which all stages share: for chunks from the mirror, and for those from peers.
+
+    ``origin`` are the places to read from the mirror, for stages and for what peers ask for: more at once from this node
+    would come no sooner, and what its peers wait for would come later.
+    """
+
+    own: ByteThreads
+    peers: ByteThreads
+    origin: OrderedLimit
+
+
+@dataclass(frozen=True)
 class Provision:
     """Does it. What can fail raises ``BdnError`` and leaves ending the lease up to the caller."""
 
     catalogue: Catalogue
+    disk: CacheDirectory
     cache: NodeCache
     fills: Fills
-    filler: Filler
     chain: ReaderChain
     pools: Pools
-    members: Members
-    peers: Peers
-    keep_slab: Callable[[Digest, Digest, memoryview], object]
-    mirror_url: str
+    bandwidth: Bandwidth
     on_bytes: Report  # for the metrics: every byte once, whoever waits for it
 
     async def run(self, request: FillRequest) -> list[Held]:
@@ -82,11 +100,11 @@ class Provision:
             held = [await self._obtain(digest, request) for digest in request.manifests]
             missing = await self.cache.admit(held, request.holder)
         ledger = self.cache.index.ledger
-        budget = RetryBudget(sum(ledger.size_of(content) or 0 for content in missing), self.peers.avoided)
+        budget = RetryBudget(sum(ledger.size_of(content) or 0 for content in missing), self.chain.peers.avoided)
         watch = request.begin(held, missing, budget)
         if missing:
             async with blaming(self.cache.space):
-                await _Fill(self, request, budget, watch).run(held, missing)
+                await _RequestFill(self, request, budget, watch).run(held, missing)
         return held
 
     async def _obtain(self, digest: Digest, request: FillRequest) -> Held:
@@ -94,22 +112,34 @@ class Provision:
         return await self.catalogue.obtain(digest, request.grant, is_complete=is_complete)
 
 
-class _Fill:
+@dataclass(frozen=True, eq=False)
+class _Lane:
+    """Some of a stage's chunks. ``places`` says whose turn it is."""
+
+    threads: ByteThreads
+    places: OrderedLimit
+
+
+class _RequestFill:
     """The fills of one request."""
 
     def __init__(self, provision: Provision, request: FillRequest, budget: RetryBudget, watch: FillWatch) -> None:
-        self._provision = provision
+        self.provision = provision
+        self.contexts: dict[Digest, FillContext] = {}
+        pools = provision.pools
+        self.from_mirror = _Lane(pools.own, pools.origin)
+        self.from_peers = _Lane(pools.peers, OrderedLimit(pools.peers.count))
         self._request = request
         self._budget = budget
         self._watch = watch
-        self._contexts: dict[Digest, FillContext] = {}
 
     async def run(self, held: Iterable[Held], missing: frozenset[Digest]) -> None:
         units = await self._units(held, missing)
-        routings = [context.routing for context in self._contexts.values()]
+        routings = [context.routing for context in self.contexts.values()]
         for routing in routings:
             await in_thread(routing.prepare)
-        self._lanes = Lanes(self._provision.pools, max(routing.count for routing in routings))
+        members = max(routing.count for routing in routings)
+        self.from_mirror.places.limit = own_in_flight(members, self.from_mirror.threads.count)
         # Two queues: units that wait for peers must not keep those from being read that peers wait for.
         shared = [unit for unit in units if any(not self._is_own(unit, chunk) for chunk in unit.chunks)]
         others = frozenset(unit.digests for unit in shared)
@@ -131,58 +161,187 @@ class _Fill:
             digest = one.manifest.digest
             layouts = await in_thread(one.file_layouts, wanted)
             wanted -= layouts.keys()
-            base_url = chunk_base(self._provision.mirror_url, one.layout.data_port)
-            units += await in_thread(units_of, layouts.values(), digest, base_url)
-            routing = Routing(one.layout, self._provision.members)
-            self._contexts[digest] = FillContext(digest, self._request.grant, routing, self._budget, self._is_ending)
+            units += await in_thread(units_of, layouts.values(), digest)
+            routing = Routing(one.layout, self.provision.chain.peers.members)
+            is_ending = self._is_ending
+            self.contexts[digest] = FillContext(digest, self._request.grant, routing, self._budget, is_ending)
         return sorted(units, key=lambda unit: unit.size, reverse=True)
 
     def _is_ending(self) -> bool:
-        return self._lanes.peers.is_ending
+        """Whether all chunks that are left to ask of peers are in hand."""
+        return self.from_peers.places.is_last
 
     def _is_own(self, unit: FillUnit, chunk: Digest) -> bool:
-        return self._contexts[unit.manifest].routing.turn(chunk).is_own
+        return self.contexts[unit.manifest].routing.turn(chunk).is_own
 
     async def _fill_from(self, queue: Iterator[FillUnit]) -> None:
         """One of several that draw units from the same queue."""
-        watch, fills = self._watch, self._provision.fills
+        watch, fills = self._watch, self.provision.fills
         for unit in queue:
 
             def start(fill: Fill, unit: FillUnit = unit) -> Coroutine[object, object, None]:
-                return self._fill_unit(unit.only(fill.files), fill)
+                return _UnitFill(self, unit, fill).run()
 
             await fills.join(unit.digests, start, watch.report, watch.restart, self._request.traffic)
             for file in unit.files:
                 watch.finish(file.digest, file.size)
 
-    async def _fill_unit(self, unit: FillUnit, fill: Fill) -> None:
-        provision = self._provision
-        ledger = provision.cache.index.ledger  # another stage may have finished some between our admission and now
-        files = tuple(file for file in unit.files if not ledger.is_committed(file.digest))
-        if not files:
+
+class _UnitFill:
+    """One unit is fetched. ``fill`` names those of its files that nobody else fills, and is told what came."""
+
+    def __init__(self, whole: _RequestFill, unit: FillUnit, fill: Fill) -> None:
+        self._whole = whole
+        self._provision = whole.provision
+        self._cache = whole.provision.cache
+        self._context = whole.contexts[unit.manifest]
+        self._fill = fill
+        self._reader = whole.provision.chain.of_fill(self._context, fill.stop)
+        ledger = self._cache.index.ledger  # another stage may have finished some between our admission and now
+        self._files = [
+            file for file in unit.files if file.digest in fill.files and not ledger.is_committed(file.digest)
+        ]
+
+    async def run(self) -> None:
+        """Make the files whole; returns when they are committed.
+
+        Canceled or failed, it leaves a part from which the next fill goes on, and its threads are idle again. Set
+        ``fill.stop`` before canceling, otherwise a thread may still go through its retries.
+
+        Raises:
+            BdnError: the first failure; the other chunks are given up.
+        """
+        if not self._files:
             return
+        lies = self._files[0].slice
+        if lies is not None:
+            await self._fill_from_slab(lies)
+            return
+        (layout,) = self._files
+        part = PartialFile(self._provision.disk.places, layout, self._provision.disk.writes)
+        try:
+            if len(layout.chunks) <= 1:
+                await self._fill_at_once(part)
+            else:
+                await self._fill_in_pieces(part)
+        finally:
+            if part.is_committed:  # also when the cancellation came during the commit
+                self._cache.commit(layout.digest)
 
-        def report(file: Digest, tier: Tier, size: int) -> None:
-            provision.on_bytes(tier, size)
-            fill.report(file, tier, size)
+    async def _fill_from_slab(self, lies: Slice) -> None:
+        """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
+        parts = PackedParts(self._provision.disk, self._files)
+        lane, position = self._turn(lies.slab)
 
-        context = self._contexts[unit.manifest]
-        order = FillOrder(
-            files,
-            provision.chain.of_fill(unit.base_url, context, fill.stop),
-            partial(self._place, context.routing),
-            partial(self._keep_slab, context),
-            lambda: fill.traffic,
-            report,
-            fill.stop,
-        )
-        await provision.filler.fill(order)
+        def work(buffer: memoryview) -> BytesByTier:
+            def store() -> None:
+                lane.threads.received()
+                parts.write(buffer)
+                if self._context.routing.is_mine(lies.slab):
+                    # It was cut into files, of which nobody could make it again; its owner keeps it for its peers.
+                    self._cache.chunks.tier.keep(self._context.manifest, lies.slab, buffer)
 
-    def _place(self, routing: Routing, chunk: Digest) -> Place:
-        turn = routing.turn(chunk)
-        return (self._lanes.own if turn.is_own else self._lanes.peers), (turn.position,)
+            return fetch(self._reader, lies.slab, buffer, store)
 
-    def _keep_slab(self, context: FillContext, slab: Digest, buffer: memoryview) -> None:
-        """It was cut into files, of which nobody could make it again; its owner keeps it for its peers."""
-        if context.routing.is_mine(slab):
-            self._provision.keep_slab(context.manifest, slab, buffer)
+        try:
+            bytes_by_tier = await self._run(lane, position, lies.slab_size, work)
+            await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
+            tier = max(bytes_by_tier, key=bytes_by_tier.__getitem__)
+            for file in self._files:
+                self._report(file.digest, {tier: file.size})
+        finally:
+            if parts.is_committed:  # also when the cancellation came during the commit
+                for file in self._files:
+                    self._cache.commit(file.digest)
+            else:
+                await in_thread(parts.close)
+
+    async def _fill_at_once(self, part: PartialFile) -> None:
+        """One chunk, one thread, no bitmap."""
+        layout = part.layout
+        lane, position = self._turn(layout.digest)
+
+        def work(buffer: memoryview) -> BytesByTier:
+            try:
+                part.open()
+                placed = layout.placed()
+
+                def store() -> None:
+                    lane.threads.received()
+                    for chunk in placed:
+                        part.write(chunk, buffer)
+                    part.commit()
+
+                if placed:
+                    return fetch(self._reader, placed[0].digest, buffer, store)
+                store()  # an empty file
+                return {}
+            finally:
+                part.close()
+
+        self._report(layout.digest, await self._run(lane, position, layout.size, work))
+
+    async def _fill_in_pieces(self, part: PartialFile) -> None:
+        lanes: dict[_Lane, list[tuple[Position, PlacedChunk]]] = {}
+        for chunk in part.layout.placed():
+            lane, position = self._turn(chunk.digest)
+            lanes.setdefault(lane, []).append((position, chunk))
+        try:
+            await in_thread(part.open)
+            with single_error():
+                async with asyncio.TaskGroup() as group:
+                    for lane, chunks in lanes.items():
+                        queue = iter(sorted(chunks, key=lambda placed: placed[0]))
+                        width = min(lane.threads.count, lane.places.limit)
+                        for _ in range(min(len(chunks), 2 * width)):
+                            group.create_task(self._take_chunks(lane, queue, part))
+            await in_thread(part.commit)
+        finally:
+            self._cache.chunks.departed(part.layout.digest)
+            await in_thread(part.close)
+
+    async def _take_chunks(self, lane: _Lane, queue: Iterator[tuple[Position, PlacedChunk]], part: PartialFile) -> None:
+        """One of several that draw from the same queue, so that there is always a chunk waiting for a free thread."""
+        try:
+            for position, chunk in queue:
+
+                def work(buffer: memoryview, chunk: PlacedChunk = chunk) -> BytesByTier:
+                    return self._obtain(lane, part, chunk, buffer)
+
+                self._report(part.layout.digest, await self._run(lane, position, chunk.range.size, work))
+        except BaseException:
+            self._fill.stop.set()  # before the group cancels the others: they shall not go on trying
+            raise
+
+    def _obtain(self, lane: _Lane, part: PartialFile, chunk: PlacedChunk, buffer: memoryview) -> BytesByTier:
+        """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
+        file, chunks = part.layout.digest, self._cache.chunks
+        if part.holds(chunk, buffer):
+            chunks.arrived(file, chunk.index)
+            return {"node": chunk.range.size}
+
+        def store() -> None:
+            lane.threads.received()
+            part.write(chunk, buffer)
+            chunks.arrived(file, chunk.index)
+
+        return fetch(self._reader, chunk.digest, buffer, store)
+
+    def _turn(self, chunk: Digest) -> tuple[_Lane, Position]:
+        """Where a chunk is to be fetched, and when."""
+        turn = self._context.routing.turn(chunk)
+        return (self._whole.from_mirror if turn.is_own else self._whole.from_peers), (turn.position,)
+
+    async def _run(self, lane: _Lane, position: Position, size: int, work: _Work) -> BytesByTier:
+        """``work`` in a thread, once it is this chunk's turn.
+
+        First on this node's network, where a prefetch may wait for long without being in a stage's way, then in its lane.
+        Whom it is for is asked for each chunk, because a stage may join what a prefetch began.
+        """
+        async with self._provision.bandwidth.turn(self._fill.traffic, size), lane.places.place(position):
+            return await lane.threads.run(size, work)
+
+    def _report(self, file: Digest, bytes_by_tier: BytesByTier) -> None:
+        for tier, size in bytes_by_tier.items():
+            self._provision.on_bytes(tier, size)
+            self._fill.report(file, tier, size)

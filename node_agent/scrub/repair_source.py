@@ -16,7 +16,6 @@ from bdn.wire.layout_form import Layout
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.records import ManifestRecords
-from node_agent.fetch.chain import chunk_base
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
 from node_agent.fill.provision import FillRequest, Provision
 from node_agent.scrub.findings import single_chunk
@@ -136,7 +135,7 @@ class RepairSource:
             return
         file, reader = await self._open(content)
         size = file.slice.slab_size if file.slice else chunk.range.size
-        async with self.provision.filler.bandwidth.turn(TrafficClass.SCRUB, size):
+        async with self.provision.bandwidth.turn(TrafficClass.SCRUB, size):
             await in_thread(self._fetch, file, reader, chunk, put)
 
     async def refill(self, content: Digest) -> None:
@@ -172,10 +171,9 @@ class RepairSource:
         held = await provision.catalogue.obtain(manifest, bearer, is_complete=False)
         file = held.file_layouts(frozenset((content,)))[content]
         assert held.layout is not None  # noqa: S101 - asked for
-        budget = RetryBudget(file.size, provision.peers.avoided)
-        context = FillContext(manifest, bearer, Routing(held.layout, provision.members), budget)
-        base_url = chunk_base(provision.mirror_url, held.layout.data_port)
-        return file, provision.chain.of_fill(base_url, context, self.stop)
+        peers = provision.chain.peers
+        routing, budget = Routing(held.layout, peers.members), RetryBudget(file.size, peers.avoided)
+        return file, provision.chain.of_fill(FillContext(manifest, bearer, routing, budget), self.stop)
 
     def _fetch(self, file: FileLayout, reader: ChunkReader, chunk: PlacedChunk, put: Put) -> None:
         """A small file is cut out of its slab, which travels whole."""

@@ -26,7 +26,7 @@ def test_every_way_out_of_the_sources_passes_the_egress_guard() -> None:
     """A module that makes a client for an upstream names the guard of its kind."""
     guards = {
         "ClientSession": "guarded_connector",
-        "create_client": "guarded_options",
+        "create_client": "guarded_config",
         "TCPConnector": None,
         "create_connection": None,
         "open_connection": None,

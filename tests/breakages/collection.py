@@ -117,7 +117,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "if self._kept_at(aside):", "test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed"),
         ("who finds a chunk does not say that he counts on it", "os.utime(self._chunks / digest.fanout, (now, now))",
          "os.stat(self._chunks / digest.fanout)",
-         "TestDirectoryStore::test_what_was_put_or_kept_since_it_was_seen_is_not_collected"),
+         "test_what_was_put_or_kept_since_it_was_seen_is_not_collected"),
         ("what a crash left aside stays there",
          'self._put_back(path, self._chunks / Digest(path.name.partition("-")[0]).fanout)', "pass",
          "test_a_chunk_that_a_crash_left_aside_can_be_read_and_is_put_back_by_who_opens_the_store"),

@@ -50,7 +50,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()',
          ('is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()\n'
           "        if Path(f\"/proc/{_recorded(descriptor).get('pid')}\").exists():\n"
-          '            raise InUseError(f"cache directory {path.parent}", (_owner(descriptor),))'),
+          '            raise InUseError(f"cache directory {path.parent}", ())'),
          "test_what_a_killed_agent_wrote_into_its_lock_keeps_no_other_from_starting"),
     ],
     "node_agent/journal.py": [

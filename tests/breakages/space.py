@@ -84,7 +84,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "room = max(room, await in_thread(self.space.room), key=lambda one: one.budgets.node)", "pass",
          "test_a_file_that_is_just_becoming_whole_costs_no_other"),
         ("what is over the budget stays",
-         'await self._eviction.evict(lambda index: index.plan_lru(held - budget), "trim", account)', "pass",
+         'await self._evict(lambda index: index.plan_lru(held - budget), "trim", account)', "pass",
          "test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further"),
     ],
     "node_agent/cache/cache_events.py": [
@@ -102,7 +102,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what the disk did not delete is younger than it was", "last_used=last_used[manifest])",
          "last_used=found.last_used)", "TestClusterTierMachine::runTest"),
     ],
-    "node_agent/cache/scan.py": [
+    "node_agent/cache/tiers.py": [
         ("what a fill had begun is not counted after a restart", "begun.add(digest)", "pass",
          "test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong"),
     ],

@@ -9,8 +9,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "node_agent/cache/node_cache.py": [
         ("an eviction and an admission change the cache at the same time",
-         "async with self._lock:\n            return await to_the_end(self._eviction.evict(plan, reason, account))",
-         "return await to_the_end(self._eviction.evict(plan, reason, account))",
+         "async with self._lock:\n            return await to_the_end(self._evict(plan, reason, account))",
+         "return await to_the_end(self._evict(plan, reason, account))",
          "test_a_stage_between_any_two_steps_of_an_eviction_has_all_its_files"),
     ],
     "node_agent/stage/view/views.py": [

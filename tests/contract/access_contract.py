@@ -1,8 +1,9 @@
 """What every Source promises about who may read: whatever the upstream's words, the user meets the same errors."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import pytest
 
@@ -13,27 +14,14 @@ from tests.doubles.ranges import read_range
 
 SESAME = "sesame"  # stands in every wrong secret, and must stand in no error
 
-
-class Access(Protocol):
-    """Sources opened in ways that may, and may not, read them. Each holds one file: ``a.txt`` with ``b"x"``."""
-
-    def public(self) -> AbstractAsyncContextManager[Source]:
-        """What everybody may read, without credentials."""
-
-    def private(self) -> AbstractAsyncContextManager[Source]:
-        """What is private, with credentials that may read it."""
-
-    def anonymous(self) -> AbstractAsyncContextManager[Source]:
-        """What is private, without credentials."""
-
-    def wrong_key(self) -> AbstractAsyncContextManager[Source]:
-        """What is private, with credentials that nobody gave out; they contain ``SESAME``."""
-
-    def denied(self) -> AbstractAsyncContextManager[Source]:
-        """What is private, with the valid credentials of somebody who may not read it."""
-
-    def missing(self) -> AbstractAsyncContextManager[Source]:
-        """What does not exist, with valid credentials."""
+# Opens a source of one file, ``a.txt`` with ``b"x"``, in one of these ways:
+# - "public": what everybody may read, without credentials
+# - "private": what is private, with credentials that may read it
+# - "anonymous": the same without credentials
+# - "wrong key": the same with credentials that nobody gave out; they contain ``SESAME``
+# - "denied": the same with the valid credentials of somebody who may not read it
+# - "missing": what does not exist, with valid credentials
+Access = Callable[[str], AbstractAsyncContextManager[Source]]
 
 
 class AccessContract(ABC):
@@ -45,28 +33,28 @@ class AccessContract(ABC):
 
     @pytest.mark.parametrize("way", ["public", "private"])
     async def test_what_may_be_read_is_listed_and_read(self, access: Access, way: str) -> None:
-        async with access.public() if way == "public" else access.private() as source:
+        async with access(way) as source:
             files = await listed(source)
             assert set(files) == {"a.txt"}
             assert read_range(await source.locate(files["a.txt"]), 0, 1).content == b"x"
 
     async def test_private_content_asks_strangers_for_a_secret(self, access: Access) -> None:
-        async with access.anonymous() as source:
+        async with access("anonymous") as source:
             with pytest.raises(AuthRequiredError, match=r"Add .*auth_secret_name"):
                 await listed(source)
 
     async def test_a_wrong_key_is_refused_and_not_shown(self, access: Access) -> None:
-        async with access.wrong_key() as source:
+        async with access("wrong key") as source:
             with pytest.raises(AuthRequiredError) as raised:
                 await listed(source)
         assert SESAME not in f"{raised.value!r} {raised.value} {raised.value.details()}"
 
     async def test_a_valid_key_that_may_not_read_is_denied(self, access: Access) -> None:
-        async with access.denied() as source:
+        async with access("denied") as source:
             with pytest.raises(self.denial):
                 await listed(source)
 
     async def test_what_is_missing_is_not_found(self, access: Access) -> None:
-        async with access.missing() as source:
+        async with access("missing") as source:
             with pytest.raises(SourceNotFoundError):
                 await listed(source)

@@ -16,7 +16,7 @@ from tests.doubles.ranges import read_range
 class Bucket(Protocol):
     """A new bucket of the upstream under test, reached without the code under test."""
 
-    def put(self, objects: Mapping[str, bytes]) -> None:
+    def fill(self, files: Mapping[str, bytes]) -> None:
         """Add or replace these, by key, exactly as named."""
 
     def open(self, prefix: str = "") -> AbstractAsyncContextManager[Source]:
@@ -29,20 +29,20 @@ class BucketContract(ABC):
     def bucket(self) -> Bucket: ...
 
     async def test_an_empty_prefix_is_the_whole_bucket(self, bucket: Bucket) -> None:
-        bucket.put({"a.bin": b"x", "m/b.bin": b"xy", "m/n/c.bin": b""})
+        bucket.fill({"a.bin": b"x", "m/b.bin": b"xy", "m/n/c.bin": b""})
         async with bucket.open() as source:
             sizes = {path: file.size for path, file in (await listed(source)).items()}
         assert sizes == {"a.bin": 1, "m/b.bin": 2, "m/n/c.bin": 0}
 
     async def test_a_prefix_without_a_slash_is_a_folder_and_not_the_beginning_of_a_name(self, bucket: Bucket) -> None:
-        bucket.put({"model/a.bin": b"x", "model-2/b.bin": b"x", "model.txt": b"x", "models": b"x"})
+        bucket.fill({"model/a.bin": b"x", "model-2/b.bin": b"x", "model.txt": b"x", "models": b"x"})
         async with bucket.open("model") as source:
             assert set(await listed(source)) == {"a.bin"}
 
     @pytest.mark.parametrize("key", ["model.safetensors", "deep/folder/model.safetensors", "deep/a b+c%.bin", "ü/日"])
     async def test_a_prefix_may_be_exactly_one_object(self, bucket: Bucket, key: str) -> None:
         name = key.rpartition("/")[2]
-        bucket.put({key: CONTENT, f"{key}.sha256": b"x", "other": b"x"})
+        bucket.fill({key: CONTENT, f"{key}.sha256": b"x", "other": b"x"})
         async with bucket.open(key) as source:
             files = await listed(source)
             assert set(files) == {name}
@@ -54,7 +54,7 @@ class BucketContract(ABC):
     async def test_a_prefix_that_is_both_object_and_folder_asks_for_a_slash(
         self, bucket: Bucket, marker: dict[str, bytes]
     ) -> None:
-        bucket.put({"model": b"object", "model/a.bin": b"x", **marker})
+        bucket.fill({"model": b"object", "model/a.bin": b"x", **marker})
         async with bucket.open("model") as source:
             with pytest.raises(InvalidSourceError, match=r"both an object and a folder; add a slash .*/model/$"):
                 await listed(source)
@@ -62,12 +62,12 @@ class BucketContract(ABC):
             assert set(await listed(source)) == {"a.bin"}
 
     async def test_an_object_beside_an_empty_folder_of_its_name_is_the_object(self, bucket: Bucket) -> None:
-        bucket.put({"model": b"object", "model/": b""})
+        bucket.fill({"model": b"object", "model/": b""})
         async with bucket.open("model") as source:
             assert set(await listed(source)) == {"model"}
 
     async def test_folder_markers_are_not_files(self, bucket: Bucket) -> None:
-        bucket.put({"m/": b"", "m/sub/": b"", "m/sub/marked with content/": b"x", "m/sub/a.bin": b"x"})
+        bucket.fill({"m/": b"", "m/sub/": b"", "m/sub/marked with content/": b"x", "m/sub/a.bin": b"x"})
         async with bucket.open("m/") as source:
             assert set(await listed(source)) == {"sub/a.bin"}
 
@@ -77,7 +77,7 @@ class BucketContract(ABC):
             assert await listed(source) == {}
 
     async def test_keys_with_empty_and_dot_segments_are_listed_normalised_and_can_be_read(self, bucket: Bucket) -> None:
-        bucket.put({"m/a//b.txt": b"empty", "m/c/./d.txt": b"a dot"})
+        bucket.fill({"m/a//b.txt": b"empty", "m/c/./d.txt": b"a dot"})
         async with bucket.open("m") as source:
             files = await listed(source)
             assert set(files) == {"a/b.txt", "c/d.txt"}
@@ -85,7 +85,7 @@ class BucketContract(ABC):
                 assert read_range(await source.locate(files[path]), 0, 5).content == content
 
     async def test_a_key_that_would_be_absolute_below_its_prefix_is_refused(self, bucket: Bucket) -> None:
-        bucket.put({"m//etc/passwd": b"x"})
+        bucket.fill({"m//etc/passwd": b"x"})
         async with bucket.open("m") as source:
             with pytest.raises(InvalidSourceError, match="absolute"):
                 await listed(source)
@@ -93,7 +93,7 @@ class BucketContract(ABC):
     @pytest.mark.parametrize("prefix", ["", "a b+c%", "ünï/日本/"])
     async def test_awkward_names_below_an_awkward_prefix_are_listed_and_read(self, bucket: Bucket, prefix: str) -> None:
         folder = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
-        bucket.put({f"{folder}{name}": name.encode() for name in AWKWARD_NAMES})
+        bucket.fill({f"{folder}{name}": name.encode() for name in AWKWARD_NAMES})
         async with bucket.open(prefix) as source:
             files = await listed(source)
             assert set(files) == set(AWKWARD_NAMES)
@@ -104,7 +104,7 @@ class BucketContract(ABC):
     async def test_a_narrowed_listing_is_no_wider_than_it_has_to_be(self, bucket: Bucket, prefix: str) -> None:
         folder = "m/" if prefix else ""
         paths = ("a.txt", "sub/a.txt", "sub/b.txt", "subway/c.txt", "x/sub/a.txt")
-        bucket.put({f"{folder}{path}": b"x" for path in paths})
+        bucket.fill({f"{folder}{path}": b"x" for path in paths})
         async with bucket.open(prefix) as source:
             assert await listed_within(source, "sub/") == ["sub/a.txt", "sub/b.txt"]
             assert await listed_within(source, "sub/b", "x/") == ["sub/b.txt", "x/sub/a.txt"]
@@ -113,12 +113,12 @@ class BucketContract(ABC):
             assert await consumed(source.list(await source.resolve())) == len(paths)
 
     async def test_a_source_of_one_object_is_narrowed_by_its_name(self, bucket: Bucket) -> None:
-        bucket.put({"m/model.bin": b"x"})
+        bucket.fill({"m/model.bin": b"x"})
         async with bucket.open("m/model.bin") as source:
             assert await listed_within(source, "model", "other") == ["model.bin"]
             assert await listed_within(source, "m/") == []
 
     async def test_every_page_of_a_long_listing_is_read(self, bucket: Bucket) -> None:
-        bucket.put({f"m/a b+%{number:04}.txt": b"x" for number in range(1001)} | {"m-other": b"x"})
+        bucket.fill({f"m/a b+%{number:04}.txt": b"x" for number in range(1001)} | {"m-other": b"x"})
         async with bucket.open("m") as source:
             assert set(await listed(source)) == {f"a b+%{number:04}.txt" for number in range(1001)}

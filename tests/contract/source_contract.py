@@ -26,7 +26,7 @@ class Upstream(Protocol):
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Add or replace these, by path relative to the source, exactly as named."""
 
-    def open(self, organisation: str = "acme") -> AbstractAsyncContextManager[Source]:
+    def open(self) -> AbstractAsyncContextManager[Source]:
         """The source with credentials that may read it."""
 
 

@@ -1,7 +1,7 @@
 """Whatever goes wrong at GCS comes out of the source as one of our errors, after exactly one attempt."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
@@ -16,32 +16,33 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.uri import BucketUri, parse_source
-from bdn.sources.gcs.source import open_gcs
+from bdn.core.source.uri import BucketUri
+from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Secret
+from bdn.sources.sign_in import Secret, SourceContext
+from tests.contract.opening import GcsWay, Opened
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.gcs import GcsServer, gcs_error
-from tests.support.mirror.gcs_sources import Way
-from tests.support.network.egress import LOOPBACK
 
 Answered = TypeVar("Answered")
 
 
 @pytest.fixture(scope="module")
-def shared_server() -> Iterator[GcsServer]:
-    with GcsServer() as server:
-        server.bucket("failures").put({f"{number:04}.txt": b"x" for number in range(1500)})
-        server.bucket("failures-public", public=True).put({f"{number:04}.txt": b"x" for number in range(1500)})
-        yield server
+def filled(shared_gcs_server: GcsServer) -> None:
+    for name, public in (("failures", False), ("failures-public", True)):
+        shared_gcs_server.bucket(name, public=public).put({f"{number:04}.txt": b"x" for number in range(1500)})
 
 
 @pytest.fixture
-def server(shared_server: GcsServer) -> GcsServer:
-    shared_server.log.clear()
-    shared_server.script.clear()
-    return shared_server
+def server(gcs_server: GcsServer, filled: None) -> GcsServer:
+    return gcs_server
+
+
+@pytest.fixture
+def opened(server: GcsServer) -> Opened:
+    """What everybody may read."""
+    return GcsWay(server.url).open("failures-public")
 
 
 def refused(status: int, reason: str, headers: dict[str, str] | None = None) -> Fault:
@@ -76,66 +77,46 @@ FAILURES = [
     (refused(503, "backendError"), UpstreamUnavailableError, "503 backendError"),
     (answer(502, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "GCS answered 502"),
     (answer(204, body=b""), UpstreamUnavailableError, "GCS answered 204"),
-    (page("<html>a proxy's page</html>"), UpstreamUnavailableError, "does not look like GCS's"),
-    (page("[1, 2]"), UpstreamUnavailableError, "does not look like GCS's"),
-    (page('{"items": {"name": "a"}}'), UpstreamUnavailableError, "does not look like GCS's"),
-    (page("[" * 100_000), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(name=None), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(name=""), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(name=7), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(generation=None), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(generation="1&alt=json"), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(size="many"), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(size="-1"), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(crc32c="AAAA"), UpstreamUnavailableError, "does not look like GCS's"),
-    (item(crc32c="!"), UpstreamUnavailableError, "does not look like GCS's"),
+    *((fault, UpstreamUnavailableError, "does not look like GCS's") for fault in (
+        page("<html>a proxy's page</html>"), page("[1, 2]"), page('{"items": {"name": "a"}}'), page("[" * 100_000),
+        item(name=None), item(name=""), item(name=7), item(generation=None), item(generation="1&alt=json"),
+        item(size="many"), item(size="-1"), item(crc32c="AAAA"), item(crc32c="!"),
+    )),
     (answer(200, {"Content-Encoding": "gzip"}, b"not gzip"), UpstreamUnavailableError, "could not be asked"),
     (drop(), UpstreamUnavailableError, "could not be asked"),
     (truncate(10), UpstreamUnavailableError, "could not be asked"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
-async def test_a_failing_first_page_is_asked_for_once_and_mapped(
-    server: GcsServer, fault: Fault, expected: type[BdnError], said: str
+@pytest.mark.parametrize(("query", "before"), [("", 0), ("pageToken=", 1000)])
+async def test_a_failing_page_is_asked_for_once_and_mapped_around_the_iteration(
+    server: GcsServer, opened: Opened, fault: Fault, expected: type[BdnError], said: str, query: str, before: int
 ) -> None:
-    server.fail(fault, times=None)
-    async with Way(server.url).open("gs://failures-public") as source:
-        with pytest.raises(expected, match=said):
-            await listed(source)
-    # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
-    assert server.log.count() <= (2 if fault == drop() else 1)
-
-
-@pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
-async def test_a_failing_later_page_is_mapped_around_the_iteration(
-    server: GcsServer, fault: Fault, expected: type[BdnError], said: str
-) -> None:
-    server.fail(fault, "pageToken=", times=None)
-    async with Way(server.url).open("gs://failures-public") as source:
+    server.fail(fault, query, times=None)
+    async with opened as source:
         files = source.list(await source.resolve())
-        for number in range(1000):
+        for number in range(before):
             assert (await anext(files)).path == f"{number:04}.txt"
         with pytest.raises(expected, match=said):
             await anext(files)
-    assert server.log.count("pageToken=") <= (2 if fault == drop() else 1)
+    # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
+    assert server.log.count(query) <= (2 if fault == drop() else 1)
 
 
-@pytest.mark.parametrize("status", [429, 403])
-async def test_a_rate_limit_tells_how_long_to_wait_where_gcs_says_so(server: GcsServer, status: int) -> None:
-    server.fail(refused(status, "rateLimitExceeded", {"Retry-After": "12"}))
-    async with Way(server.url).open("gs://failures-public") as source:
-        with pytest.raises(UpstreamRateLimitedError) as raised:
+@pytest.mark.parametrize(("fault", "expected"), [
+    (refused(429, "rateLimitExceeded", {"Retry-After": "12"}), UpstreamRateLimitedError),
+    (refused(403, "rateLimitExceeded", {"Retry-After": "12"}), UpstreamRateLimitedError),
+    (refused(503, "backendError", {"Retry-After": "12"}), UpstreamUnavailableError),
+])  # fmt: skip
+async def test_a_refusal_tells_how_long_to_wait_where_gcs_says_so(
+    server: GcsServer, opened: Opened, fault: Fault, expected: type[BdnError]
+) -> None:
+    server.fail(fault)
+    async with opened as source:
+        with pytest.raises(expected) as raised:
             await listed(source)
-    assert raised.value.retry_after_seconds == 12
-
-
-async def test_an_overloaded_server_tells_how_long_to_wait_too(server: GcsServer) -> None:
-    server.fail(refused(503, "backendError", {"Retry-After": "9"}))
-    async with Way(server.url).open("gs://failures-public") as source:
-        with pytest.raises(UpstreamUnavailableError) as raised:
-            await listed(source)
-    assert raised.value.retry_after_seconds == 9
+    assert raised.value.details()["retry_after_seconds"] == 12
 
 
 class TwiceAsker:
@@ -157,15 +138,9 @@ class TwiceAsker:
 async def test_a_page_or_a_token_that_failed_is_asked_for_again_and_not_the_whole_listing(server: GcsServer) -> None:
     server.fail(refused(503, "backendError"), "pageToken=")
     server.fail_tokens(answer(500))
-    asker = TwiceAsker()
-    async with open_gcs(
-        BucketUri("gs", "failures", ""),
-        sign_in=Secret("gcs-key", json.dumps(server.account.key(server.token_url))),
-        organisation="acme",
-        ambient_credentials=False,
-        settings=UpstreamSettings(gcs_endpoint_url=server.url, google_token_url=server.token_url, egress=LOOPBACK),
-        asker=asker,
-    ) as source:
+    asker, way = TwiceAsker(), GcsWay.of(server)
+    context = SourceContext("acme", way.settings, Secret("gcs-key", json.dumps(way.key)), asker=asker)
+    async with open_source(BucketUri("gs", "failures", ""), context) as source:
         paths = [file.path async for file in source.list(await source.resolve())]
     assert paths == [f"{number:04}.txt" for number in range(1500)]
     assert asker.asked == [server.token_url, server.url, server.url]  # no token is asked for inside of a page
@@ -174,24 +149,23 @@ async def test_a_page_or_a_token_that_failed_is_asked_for_again_and_not_the_whol
 
 @pytest.mark.parametrize("token", ["7", '{"a": 1}', '"same"'])
 async def test_a_listing_that_does_not_tell_where_it_goes_on_is_not_taken_for_complete(
-    server: GcsServer, token: str
+    server: GcsServer, opened: Opened, token: str
 ) -> None:
     server.fail(page(f'{{"nextPageToken": {token}}}'), times=None)
-    async with Way(server.url).open("gs://failures-public") as source:
+    async with opened as source:
         with pytest.raises(UpstreamUnavailableError, match="does not tell where"):
             await listed(source)
 
 
-async def test_a_page_without_objects_is_not_the_end(server: GcsServer) -> None:
+async def test_a_page_without_objects_is_not_the_end(server: GcsServer, opened: Opened) -> None:
     server.fail(page('{"nextPageToken": "MDUwMC50eHQ="}'))  # 0500.txt
-    async with Way(server.url).open("gs://failures-public") as source:
+    async with opened as source:
         assert len(await listed(source)) == 1500 - 501
 
 
 async def test_a_token_that_gcs_stops_to_accept_is_named_and_not_shown(server: GcsServer) -> None:
     server.fail(refused(401, "authError"), "pageToken=")
-    key = server.account.key(server.token_url)
-    async with Way(server.url, server.token_url, key).open("gs://failures") as source:
+    async with GcsWay.of(server).open("failures") as source:
         with pytest.raises(AuthRequiredError, match="access token is not valid") as raised:
             await listed(source)
     assert "ya29" not in f"{raised.value}{raised.value!r}{raised.value.details()}"
@@ -202,21 +176,20 @@ async def test_a_redirect_to_another_host_carries_no_token_there(server: GcsServ
         other.bucket("failures", public=True).put({"elsewhere.txt": b"x"})
         target = f"{other.url}/storage/v1/b/failures/o?fields=items(name,generation,size,crc32c)"
         server.fail(answer(307, {"Location": target}))
-        key = server.account.key(server.token_url)
-        async with Way(server.url, server.token_url, key).open("gs://failures") as source:
+        async with GcsWay.of(server).open("failures") as source:
             assert set(await listed(source)) == {"elsewhere.txt"}
         assert [request.headers.get("authorization") for request in other.log.find()] == [None]
 
 
-async def test_the_egress_guard_stands_before_the_bucket_and_before_every_redirect(server: GcsServer) -> None:
+async def test_the_egress_guard_stands_before_the_bucket_and_before_every_redirect(
+    server: GcsServer, opened: Opened
+) -> None:
     settings = UpstreamSettings(gcs_endpoint_url=server.url, egress=PUBLIC_INTERNET)
-    uri = parse_source("gs://failures-public")
-    assert isinstance(uri, BucketUri)
-    async with open_gcs(uri, sign_in=None, organisation="acme", ambient_credentials=False, settings=settings) as source:
+    async with open_source(BucketUri("gs", "failures-public", ""), SourceContext("acme", settings)) as source:
         with pytest.raises(EgressRefusedError, match="loopback"):
             await listed(source)
     assert server.log.count() == 0
     server.fail(answer(307, {"Location": "http://169.254.169.254/latest"}))
-    async with Way(server.url).open("gs://failures-public") as source:
+    async with opened as source:
         with pytest.raises(EgressRefusedError):
             await listed(source)

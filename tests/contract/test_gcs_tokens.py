@@ -1,11 +1,10 @@
-"""How a service account's key becomes a token, each way to fail, and that no part of either is ever shown."""
+"""As whom GCS is read: how a service account's key becomes a token, each way to fail, and that no part of either is shown."""
 
 import json
 import logging
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,28 +18,18 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.upstream import Source
 from bdn.core.source.uri import BucketUri
-from bdn.sources.gcs.bucket import GcsEndpoint
-from bdn.sources.gcs.source import open_gcs
-from bdn.sources.gcs.tokens import KeyTokens
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import AwsAssumedRole, AwsRole, Secret, service_account_key
+from bdn.sources.gcs.tokens import AccessToken, key_tokens
+from bdn.sources.opener import open_source
+from bdn.sources.refreshing import Refreshing
+from bdn.sources.sign_in import AwsAssumedRole, AwsRole, Secret, SourceContext, service_account_key
+from tests.contract.opening import GcsWay, Opened
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop
 from tests.doubles.gcs import GcsServer
 from tests.doubles.gcs_accounts import GoogleAccount
 from tests.doubles.ranges import read_range
-from tests.support.mirror.gcs_sources import Way
-from tests.support.network.egress import LOOPBACK
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = time.time()
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.content.cloud_identity import Clock
 
 
 @pytest.fixture
@@ -55,44 +44,40 @@ def server(clock: Clock) -> Iterator[GcsServer]:
         yield server
 
 
-def settings_of(server: GcsServer) -> UpstreamSettings:
-    return UpstreamSettings(gcs_endpoint_url=server.url, google_token_url=server.token_url, egress=LOOPBACK)
+@pytest.fixture
+def opened(server: GcsServer, clock: Clock) -> Opened:
+    way = GcsWay.of(server)
+    context = SourceContext("acme", way.settings, Secret("gcs-key", json.dumps(way.key)), clock=clock)
+    return open_source(BucketUri("gs", "private", ""), context)
 
 
-@asynccontextmanager
-async def opened(server: GcsServer, clock: Clock) -> AsyncIterator[Source]:
-    secret = Secret("gcs-key", json.dumps(server.account.key(server.token_url)))
-    uri = BucketUri("gs", "private", "")
-    async with open_gcs(
-        uri, sign_in=secret, organisation="acme", ambient_credentials=False, settings=settings_of(server), clock=clock
-    ) as source:
-        yield source
-
-
-def tokens_of(server: GcsServer, clock: Clock, **changes: object) -> KeyTokens:
+def tokens_of(server: GcsServer, clock: Clock, **changes: object) -> Refreshing[AccessToken]:
     key = server.account.key(server.token_url) | changes
-    return KeyTokens(Secret("gcs-key", json.dumps(key)), "gs://private", settings_of(server), clock=clock)
+    context = SourceContext("acme", GcsWay.of(server).settings, clock=clock)
+    return key_tokens(Secret("gcs-key", json.dumps(key)), "gs://private", context)
 
 
 async def test_the_short_form_of_a_key_is_accepted(server: GcsServer) -> None:
-    async with Way(server.url, server.token_url, server.account.short_key()).open("gs://private") as source:
+    async with GcsWay(server.url, server.token_url, server.account.short_key()).open("private") as source:
         assert set(await listed(source)) == {"a.txt"}
 
 
 async def test_one_token_serves_until_a_while_before_its_end(server: GcsServer, clock: Clock) -> None:
     tokens = tokens_of(server, clock)
-    first = await tokens.token()
+    first = await tokens.get()
     clock.now += 3200
-    assert await tokens.token() is first
+    assert await tokens.get() is first
     clock.now += 200  # 200 seconds are left
-    second = await tokens.token()
+    second = await tokens.get()
     assert second.value != first.value
     assert server.log.count(origin="oauth") == 2
     assert first.expires_at == pytest.approx(clock.now - 3400 + 3600, abs=5)
 
 
-async def test_a_location_is_signed_anew_in_the_middle_of_a_long_copy(server: GcsServer, clock: Clock) -> None:
-    async with opened(server, clock) as source:
+async def test_a_location_is_signed_anew_in_the_middle_of_a_long_copy(
+    server: GcsServer, clock: Clock, opened: Opened
+) -> None:
+    async with opened as source:
         file = (await listed(source))["a.txt"]
         location = await source.locate(file)
         clock.now += 3601
@@ -102,11 +87,13 @@ async def test_a_location_is_signed_anew_in_the_middle_of_a_long_copy(server: Gc
         assert location.expires_at < clock.now
 
 
-async def test_a_listing_goes_on_with_a_new_token_where_the_old_one_ended(server: GcsServer, clock: Clock) -> None:
+async def test_a_listing_goes_on_with_a_new_token_where_the_old_one_ended(
+    server: GcsServer, clock: Clock, opened: Opened
+) -> None:
     server.bucket("private").put({f"{number}.txt": b"x" for number in range(9)})
     server.page_limit = 3
     seen = []
-    async with opened(server, clock) as source:
+    async with opened as source:
         async for file in source.list(await source.resolve()):
             seen.append(file.path)
             clock.now += 1800
@@ -123,7 +110,7 @@ async def test_a_key_that_google_does_not_take_is_refused(
     server: GcsServer, clock: Clock, changes: dict[str, object], said: str
 ) -> None:
     with pytest.raises(AuthRequiredError, match=said) as raised:
-        await tokens_of(server, clock, **changes).token()
+        await tokens_of(server, clock, **changes).get()
     shown = f"{raised.value}{raised.value!r}{raised.value.details()}"
     assert "PRIVATE KEY" not in shown
     assert "eyJ" not in shown
@@ -133,7 +120,7 @@ async def test_a_key_that_google_does_not_take_is_refused(
 async def test_a_clock_that_is_wrong_is_named_as_a_cause(server: GcsServer, clock: Clock) -> None:
     server.tokens.skew_seconds = 7200
     with pytest.raises(AuthRequiredError, match="the clock of this machine is wrong"):
-        await tokens_of(server, clock).token()
+        await tokens_of(server, clock).get()
 
 
 @pytest.mark.parametrize(("fault", "expected", "said"), [
@@ -154,26 +141,16 @@ async def test_a_token_endpoint_that_fails_is_asked_once_and_mapped(
 ) -> None:
     server.fail_tokens(fault, times=None)
     with pytest.raises(expected, match=said):
-        await tokens_of(server, clock).token()
+        await tokens_of(server, clock).get()
     assert server.log.count(origin="oauth") == 1
 
 
-async def test_a_failed_renewal_is_no_error_while_the_old_token_lives(server: GcsServer, clock: Clock) -> None:
-    tokens = tokens_of(server, clock)
-    first = await tokens.token()
-    server.fail_tokens(answer(503), times=1)
-    clock.now += 3400
-    assert await tokens.token() is first
-    clock.now += 20
-    assert (await tokens.token()).value != first.value
-
-
 async def test_a_key_s_token_endpoint_stands_behind_the_egress_guard(server: GcsServer, clock: Clock) -> None:
-    guarded = replace(settings_of(server), egress=PUBLIC_INTERNET)
+    guarded = SourceContext("acme", replace(GcsWay.of(server).settings, egress=PUBLIC_INTERNET), clock=clock)
     for address in ("https://127.0.0.1/token", "https://169.254.169.254/token", "https://[::1]:8443/token"):
         secret = Secret("gcs-key", json.dumps(server.account.key(address)))
         with pytest.raises(EgressRefusedError):
-            await KeyTokens(secret, "gs://private", guarded, clock=clock).token()
+            await key_tokens(secret, "gs://private", guarded).get()
     assert server.log.count() == 0
 
 
@@ -183,7 +160,7 @@ async def test_a_key_s_token_endpoint_stands_behind_the_egress_guard(server: Gcs
     ({"client_email": None}, 'lacks the key "client_email"'),
     ({"private_key": ""}, 'lacks the key "private_key"'),
     ({"private_key_id": None}, 'lacks the key "private_key_id"'),
-    ({"private_key": 7}, 'has a "private_key" that is not a string'),
+    ({"private_key": 7}, 'has the key "private_key" with a value that is not a string'),
     ({"private_key": "sesame"}, 'has a "private_key" that is not a private key in PEM form'),
     ({"type": "authorized_user"}, 'has a "type" other than "service_account"'),
     ({"token_uri": "http://sesame.example/token"}, 'has a "token_uri" that is not an https address'),
@@ -194,7 +171,7 @@ async def test_a_malformed_key_is_named_by_its_missing_member_and_no_value(
 ) -> None:
     key: object = change if isinstance(change, str) else server.account.key(server.token_url) | change
     with pytest.raises(SecretMalformedError, match=said) as raised:
-        async with Way(server.url, server.token_url, key).open("gs://private"):
+        async with GcsWay(server.url, server.token_url, key).open("private"):
             pass
     shown = f"{raised.value}{raised.value!r}"
     assert "sesame" not in shown
@@ -205,37 +182,32 @@ async def test_a_malformed_key_is_named_by_its_missing_member_and_no_value(
 
 async def test_a_key_cannot_choose_another_universe_or_quota_project(server: GcsServer, clock: Clock) -> None:
     tokens = tokens_of(server, clock, universe_domain="evil.example", quota_project_id="another")
-    assert server.tokens.owner_of((await tokens.token()).value) == server.account.email
+    assert server.tokens.owner_of((await tokens.get()).value) == server.account.email
 
 
 async def test_a_role_of_aws_opens_no_bucket_of_google(server: GcsServer) -> None:
-    role = AwsRole("arn:aws:iam::123456789012:role/reader", "us-east-1", "bdn")
+    role = AwsAssumedRole(AwsRole("arn:aws:iam::123456789012:role/reader", "us-east-1", "bdn"), "external")
+    context = SourceContext("acme", GcsWay.of(server).settings, role)
     with pytest.raises(InvalidRequestError, match="role of AWS"):
-        async with open_gcs(
-            BucketUri("gs", "private", ""),
-            sign_in=AwsAssumedRole(role, "external"),
-            organisation="acme",
-            ambient_credentials=False,
-            settings=settings_of(server),
-        ):
+        async with open_source(BucketUri("gs", "private", ""), context):
             pass
 
 
 async def test_no_repr_shows_a_token_or_a_key(server: GcsServer, clock: Clock) -> None:
     tokens = tokens_of(server, clock)
-    token = await tokens.token()
+    token = await tokens.get()
     key = service_account_key(Secret("gcs-key", json.dumps(server.account.key(server.token_url))))
-    shown = repr((token, key, tokens, GcsEndpoint(server.url, tokens, LOOPBACK)))
+    shown = repr((token, key, tokens))
     assert token.value not in shown
     assert "PRIVATE KEY" not in shown
     assert key.client_email in shown
 
 
 async def test_neither_key_nor_assertion_nor_token_is_logged(
-    server: GcsServer, clock: Clock, caplog: pytest.LogCaptureFixture
+    server: GcsServer, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with opened(server, clock) as source:
+    async with opened as source:
         location = await source.locate((await listed(source))["a.txt"])
     token = dict(location.headers)["Authorization"].removeprefix("Bearer ")
     logging.getLogger("gcsfs").debug("the log is captured")
@@ -243,3 +215,58 @@ async def test_neither_key_nor_assertion_nor_token_is_logged(
     for secret in (token, *server.tokens.assertions, "PRIVATE KEY"):
         assert secret not in caplog.text
     assert server.tokens.assertions
+
+
+# --- what of the machine's own Google credentials counts ---
+
+
+async def test_the_operator_s_own_key_counts_only_where_it_is_allowed(server: GcsServer, tmp_path: Path) -> None:
+    file = tmp_path / "key.json"
+    file.write_text(json.dumps(server.account.key(server.token_url)))
+    way = GcsWay(server.url, server.token_url, key_file=str(file), ambient=True)
+    async with way.open("private") as source:
+        assert set(await listed(source)) == {"a.txt"}
+    async with replace(way, ambient=False).open("private") as source:
+        with pytest.raises(AuthRequiredError, match="anonymous"):
+            await listed(source)
+    async with replace(way, key=server.stranger.key(server.token_url)).open("private") as source:
+        with pytest.raises(AuthRequiredError, match="403"):
+            await listed(source)
+
+
+async def test_a_key_file_that_cannot_be_read_is_named_by_its_variable(server: GcsServer, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name in ("missing", "binary"):
+        way = GcsWay(server.url, key_file=str(tmp_path / name), ambient=True)
+        with pytest.raises(SecretMalformedError, match="'GOOGLE_APPLICATION_CREDENTIALS' names a file"):
+            async with way.open("private"):
+                pass
+
+
+async def test_the_machine_s_own_google_login_is_left_alone(
+    server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key.json"
+    file.write_text(json.dumps(server.account.key(server.token_url)))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://192.0.2.1")
+    monkeypatch.setenv("GOOGLE_API_USE_CLIENT_CERTIFICATE", "true")
+    monkeypatch.setenv("GOOGLE_CLOUD_UNIVERSE_DOMAIN", "evil.example")
+    async with GcsWay(server.url).open("private") as source:
+        with pytest.raises(AuthRequiredError, match="anonymous"):
+            await listed(source)
+
+
+async def test_the_operator_s_netrc_is_sent_nowhere(
+    server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login operator password sesame\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with GcsWay.of(server).open("private") as source:
+        assert set(await listed(source)) == {"a.txt"}
+    async with GcsWay(server.url).open("private") as source:
+        with pytest.raises(AuthRequiredError, match="anonymous"):
+            await listed(source)
+    sent = [request.headers.get("authorization", "") for request in server.log.find()]
+    assert len(sent) == 3
+    assert not any(header.startswith("Basic") for header in sent)

@@ -1,13 +1,11 @@
 """Whatever goes wrong at a hub comes out of the source as one of our errors, after exactly one attempt."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
 from huggingface_hub.utils import _detect_agent
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -23,16 +21,11 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.upstream import Source
-from bdn.core.source.uri import parse_source
 from bdn.sources.huggingface.session import PATIENCE
-from bdn.sources.opener import open_source
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Secret
+from tests.contract.opening import Opened, open_hub
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, stall, truncate
 from tests.doubles.hub import Hub
-from tests.support.network.egress import LOOPBACK
 
 REFUSALS = [
     ("hf://org/open", "wrong", AuthRequiredError, "token is not valid"),
@@ -50,35 +43,21 @@ REFUSALS = [
     ("hf://org/two--dashes", None, InvalidSourceError, "no hub has a repository of this name"),
 ]
 
+PAGE = 2
 LARGE = CHUNK_SIZE + 1  # smaller files are located without a question
 
 
-@pytest.fixture(scope="module")
-def shared_hub() -> Iterator[Hub]:
-    with Hub(page_size=2) as hub:
-        yield hub
-    close_session()
-
-
-@pytest.fixture
-def hub(shared_hub: Hub) -> Hub:
-    shared_hub.clear()
+@pytest.fixture(autouse=True)
+def repositories(hub: Hub) -> None:
     for name in ("open", "private", "gated", "disabled"):
-        repo = shared_hub.repo(f"org/{name}", private=name == "private", gated=name == "gated")
+        repo = hub.repo(f"org/{name}", private=name == "private", gated=name == "gated")
         repo.commit({f"{number}.txt": b"x" for number in range(5)} | {"model.safetensors": b"weights"})
         repo.disabled = name == "disabled"
-    return shared_hub
 
 
-@asynccontextmanager
-async def opened(hub: Hub, uri: str = "hf://org/open", token: str | None = None) -> AsyncIterator[Source]:
+def opened(hub: Hub, uri: str = "hf://org/open", token: str | None = None) -> Opened:
     tokens = {"owner": hub.token, "stranger": hub.stranger_token, "wrong": "hf_wrong"}
-    secret = Secret("hub", tokens.get(token, token)) if token else None
-    settings = UpstreamSettings(egress=LOOPBACK, hf_endpoint=hub.url)
-    async with open_source(
-        parse_source(uri), sign_in=secret, organisation="acme", ambient_credentials=False, settings=settings
-    ) as source:
-        yield source
+    return open_hub(hub, uri, token and tokens.get(token, token))
 
 
 @pytest.mark.parametrize(("uri", "token", "expected", "said"), REFUSALS)
@@ -124,27 +103,22 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
-async def test_a_failing_first_request_is_made_once_and_mapped(
-    hub: Hub, fault: Fault, expected: type[BdnError], said: str
+@pytest.mark.parametrize(("query", "listed_before"), [("", []), ("cursor=", ["0.txt", "1.txt"])])
+async def test_a_failing_request_is_made_once_and_mapped_around_the_iteration(
+    hub: Hub, fault: Fault, expected: type[BdnError], said: str, query: str, listed_before: list[str]
 ) -> None:
-    hub.fail(fault, times=None)
-    async with opened(hub) as source:
-        with pytest.raises(expected, match=said):
-            await source.resolve()
-    assert hub.log.count() == 1
+    hub.fail(fault, query, times=None)
+    seen: list[str] = []
 
+    async def read() -> None:
+        async with opened(hub) as source:
+            async for file in source.list(await source.resolve()):
+                seen.append(file.path)
 
-@pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
-async def test_a_listing_that_fails_at_its_second_page_is_mapped_around_the_iteration(
-    hub: Hub, fault: Fault, expected: type[BdnError], said: str
-) -> None:
-    hub.fail(fault, "cursor=", times=None)
-    seen = []
-    async with opened(hub) as source:
-        resolution = await source.resolve()
-        with pytest.raises(expected, match=said):
-            seen.extend([file.path async for file in source.list(resolution)])
-    assert hub.log.count("/tree/") == 2
+    with pytest.raises(expected, match=said):
+        await read()
+    assert seen == listed_before
+    assert hub.log.count(query) == 1
 
 
 @pytest.mark.parametrize(("fault", "expected", "said"), FAILURES[:6])
@@ -225,18 +199,13 @@ async def test_the_telemetry_of_the_sdk_is_answered_here_and_reaches_no_server(
     assert hub.log.count() == 1
 
 
-async def test_a_file_that_vanished_from_its_commit_is_a_change_of_the_source(hub: Hub) -> None:
+async def test_a_file_that_vanished_or_changed_its_size_is_a_change_of_the_source(hub: Hub) -> None:
     async with opened(hub) as source:
-        file = (await listed(source))["0.txt"]
-        with pytest.raises(SourceChangedError, match=r"'0\.txt'"):
-            await source.locate(replace(file, handle="gone.txt", size=LARGE))
-
-
-async def test_a_file_that_changed_its_size_is_a_change_of_the_source(hub: Hub) -> None:
-    async with opened(hub) as source:
-        file = (await listed(source))["model.safetensors"]
+        file = replace((await listed(source))["model.safetensors"], size=LARGE)
+        with pytest.raises(SourceChangedError, match=r"'model\.safetensors'"):
+            await source.locate(replace(file, handle="gone.txt"))
         with pytest.raises(SourceChangedError, match=f"listed with {LARGE} bytes, now 7"):
-            await source.locate(replace(file, size=LARGE))
+            await source.locate(file)
 
 
 @pytest.mark.parametrize("value", ["", "\n", "hf_two words", '{"token": "hf_json"}', "hf_ünïcödé", "hf_a\nhf_b"])

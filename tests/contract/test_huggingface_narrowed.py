@@ -1,17 +1,16 @@
 """A narrowed listing of a repository finds what was asked for, each file once, and asks the hub for little."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from huggingface_hub import close_session
 
-from bdn.core.errors import RevisionNotFoundError, UpstreamUnavailableError
+from bdn.core.errors import BdnError, RevisionNotFoundError, SourceChangedError, UpstreamUnavailableError
 from bdn.core.source.upstream import Source
 from bdn.core.source.uri import Patterns, literal_prefixes, select
 from bdn.sources.huggingface.source import FOLDERS_ASKED_FOR, folders_of
-from tests.contract.test_huggingface_source import opened
-from tests.doubles.faults import answer
+from tests.contract.opening import Opened, open_hub
+from tests.doubles.faults import Fault, answer
 from tests.doubles.hub import Hub
 
 PAGE = 10
@@ -27,18 +26,10 @@ LARGE = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared_hub() -> Iterator[Hub]:
-    with Hub(page_size=PAGE) as hub:
-        yield hub
-    close_session()
-
-
 @pytest.fixture
-def hub(shared_hub: Hub) -> Hub:
-    shared_hub.clear()
-    shared_hub.repo("org/large").commit(LARGE)
-    return shared_hub
+def large(hub: Hub) -> Opened:
+    hub.repo("org/large").commit(LARGE)
+    return open_hub(hub, "hf://org/large")
 
 
 async def narrowed(source: Source, within: tuple[str, ...]) -> list[str]:
@@ -72,9 +63,9 @@ def beginning(*prefixes: str) -> list[str]:
     (("..", "a//b", "./c", "/d", "train/../test/"), 1),  # only the first can begin a path
 ])  # fmt: skip
 async def test_what_begins_as_asked_is_listed_once_and_for_few_requests(
-    hub: Hub, within: tuple[str, ...], requests: int
+    hub: Hub, large: Opened, within: tuple[str, ...], requests: int
 ) -> None:
-    async with opened(hub, "hf://org/large") as source:
+    async with large as source:
         assert sorted(await narrowed(source, within)) == beginning(*within)
     assert hub.log.count("/tree/") == requests
 
@@ -82,7 +73,7 @@ async def test_what_begins_as_asked_is_listed_once_and_for_few_requests(
 async def test_a_small_repository_costs_one_request_however_many_folders_are_wanted(hub: Hub) -> None:
     files = {f"{folder}/{name}": b"x" for folder in "abc" for name in ("x.json", "y.bin", "z")}
     hub.repo("org/small").commit(dict(list(files.items())[:7]))
-    async with opened(hub, "hf://org/small") as source:
+    async with open_hub(hub, "hf://org/small") as source:
         assert await narrowed(source, ("a/", "b/y", "c/")) == ["a/x.json", "a/y.bin", "a/z", "b/y.bin", "c/x.json"]
     assert hub.log.count("/tree/") == 1
 
@@ -90,37 +81,29 @@ async def test_a_small_repository_costs_one_request_however_many_folders_are_wan
 async def test_of_very_many_folders_that_begin_alike_the_one_that_holds_them_is_listed(hub: Hub) -> None:
     files = {f"s{number:02}/{name}": b"x" for number in range(FOLDERS_ASKED_FOR + 1) for name in "ab"}
     hub.repo("org/shards").commit({**files, "s-file": b"x", "other/a": b"x"})
-    async with opened(hub, "hf://org/shards") as source:
+    async with open_hub(hub, "hf://org/shards") as source:
         found = await narrowed(source, ("s",))
     assert sorted(found) == sorted([*files, "s-file"])
     assert hub.log.count("/tree/") == 2 + 6  # 19 entries in the root; 55 in all
     assert hub.log.count("recursive=false") == 2
 
 
-async def test_a_folder_that_one_page_has_and_the_next_refuses_is_no_empty_folder(hub: Hub) -> None:
-    missing = answer(404, headers={"X-Error-Code": "EntryNotFound"})
-    hub.fail(missing, "cursor=")
-    async with opened(hub, "hf://org/large") as source:
-        with pytest.raises(Exception, match="no longer has it"):
-            await narrowed(source, ("train/",))
+GONE = answer(404, headers={"X-Error-Code": "EntryNotFound"})
 
 
-async def test_a_failure_of_a_narrowed_listing_is_not_taken_for_an_empty_folder(hub: Hub) -> None:
-    for fault, error in (
-        (answer(503), UpstreamUnavailableError),
-        (answer(404, headers={"X-Error-Code": "RevisionNotFound"}), RevisionNotFoundError),
-    ):
-        hub.fail(fault, "/tree/")
-        async with opened(hub, "hf://org/large") as source:
-            with pytest.raises(error):
-                await narrowed(source, ("train/",))
-
-
-async def test_a_missing_root_is_never_an_empty_repository(hub: Hub) -> None:
-    hub.fail(answer(404, headers={"X-Error-Code": "EntryNotFound"}), "/tree/")
-    async with opened(hub, "hf://org/large") as source:
-        with pytest.raises(Exception, match="no longer has it"):
-            await narrowed(source, ("config",))
+@pytest.mark.parametrize(("fault", "query", "within", "expected"), [
+    (GONE, "cursor=", "train/", SourceChangedError),  # a folder that one page has is not empty on the next
+    (GONE, "/tree/", "config", SourceChangedError),  # a missing root is no empty repository
+    (answer(503), "/tree/", "train/", UpstreamUnavailableError),
+    (answer(404, headers={"X-Error-Code": "RevisionNotFound"}), "/tree/", "train/", RevisionNotFoundError),
+])  # fmt: skip
+async def test_a_failure_of_a_narrowed_listing_is_not_taken_for_an_empty_folder(
+    hub: Hub, large: Opened, fault: Fault, query: str, within: str, expected: type[BdnError]
+) -> None:
+    hub.fail(fault, query)
+    async with large as source:
+        with pytest.raises(expected):
+            await narrowed(source, (within,))
 
 
 async def test_whatever_is_asked_for_the_listing_holds_what_patterns_select_from_the_whole() -> None:
@@ -135,7 +118,7 @@ async def test_whatever_is_asked_for_the_listing_holds_what_patterns_select_from
             starts = [chance.choice(names)[: chance.randrange(1, 5)] for _ in range(chance.randrange(1, 6))]
             allow = tuple(start + "".join(chance.choices(pieces, k=chance.randrange(3))) for start in starts)
             patterns = Patterns(allow)
-            async with opened(hub, f"hf://org/r{round_}") as source:
+            async with open_hub(hub, f"hf://org/r{round_}") as source:
                 found = await narrowed(source, literal_prefixes(patterns))
             assert len(found) == len(set(found))
             assert set(found) <= set(tree)

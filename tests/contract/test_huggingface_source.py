@@ -1,72 +1,43 @@
 """HuggingFaceSource keeps the contract of a Source, against a double that the real client cannot tell from a hub."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
-from huggingface_hub import close_session
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import SourceNotFoundError
-from bdn.core.source.upstream import Checksum, ChecksumKind, Source
-from bdn.core.source.uri import parse_source
-from bdn.sources.opener import open_source
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Secret
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from tests.contract.access_contract import SESAME, Access, AccessContract
-from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed
+from tests.contract.opening import Opened, open_hub
+from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
 from tests.doubles.content import Content, GeneratedContent, git_blob_of, sha256_of
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.ranges import read_range
-from tests.support.network.egress import LOOPBACK
 
+PAGE = 3
 LARGE = GeneratedContent(CHUNK_SIZE + 1)
 
 
-@pytest.fixture(scope="module")
-def shared_hub() -> Iterator[Hub]:
-    with Hub(page_size=3) as hub:
-        yield hub
-    close_session()
-
-
-@pytest.fixture
-def hub(shared_hub: Hub) -> Hub:
-    shared_hub.clear()
-    return shared_hub
-
-
-def opened(
-    hub: Hub, uri: str, token: str | None = None, organisation: str = "acme"
-) -> AbstractAsyncContextManager[Source]:
-    return open_source(
-        parse_source(uri),
-        sign_in=Secret("hub", token) if token else None,
-        organisation=organisation,
-        ambient_credentials=False,
-        settings=UpstreamSettings(egress=LOOPBACK, hf_endpoint=hub.url),
-    )
-
-
+@dataclass(frozen=True)
 class HubUpstream:
-    def __init__(self, hub: Hub, repository: HubRepository, token: str | None) -> None:
-        self._hub = hub
-        self._repository = repository
-        self._token = token
+    hub: Hub
+    repository: HubRepository
+    token: str | None = None
 
     def fill(self, files: Mapping[str, bytes]) -> None:
-        self._repository.commit(files)
+        self.repository.commit(files)
 
-    def open(self, organisation: str = "acme") -> AbstractAsyncContextManager[Source]:
-        kind = "" if self._repository.kind == "model" else f"{self._repository.kind}s/"
-        return opened(self._hub, f"hf://{kind}{self._repository.repo_id}", self._token, organisation)
+    def open(self) -> Opened:
+        kind = "" if self.repository.kind == "model" else f"{self.repository.kind}s/"
+        return open_hub(self.hub, f"hf://{kind}{self.repository.repo_id}", self.token)
 
 
 class TestPublicModel(SourceContract):
     @pytest.fixture
     def upstream(self, hub: Hub) -> Upstream:
-        return HubUpstream(hub, hub.repo("org/model"), None)
+        return HubUpstream(hub, hub.repo("org/model"))
 
 
 class TestPrivateDataset(SourceContract):
@@ -90,14 +61,14 @@ class TestXetModel(SourceContract):
     def upstream(self, hub: Hub) -> Upstream:
         repository = hub.repo("org/xet")
         repository.is_xet = True
-        return HubUpstream(hub, repository, None)
+        return HubUpstream(hub, repository)
 
 
 async def test_a_file_of_xet_is_read_by_ranges_and_known_by_its_sha256(hub: Hub) -> None:
     repository = hub.repo("org/xet")
     repository.is_xet = True
     repository.commit({"model.safetensors": LARGE})
-    async with opened(hub, "hf://org/xet") as source:
+    async with open_hub(hub, "hf://org/xet") as source:
         file = (await listed(source))["model.safetensors"]
         location = await source.locate(file)
     assert file.checksum == Checksum(ChecksumKind.SHA256, LARGE.sha256)
@@ -107,37 +78,17 @@ async def test_a_file_of_xet_is_read_by_ranges_and_known_by_its_sha256(hub: Hub)
     assert hub.log.count("xet-read-token") == 0
 
 
-class HubAccess:
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        hub.repo("org/public").commit({"a.txt": b"x"})
-        hub.repo("org/private", private=True).commit({"a.txt": b"x"})
-
-    def public(self) -> AbstractAsyncContextManager[Source]:
-        return opened(self._hub, "hf://org/public")
-
-    def private(self) -> AbstractAsyncContextManager[Source]:
-        return opened(self._hub, "hf://org/private", self._hub.token)
-
-    def anonymous(self) -> AbstractAsyncContextManager[Source]:
-        return opened(self._hub, "hf://org/private")
-
-    def wrong_key(self) -> AbstractAsyncContextManager[Source]:
-        return opened(self._hub, "hf://org/private", f"hf_{SESAME}")
-
-    def denied(self) -> AbstractAsyncContextManager[Source]:
-        return opened(self._hub, "hf://org/private", self._hub.stranger_token)
-
-    def missing(self) -> AbstractAsyncContextManager[Source]:
-        return opened(self._hub, "hf://org/missing", self._hub.token)
-
-
 class TestAccess(AccessContract):
     denial = SourceNotFoundError  # the hub tells nobody else that a private repository exists
 
     @pytest.fixture
     def access(self, hub: Hub) -> Access:
-        return HubAccess(hub)
+        hub.repo("org/public").commit({"a.txt": b"x"})
+        hub.repo("org/private", private=True).commit({"a.txt": b"x"})
+        tokens = {"private": hub.token, "wrong key": f"hf_{SESAME}", "denied": hub.stranger_token, "missing": hub.token}
+        return lambda way: open_hub(
+            hub, f"hf://org/{way if way in ('public', 'missing') else 'private'}", tokens.get(way)
+        )
 
 
 @pytest.mark.parametrize("revision", ["", "@main", "@dev", "@v1.0", "@refs/pr/1", "@feature/slash"])
@@ -149,7 +100,7 @@ async def test_every_kind_of_revision_resolves_to_the_commit_that_it_names(hub: 
     commits["@feature/slash"] = repo.commit({"f": b"slash"}, branch="feature/slash")
     commits["@refs/pr/1"] = repo.commit({"f": b"request"}, branch="refs/pr/1")
     commits["@main"] = commits[""] = repo.commit({"f": b"main"})
-    async with opened(hub, f"hf://org/model{revision}") as source:
+    async with open_hub(hub, f"hf://org/model{revision}") as source:
         assert (await source.resolve()).revision == commits[revision]
 
 
@@ -157,7 +108,7 @@ async def test_an_older_commit_is_listed_and_read_as_it_was(hub: Hub) -> None:
     repo = hub.repo("org/model")
     old = repo.commit({"f.bin": b"old content", "gone.txt": b"x"})
     repo.commit({"f.bin": b"new", "gone.txt": None})
-    async with opened(hub, f"hf://org/model@{old}") as source:
+    async with open_hub(hub, f"hf://org/model@{old}") as source:
         files = await listed(source)
         location = await source.locate(files["f.bin"])
     assert set(files) == {"f.bin", "gone.txt"}
@@ -167,7 +118,7 @@ async def test_an_older_commit_is_listed_and_read_as_it_was(hub: Hub) -> None:
 async def test_a_listing_stays_at_its_commit_while_the_branch_moves(hub: Hub) -> None:
     repo = hub.repo("org/model")
     repo.commit({"f.bin": b"old"})
-    async with opened(hub, "hf://org/model@main") as source:
+    async with open_hub(hub, "hf://org/model@main") as source:
         resolution = await source.resolve()
         repo.commit({"f.bin": b"newer", "more.bin": b"x"})
         files = [file async for file in source.list(resolution)]
@@ -178,7 +129,7 @@ async def test_a_listing_stays_at_its_commit_while_the_branch_moves(hub: Hub) ->
 
 async def test_lfs_files_carry_their_sha256_and_others_their_git_blob(hub: Hub) -> None:
     hub.repo("org/model").commit({"model.safetensors": CONTENT, "config.json": b"{}"})
-    async with opened(hub, "hf://org/model") as source:
+    async with open_hub(hub, "hf://org/model") as source:
         files = await listed(source)
     assert files["model.safetensors"].checksum == Checksum(ChecksumKind.SHA256, sha256_of(CONTENT))
     assert files["config.json"].checksum == Checksum(ChecksumKind.GIT_BLOB, git_blob_of(b"{}"))
@@ -188,23 +139,23 @@ async def test_public_content_is_shared_and_private_and_gated_content_belongs_to
     scopes = {}
     for name, private, gated in (("open", False, False), ("private", True, False), ("gated", False, True)):
         hub.repo(f"org/{name}", private=private, gated=gated).commit({"f": b"x"})
-        async with opened(hub, f"hf://org/{name}", hub.token) as source:
+        async with open_hub(hub, f"hf://org/{name}", hub.token) as source:
             scopes[name] = (await listed(source))["f"].identity.scope
     assert scopes == {"open": "public", "private": "organisation:acme", "gated": "organisation:acme"}
 
 
 async def test_a_resolution_from_elsewhere_does_not_make_private_content_public(hub: Hub) -> None:
     hub.repo("org/private", private=True).commit({"f": b"x"})
-    async with opened(hub, "hf://org/private", hub.token) as source:
+    async with open_hub(hub, "hf://org/private", hub.token) as source:
         resolution = await source.resolve()
-    async with opened(hub, "hf://org/private", hub.token) as source:
+    async with open_hub(hub, "hf://org/private", hub.token) as source:
         assert [file.identity.scope async for file in source.list(resolution)] == ["organisation:acme"]
 
 
 async def test_the_token_goes_to_the_hub_and_never_to_the_cdn(hub: Hub) -> None:
     contents: dict[str, Content] = {"model.safetensors": LARGE, "small.safetensors": CONTENT, "config.json": b"{}"}
     hub.repo("org/private", private=True).commit(contents)
-    async with opened(hub, "hf://org/private", hub.token) as source:
+    async with open_hub(hub, "hf://org/private", hub.token) as source:
         files = await listed(source)
         large, *small = [await source.locate(files[name]) for name in contents]
     assert large.url.startswith(hub.cdn_url)
@@ -218,7 +169,7 @@ async def test_the_token_goes_to_the_hub_and_never_to_the_cdn(hub: Hub) -> None:
 
 async def test_a_file_of_one_chunk_costs_no_request_to_locate(hub: Hub) -> None:
     hub.repo("org/model").commit({"one.safetensors": GeneratedContent(CHUNK_SIZE), "two.safetensors": LARGE})
-    async with opened(hub, "hf://org/model") as source:
+    async with open_hub(hub, "hf://org/model") as source:
         files = await listed(source)
         hub.log.clear()
         for name, requests in (("one.safetensors", 0), ("two.safetensors", 1)):
@@ -228,7 +179,7 @@ async def test_a_file_of_one_chunk_costs_no_request_to_locate(hub: Hub) -> None:
 
 async def test_a_file_can_be_located_again_when_its_link_has_expired(hub: Hub) -> None:
     hub.repo("org/model").commit({"model.safetensors": LARGE})
-    async with opened(hub, "hf://org/model") as source:
+    async with open_hub(hub, "hf://org/model") as source:
         file = (await listed(source))["model.safetensors"]
         location = await source.locate(file)
         hub.expire_links()
@@ -240,7 +191,7 @@ async def test_a_file_of_twenty_gigabytes_is_read_from_its_middle(hub: Hub) -> N
     content = GeneratedContent(20 * 1024**3)
     middle = 10 * 1024**3 + 123
     hub.repo("org/model").commit({"model.safetensors": content.declaring("0" * 64)})
-    async with opened(hub, "hf://org/model") as source:
+    async with open_hub(hub, "hf://org/model") as source:
         file = (await listed(source))["model.safetensors"]
         location = await source.locate(file)
     assert file.size == 20 * 1024**3
@@ -249,24 +200,14 @@ async def test_a_file_of_twenty_gigabytes_is_read_from_its_middle(hub: Hub) -> N
 
 async def test_an_unchanged_public_source_costs_one_request_and_one_per_page(hub: Hub) -> None:
     hub.repo("org/model").commit({f"{number:02}.txt": b"x" for number in range(10)})
-    async with opened(hub, "hf://org/model") as source:
+    async with open_hub(hub, "hf://org/model") as source:
         await listed(source)
     assert [request.method for request in hub.log.find()] == ["GET"] * (1 + 4)
 
 
-async def test_twenty_five_hundred_files_cost_four_requests() -> None:
-    with Hub() as hub:
-        hub.repo("org/model").commit({f"{number:04}.txt": b"x" for number in range(2500)})
-        async with opened(hub, "hf://org/model") as source:
-            resolution = await source.resolve()
-            assert await consumed(source.list(resolution)) == 2500
-        assert hub.log.count() == 4
-    close_session()
-
-
 async def test_a_listing_asks_for_no_more_pages_than_are_consumed(hub: Hub) -> None:
     hub.repo("org/model").commit({f"{number:02}.txt": b"x" for number in range(30)})
-    async with opened(hub, "hf://org/model") as source:
+    async with open_hub(hub, "hf://org/model") as source:
         resolution = await source.resolve()
         async for _ in source.list(resolution):
             break

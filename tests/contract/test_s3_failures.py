@@ -1,73 +1,61 @@
 """Whatever goes wrong at S3 comes out of the source as one of our errors, after exactly one attempt."""
 
-import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-
 import pytest
 
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
     InvalidSourceError,
     SecretMalformedError,
+    SourceChangedError,
     SourceNotFoundError,
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.upstream import Source
-from bdn.core.source.uri import BucketUri, parse_source
+from bdn.core.source.upstream import Identity, UpstreamFile
+from bdn.core.source.uri import BucketUri
 from bdn.sources.opener import open_source
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import S3Credentials, Secret
+from bdn.sources.settings import S3Credentials, UpstreamSettings
+from bdn.sources.sign_in import Secret, SourceContext
+from tests.contract.opening import Opened, keys_of
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.ranges import read_range
-from tests.doubles.s3 import S3Server, s3_error
+from tests.doubles.s3 import S3Bucket, S3Server, s3_error
 from tests.doubles.sigv4 import Account
 from tests.support.network.egress import LOOPBACK
 
 TEMPORARY = Account("ASIATEMPORARY", "temporary", "session-token")
+LARGE = UpstreamFile("a.bin", CHUNK_SIZE + 4, Identity.of("organisation:acme", "s3"), "m/a.bin", '"listed"')
 
 
 @pytest.fixture(scope="module")
-def shared_server() -> Iterator[S3Server]:
-    with S3Server() as server:
-        server.accounts[TEMPORARY.access_key_id] = TEMPORARY
-        server.bucket("failures").put({f"{number:04}.txt": b"x" for number in range(1500)})
-        server.bucket("failures-public", public=True).put({"a.txt": b"x"})
-        yield server
+def filled(shared_s3_server: S3Server) -> S3Bucket:
+    shared_s3_server.accounts[TEMPORARY.access_key_id] = TEMPORARY
+    bucket = shared_s3_server.bucket("failures")
+    bucket.put({f"{number:04}.txt": b"x" for number in range(1500)})
+    shared_s3_server.bucket("failures-public", public=True).put({"a.txt": b"x"})
+    return bucket
 
 
 @pytest.fixture
-def server(shared_server: S3Server) -> S3Server:
-    shared_server.log.clear()
-    shared_server.script.clear()
-    return shared_server
+def server(s3_server: S3Server, filled: S3Bucket) -> S3Server:
+    return s3_server
 
 
-@asynccontextmanager
-async def opened(
+def opened(
     server: S3Server,
-    secret: object = None,
+    secret: str | None = None,
     *,
-    uri: str = "s3://failures",
+    bucket: str = "failures",
     ambient: bool = False,
     settings: UpstreamSettings | None = None,
-) -> AsyncIterator[Source]:
-    async with open_source(
-        parse_source(uri),
-        sign_in=Secret("bucket-keys", secret if isinstance(secret, str) else json.dumps(secret)) if secret else None,
-        organisation="acme",
-        ambient_credentials=ambient,
-        settings=settings or UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url),
-    ) as source:
-        yield source
-
-
-def keys_of(account: Account, prefix: str = "aws_") -> dict[str, str]:
-    keys = {f"{prefix}access_key_id": account.access_key_id, f"{prefix}secret_access_key": account.secret_access_key}
-    return keys | ({f"{prefix}session_token": account.session_token} if account.session_token else {})
+) -> Opened:
+    settings = settings or UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url)
+    sign_in = Secret("bucket-keys", secret) if secret else None
+    context = SourceContext("acme", settings, sign_in, ambient_credentials=ambient)
+    return open_source(BucketUri("s3", bucket, ""), context)
 
 
 async def test_the_older_key_names_of_a_secret_are_accepted(server: S3Server) -> None:
@@ -83,14 +71,14 @@ async def test_temporary_credentials_sign_listings_and_locations_with_their_toke
 
 @pytest.mark.parametrize(("keys", "said"), [
     (None, "AccessDenied: anonymous reading is not allowed"),
-    ({"aws_access_key_id": "AKIANOBODY", "aws_secret_access_key": "sesame"}, "InvalidAccessKeyId"),
-    ({"aws_access_key_id": "AKIADOUBLE", "aws_secret_access_key": "sesame"}, "SignatureDoesNotMatch"),
-    ({"aws_access_key_id": "ASIATEMPORARY", "aws_secret_access_key": "sesame"}, "InvalidToken"),
+    (Account("AKIANOBODY", "sesame"), "InvalidAccessKeyId"),
+    (Account("AKIADOUBLE", "sesame"), "SignatureDoesNotMatch"),
+    (Account("ASIATEMPORARY", "sesame"), "InvalidToken"),
 ])  # fmt: skip
 async def test_wrong_credentials_are_told_apart_and_never_shown(
-    server: S3Server, keys: dict[str, str] | None, said: str
+    server: S3Server, keys: Account | None, said: str
 ) -> None:
-    async with opened(server, keys) as source:
+    async with opened(server, keys_of(keys) if keys else None) as source:
         with pytest.raises(AuthRequiredError, match=said) as raised:
             await listed(source)
     assert "sesame" not in str(raised.value)
@@ -149,6 +137,39 @@ async def test_a_listing_that_fails_at_its_second_page_is_mapped_around_the_iter
     assert server.log.count("continuation-token") <= (2 if fault == drop() else 1)
 
 
+# Locating a large file of S3 asks for its head.
+HEADS = [
+    (answer(400), AuthRequiredError, r"a\.bin: status 400"),
+    (answer(401), AuthRequiredError, "may not read it"),
+    (answer(403), AuthRequiredError, "may not read it"),
+    (answer(404), SourceChangedError, "it is gone"),
+    (answer(405), SourceChangedError, "it is gone"),
+    (answer(412), SourceChangedError, "its ETag is another one"),
+    (answer(418), SourceNotFoundError, "418"),
+    (answer(429, {"Retry-After": "7"}), UpstreamRateLimitedError, "7 s"),
+    (answer(503, {"Retry-After": "7"}), UpstreamRateLimitedError, "7 s"),
+    (answer(500), UpstreamUnavailableError, "500"),
+    (answer(502), UpstreamUnavailableError, "502"),
+    (drop(), UpstreamUnavailableError, "could not be asked"),
+    (answer(200), UpstreamUnavailableError, "does not look like S3's"),
+    (answer(200, {"ETag": '"another"'}), SourceChangedError, "its ETag is another one"),
+    (answer(200, {"ETag": '"listed"'}), SourceChangedError, f"its size was {LARGE.size} and is 16"),
+]
+
+
+@pytest.mark.parametrize(("fault", "expected", "said"), HEADS)
+async def test_a_failing_head_is_asked_for_once_and_mapped(
+    server: S3Server, fault: Fault, expected: type[BdnError], said: str
+) -> None:
+    server.fail(fault, times=None)
+    async with opened(server, keys_of(server.account)) as source:
+        with pytest.raises(expected, match=said) as raised:
+            await source.locate(LARGE)
+    assert "s3://failures" in str(raised.value)
+    # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
+    assert server.log.count(method="HEAD") <= (2 if fault == drop() else 1)
+
+
 async def test_a_listing_that_goes_on_without_telling_where_is_not_taken_for_complete(server: S3Server) -> None:
     cut = b"<ListBucketResult><IsTruncated>true</IsTruncated><KeyCount>0</KeyCount></ListBucketResult>"
     server.fail(answer(200, body=cut))
@@ -174,11 +195,7 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 
 async def test_a_name_that_no_bucket_has_is_an_invalid_source(server: S3Server) -> None:
-    uri = BucketUri("s3", "not a bucket", "")
-    settings = UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url)
-    async with open_source(
-        uri, sign_in=None, organisation="acme", ambient_credentials=False, settings=settings
-    ) as source:
+    async with opened(server, bucket="not a bucket") as source:
         with pytest.raises(InvalidSourceError, match="cannot have a bucket of this name"):
             await listed(source)
 
@@ -191,7 +208,7 @@ async def test_a_name_that_no_bucket_has_is_an_invalid_source(server: S3Server) 
     ('{"aws_access_key_id": "AKIASESAME"}', 'lacks the key "aws_secret_access_key"'),
     ('{"accessKeyId": "AKIASESAME", "secretAccessKey": "sesame"}', 'lacks the key "aws_access_key_id"'),
     ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": ""}', 'lacks the key "aws_secret_access_key"'),
-    ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": 7}', '"aws_secret_access_key" that is not a'),
+    ('{"aws_access_key_id": "AKIASESAME", "aws_secret_access_key": 7}', "aws_secret_access_key.* that is not a string"),
 ])  # fmt: skip
 async def test_a_malformed_secret_names_the_missing_key_and_no_value(server: S3Server, value: str, said: str) -> None:
     with pytest.raises(SecretMalformedError, match=said) as raised:
@@ -219,7 +236,7 @@ async def test_the_machine_s_own_aws_configuration_is_left_alone(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.account.access_key_id)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.account.secret_access_key)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://192.0.2.1")
-    async with opened(server, uri="s3://failures-public") as source:
+    async with opened(server, bucket="failures-public") as source:
         assert set(await listed(source)) == {"a.txt"}
     async with opened(server) as source:
         with pytest.raises(AuthRequiredError, match="anonymous"):

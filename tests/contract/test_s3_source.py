@@ -1,49 +1,37 @@
-"""S3Source keeps the contract of a Source, against moto behind real signatures."""
+"""S3Source keeps the contracts of a Source, a bucket and access, against moto behind real signatures."""
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from hashlib import md5
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from botocore.exceptions import ClientError
 
-from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Source, UpstreamFile
-from bdn.sources.settings import UpstreamSettings
+from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Source, UpstreamFile, diff
+from bdn.core.source.uri import BucketUri
+from bdn.sources.s3.client import S3Endpoint, s3_client
+from bdn.sources.s3.credentials import StaticS3Credentials
+from bdn.sources.s3.source import S3Source
+from bdn.sources.settings import S3Credentials, UpstreamSettings
+from bdn.sources.sign_in import SourceContext
 from tests.contract.access_contract import Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract
+from tests.contract.opening import NUMBERS, BucketUpstream, Opened, S3Like
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed, listed_within
+from tests.doubles.faults import Fault, Script, answer
+from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.ranges import read_range, read_whole
-from tests.doubles.s3 import S3Bucket, S3Server
+from tests.doubles.request_log import RequestLog
+from tests.doubles.s3 import S3Bucket, S3Server, s3_error
 from tests.doubles.sigv4 import Account
-from tests.support.mirror.s3_upstreams import FolderUpstream, PrivateBucket, S3Access, S3Like
 from tests.support.network.egress import LOOPBACK
 
-Opened = AbstractAsyncContextManager[Source]
-STRANGER = Account("AKIASTRANGER", "stranger")
 LARGE = bytes(CHUNK_SIZE) + b"last"
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[S3Server]:
-    with S3Server() as server:
-        server.accounts[STRANGER.access_key_id] = STRANGER
-        server.strangers.add(STRANGER.access_key_id)
-        yield server
-
-
-@pytest.fixture
-def server(shared_server: S3Server) -> S3Server:
-    shared_server.log.clear()
-    shared_server.script.clear()
-    return shared_server
-
-
-@pytest.fixture
-def s3(server: S3Server) -> S3Like:
-    settings = UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=server.url)
-    return S3Like(settings, server.account, STRANGER, lambda name, public: server.bucket(name, public=public))
 
 
 @pytest.fixture
@@ -55,32 +43,33 @@ def bucket(s3: S3Like) -> S3Bucket:
 
 @pytest.fixture
 def opened(s3: S3Like, bucket: S3Bucket) -> Opened:
-    """The whole bucket, read by its owner."""
+    """The whole bucket, read by its owner with keys that name no region."""
     return s3.open(bucket.name, "", s3.account)
 
 
 class TestFolderOfAPrivateBucket(SourceContract):
     @pytest.fixture
-    def upstream(self, s3: S3Like, bucket: S3Bucket) -> Upstream:
-        return FolderUpstream(s3, bucket, "models/a b+c%/")
+    def upstream(self, s3: S3Like) -> Upstream:
+        return s3.upstream("models/a b+c%/")
 
 
 class TestWholePublicBucket(SourceContract):
     @pytest.fixture
     def upstream(self, s3: S3Like) -> Upstream:
-        return FolderUpstream(s3, s3.bucket(public=True), anonymous=True)
+        bucket = s3.bucket(public=True)
+        return BucketUpstream(bucket, lambda prefix: s3.open(bucket.name, prefix))
 
 
 class TestBucketOfS3(BucketContract):
     @pytest.fixture
     def bucket(self, s3: S3Like) -> Bucket:
-        return PrivateBucket(s3, s3.bucket())
+        return s3.upstream()
 
 
 class TestAccessToS3(AccessContract):
     @pytest.fixture
     def access(self, s3: S3Like) -> Access:
-        return S3Access(s3)
+        return s3.access()
 
 
 async def only_file(source: Source) -> UpstreamFile:
@@ -88,44 +77,77 @@ async def only_file(source: Source) -> UpstreamFile:
     return file
 
 
-async def test_a_prefix_that_is_one_object_costs_two_requests(s3: S3Like, server: S3Server, bucket: S3Bucket) -> None:
+# --- what a listing costs: of every kind of bucket, since they share it ---
+
+
+async def test_a_prefix_that_is_one_object_costs_two_requests(
+    s3: S3Like, s3_server: S3Server, bucket: S3Bucket
+) -> None:
     bucket.put({"m/model.bin": CONTENT, "m/model.bin.sha256": b"x"})
     async with s3.open(bucket.name, "m/model.bin", s3.account) as source:
         assert set(await listed(source)) == {"model.bin"}
-    assert server.log.count("list-type=2") == server.log.count() == 2
+    assert s3_server.log.count("list-type=2") == s3_server.log.count() == 2
 
 
-async def test_two_thousand_and_one_keys_cost_three_requests_and_none_is_lost(
-    server: S3Server, bucket: S3Bucket, opened: Opened
+async def test_two_thousand_and_one_keys_cost_three_requests_of_which_only_those_that_are_consumed_are_made(
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({f"m/a b+%{number:04}.txt": b"x" for number in range(2001)})
     async with opened as source:
-        assert len(await listed(source)) == 2001
-    assert server.log.count() == 3
+        resolution = await source.resolve()
+        await anext(source.list(resolution))
+        assert s3_server.log.count() == 1
+        assert await consumed(source.list(resolution)) == 2001
+    assert s3_server.log.count() == 1 + 3
 
 
 async def test_a_narrowed_listing_asks_once_for_each_beginning_and_for_nothing_else(
-    server: S3Server, bucket: S3Bucket, opened: Opened
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({f"{folder}/{number:04}.txt": b"x" for folder in ("a b", "c") for number in range(1001)})
     bucket.put({"d/1.txt": b"x", "d/2.txt": b"x"})
     async with opened as source:
         assert await listed_within(source, "a b/0001", "d/") == ["a b/0001.txt", "d/1.txt", "d/2.txt"]
-    assert [parse_qs(urlsplit(request.target).query)["prefix"] for request in server.log.find()] == [
-        ["a b/0001"],
-        ["d/"],
-    ]
+    asked = [parse_qs(urlsplit(request.target).query)["prefix"] for request in s3_server.log.find()]
+    assert asked == [["a b/0001"], ["d/"]]
 
 
-async def test_a_listing_asks_for_no_more_pages_than_are_consumed(
-    server: S3Server, bucket: S3Bucket, opened: Opened
-) -> None:
-    bucket.put({f"{number:04}.txt": b"x" for number in range(1001)})
-    async with opened as source:
-        resolution = await source.resolve()
-        await anext(source.list(resolution))
-        assert server.log.count() == 1
-        assert await consumed(source.list(resolution)) == 1001
+def page_of_50_000(request: Request) -> Answer:
+    """The listing of ``model/``, 1000 files on a page; nothing else is there."""
+    query = {name: values[0] for name, values in parse_qs(request.url.query).items()}
+    if request.method != "GET" or query.get("list-type") != "2":
+        return Answer(500)
+    first = int(query.get("continuation-token", "0"))
+    numbers = range(first, first + int(query["max-keys"])) if query["prefix"] == "model/" else range(0)
+    following = first + len(numbers)
+    more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{following}</NextContinuationToken>"
+    entries = "".join(
+        f"<Contents><Key>model/{number:06}.json</Key><ETag>&quot;{number:032x}&quot;</ETag><Size>32768</Size></Contents>"
+        for number in numbers
+    )
+    end = more if numbers and following < 50_000 else ""
+    return Answer(200, {}, f"<ListBucketResult>{end}{entries}</ListBucketResult>".encode())
+
+
+async def test_an_unchanged_source_of_50000_files_is_decided_by_its_listing_in_under_60_requests() -> None:
+    with Origin("s3", page_of_50_000, log=RequestLog(), script=Script()) as origin:
+        account = Account("AKIA", "secret")
+        settings = UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=origin.url)
+        s3 = S3Like(settings, account, account, lambda *_: pytest.fail("it has no buckets"))
+
+        async def files() -> list[UpstreamFile]:
+            async with s3.open("weights", "model", account) as source:
+                return [file async for file in source.list(await source.resolve())]
+
+        known = {file.identity.key: digest_of(b"") for file in await files()}
+        origin.log.clear()
+        again = await files()
+        assert len(again) == len(known) == 50_000
+        assert diff(again, known).missing == ()
+        assert origin.log.count("list-type=2") == origin.log.count() < 60
+
+
+# --- locations ---
 
 
 async def test_content_belongs_to_the_organisation_also_where_everybody_may_read(s3: S3Like) -> None:
@@ -139,13 +161,13 @@ async def test_content_belongs_to_the_organisation_also_where_everybody_may_read
 
 
 async def test_resolving_and_locating_a_file_of_one_chunk_cost_no_request(
-    server: S3Server, bucket: S3Bucket, opened: Opened
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({"a.bin": bytes(CHUNK_SIZE)})
     async with opened as source:
         assert (await source.resolve()).revision is None
         await source.locate(await only_file(source))
-    assert server.log.count() == 1
+    assert s3_server.log.count() == 1
 
 
 async def test_the_listed_etag_is_the_version_and_never_a_checksum(bucket: S3Bucket, opened: Opened) -> None:
@@ -153,9 +175,8 @@ async def test_the_listed_etag_is_the_version_and_never_a_checksum(bucket: S3Buc
     async with opened as source:
         file = await only_file(source)
         location = await source.locate(file)
-    answer = read_range(location, 0, 1)
     assert file.checksum is None
-    assert file.version == location.etag == answer.headers["etag"]
+    assert file.version == location.etag == read_range(location, 0, 1).headers["etag"]
 
 
 async def test_the_answer_for_a_file_of_one_chunk_states_its_best_checksum(bucket: S3Bucket, opened: Opened) -> None:
@@ -165,14 +186,14 @@ async def test_the_answer_for_a_file_of_one_chunk_states_its_best_checksum(bucke
         location = await source.locate(await only_file(source))
     assert location.checksum is None
     assert location.stated is not None
-    answer = read_whole(location)
-    assert answer.content == CONTENT
-    assert location.stated(answer.headers) == Checksum(ChecksumKind.CRC64NVME, "0001020304050607")
+    whole = read_whole(location)
+    assert whole.content == CONTENT
+    assert location.stated(whole.headers) == Checksum(ChecksumKind.CRC64NVME, "0001020304050607")
     assert location.stated(read_range(location, 0, 1).headers) == Checksum(ChecksumKind.MD5, md5(CONTENT).hexdigest())
 
 
 async def test_the_checksum_of_a_larger_file_is_learned_with_one_request(
-    server: S3Server, bucket: S3Bucket, opened: Opened
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({"a.bin": LARGE})
     bucket.state("a.bin", {"x-amz-checksum-crc32c": "AAECAw=="})
@@ -181,35 +202,12 @@ async def test_the_checksum_of_a_larger_file_is_learned_with_one_request(
         location = await source.locate(file)
     assert location.checksum == Checksum(ChecksumKind.CRC32C, "00010203")
     assert location.stated is None
-    (head,) = server.log.find(method="HEAD")
+    (head,) = s3_server.log.find(method="HEAD")
     assert head.headers["if-match"] == file.version
 
 
-async def test_a_large_file_of_a_bucket_that_keeps_versions_is_pinned_to_its_version(
-    server: S3Server, bucket: S3Bucket, opened: Opened
-) -> None:
-    bucket.keep_versions()
-    bucket.put({"a.bin": LARGE, "b.bin": LARGE})
-    async with opened as source:
-        files = await listed(source)
-        locations = [await source.locate(file) for file in files.values()]
-        bucket.put({"a.bin": LARGE[::-1], "b.bin": LARGE[::-1]})
-    assert all("&versionId=" in location.url for location in locations)
-    assert [read_range(location, CHUNK_SIZE, len(LARGE)).content for location in locations] == [b"last", b"last"]
-    assert server.log.count(method="HEAD") == 3  # one for each, and one to learn that versions may be read
-
-
-async def test_without_versions_nothing_but_the_etag_pins_a_large_file(bucket: S3Bucket, opened: Opened) -> None:
-    bucket.put({"a.bin": LARGE})
-    async with opened as source:
-        location = await source.locate(await only_file(source))
-    assert "versionId" not in location.url
-    bucket.put({"a.bin": LARGE[::-1]})
-    assert read_range(location, 0, 4).status == 412
-
-
 async def test_a_location_is_signed_for_an_hour_and_does_not_hold_the_secret_key(
-    server: S3Server, bucket: S3Bucket, opened: Opened
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
 ) -> None:
     bucket.put({"a.bin": b"x"})
     async with opened as source:
@@ -219,7 +217,7 @@ async def test_a_location_is_signed_for_an_hour_and_does_not_hold_the_secret_key
     assert query["X-Amz-Expires"] == ["3600"]
     assert location.expires_at is not None
     assert abs(location.expires_at - time.time() - 3600) < 60
-    assert server.account.secret_access_key not in location.url
+    assert s3_server.account.secret_access_key not in location.url
 
 
 async def test_an_anonymous_location_is_a_plain_address_that_does_not_expire(s3: S3Like) -> None:
@@ -231,9 +229,7 @@ async def test_an_anonymous_location_is_a_plain_address_that_does_not_expire(s3:
     assert location.expires_at is None
 
 
-async def test_a_location_of_one_of_a_million_small_files_costs_little(
-    opened: Opened,
-) -> None:
+async def test_a_location_of_one_of_a_million_small_files_costs_little(opened: Opened) -> None:
     identity = Identity.of("organisation:acme", "s3")
     files = [
         UpstreamFile("a", 32768, identity, f"train/shard-{number % 10}/sample {number:05}.json", '"etag"')
@@ -248,3 +244,223 @@ async def test_a_location_of_one_of_a_million_small_files_costs_little(
                 await source.locate(file)
             spent.append((time.process_time() - before) / len(files))
     assert min(spent) < 60e-6
+
+
+# --- versions ---
+
+
+async def test_a_large_file_of_a_bucket_that_keeps_versions_is_pinned_to_its_version(
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
+) -> None:
+    bucket.keep_versions()
+    bucket.put({"a.bin": LARGE, "b.bin": LARGE})
+    async with opened as source:
+        files = await listed(source)
+        locations = [await source.locate(file) for file in files.values()]
+        bucket.put({"a.bin": LARGE[::-1], "b.bin": LARGE[::-1]})
+    assert all("&versionId=" in location.url for location in locations)
+    assert [read_range(location, CHUNK_SIZE, len(LARGE)).content for location in locations] == [b"last", b"last"]
+    assert s3_server.log.count(method="HEAD") == 3  # one for each, and one to learn that versions may be read
+
+
+@pytest.mark.parametrize("version", [None, "null"])  # "null" is what was written before versions were kept
+async def test_without_versions_nothing_but_the_etag_pins_a_large_file(
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened, version: str | None
+) -> None:
+    bucket.put({"a.bin": LARGE})
+    bucket.state("a.bin", {"x-amz-version-id": version} if version else {})
+    async with opened as source:
+        location = await source.locate(await only_file(source))
+    assert "versionId" not in location.url
+    assert s3_server.log.count(method="HEAD") == 1
+    bucket.put({"a.bin": LARGE[::-1]})
+    assert read_range(location, 0, 4).status == 412
+
+
+async def test_where_versions_may_not_be_read_the_etag_alone_pins_and_that_is_asked_once(
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
+) -> None:
+    bucket.keep_versions()
+    bucket.put({"a.bin": LARGE})
+    s3_server.fail(answer(403), "versionId", times=None)
+    async with opened as source:
+        file = await only_file(source)
+        await source.locate(file)
+        location = await source.locate(file)
+    assert "versionId" not in location.url
+    assert read_range(location, CHUNK_SIZE, len(LARGE)).content == b"last"
+    assert s3_server.log.count("versionId") == 1
+
+
+async def test_a_failure_to_learn_whether_versions_may_be_read_is_a_failure_and_asked_again(
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened
+) -> None:
+    bucket.keep_versions()
+    bucket.put({"a.bin": LARGE})
+    s3_server.fail(answer(500), "versionId")
+    async with opened as source:
+        file = await only_file(source)
+        with pytest.raises(UpstreamUnavailableError):
+            await source.locate(file)
+        assert "&versionId=" in (await source.locate(file)).url
+
+
+# --- a bucket of another region is followed there, once ---
+
+
+async def test_a_bucket_of_another_region_is_followed_there_for_listings_and_locations(
+    s3: S3Like, s3_server: S3Server
+) -> None:
+    bucket = s3_server.bucket(f"regions-{next(NUMBERS)}", region="eu-central-2")
+    bucket.put({f"{number:04}.txt": b"x" for number in range(1001)} | {"large.bin": LARGE})
+    async with s3.open(bucket.name, "", s3.account) as source:
+        files = await listed(source)
+        assert len(files) == 1002
+        assert s3_server.log.count() == 3  # the first of them was sent elsewhere
+        for path in ("0000.txt", "large.bin"):
+            location = await source.locate(files[path])
+            assert "%2Feu-central-2%2Fs3%2F" in location.url
+            assert read_range(location, 0, 1).status == 206
+
+
+class ClientOfOneRegion:
+    """Answers an empty listing where the bucket is, and elsewhere tells where that is."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+
+    async def list_objects_v2(self, **_: object) -> dict[str, bytes]:
+        if self._region == "eu-central-2":
+            return {"UnreadListing": b"<ListBucketResult></ListBucketResult>"}
+        metadata = {"HTTPStatusCode": 301, "HTTPHeaders": {"x-amz-bucket-region": "eu-central-2"}}
+        raise ClientError({"Error": {"Code": "PermanentRedirect"}, "ResponseMetadata": metadata}, "ListObjectsV2")
+
+    async def generate_presigned_url(self, ClientMethod: str, Params: dict[str, str]) -> str:  # noqa: N803
+        return f"https://{Params['Bucket']}.s3.{self._region}.amazonaws.com/{Params['Key']}?X-Amz-Signature=0"
+
+
+async def test_objects_of_a_bucket_that_was_followed_are_read_at_the_address_of_its_own_region() -> None:
+    async def open_client(region: str) -> ClientOfOneRegion:
+        return ClientOfOneRegion(region)
+
+    endpoint = S3Endpoint(None, "us-east-1", StaticS3Credentials(S3Credentials("AKIA", "secret")), ("s3", "aws"))
+    source = S3Source(BucketUri("s3", "weights", ""), SourceContext("acme", UpstreamSettings()), endpoint, open_client)
+    assert await listed(source) == {}
+    location = await source.locate(UpstreamFile("b", 1, Identity.of("organisation:acme", "s3"), "a/b", '"etag"'))
+    assert location.url.startswith("https://weights.s3.eu-central-2.amazonaws.com/a/b?X-Amz-")
+
+
+async def test_a_head_is_followed_as_well(s3_server: S3Server, bucket: S3Bucket, opened: Opened) -> None:
+    bucket.put({"large.bin": LARGE})
+    async with opened as source:
+        file = (await listed(source))["large.bin"]
+        bucket.region = "eu-central-2"
+        location = await source.locate(file)
+    assert "%2Feu-central-2%2Fs3%2F" in location.url
+    assert read_range(location, 0, 1).status == 206
+    assert s3_server.log.count(method="HEAD") == 2
+
+
+def elsewhere(region: str, status: int = 301, code: str = "PermanentRedirect") -> Fault:
+    document = s3_error(status, code).content
+    assert isinstance(document, bytes)
+    return answer(status, {"x-amz-bucket-region": region}, document)
+
+
+@pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (307, "TemporaryRedirect"), (400, "Odd")])
+async def test_every_form_of_the_answer_is_understood(
+    s3_server: S3Server, bucket: S3Bucket, opened: Opened, status: int, code: str
+) -> None:
+    bucket.put({"a.txt": b"x"})
+    s3_server.fail(elsewhere("ap-south-1", status, code))
+    async with opened as source:
+        assert "%2Fap-south-1%2Fs3%2F" in (await source.locate(await only_file(source))).url
+
+
+async def test_regions_that_send_us_to_and_fro_are_asked_once_each(s3_server: S3Server, opened: Opened) -> None:
+    s3_server.fail(elsewhere("eu-west-1"))
+    s3_server.fail(elsewhere("us-east-1"), times=None)
+    async with opened as source:
+        for requests in (2, 3):
+            with pytest.raises(InvalidSourceError, match="another region"):
+                await listed(source)
+            assert s3_server.log.count() == requests
+
+
+@pytest.mark.parametrize("fault", [
+    *map(elsewhere, ["us-east-1", "", "evil.example/", "eu-west-1.evil.example", "EU", "x" * 99]),
+    answer(307, {"Location": "http://127.0.0.1:9/stolen"}, b""),
+])  # fmt: skip
+async def test_an_answer_that_names_no_other_region_is_not_followed(
+    s3_server: S3Server, opened: Opened, fault: Fault
+) -> None:
+    s3_server.fail(fault, times=None)
+    async with opened as source:
+        with pytest.raises(InvalidSourceError, match=r'lies in another region .*; add "aws_region" to the secret'):
+            await listed(source)
+    assert s3_server.log.count() == 1
+
+
+# --- keys that are renewed are picked up by the next request ---
+
+
+@dataclass
+class Renewed:
+    """Keys that a test changes; none of them is an error."""
+
+    current: S3Credentials | None
+
+    async def get(self) -> S3Credentials:
+        if self.current is None:
+            raise UpstreamUnavailableError("sts", "the token service is away")
+        return self.current
+
+
+def temporary(server: S3Server, number: int, expires_at: float) -> S3Credentials:
+    account = Account(f"ASIA{number}", f"secret-{number}", f"token-{number}")
+    server.accounts[account.access_key_id] = account
+    return S3Credentials(account.access_key_id, account.secret_access_key, account.session_token, None, expires_at)
+
+
+@pytest.fixture
+def keys(s3_server: S3Server) -> Renewed:
+    return Renewed(temporary(s3_server, 1, 1000))
+
+
+@pytest.fixture
+async def source(s3: S3Like, bucket: S3Bucket, keys: Renewed) -> AsyncIterator[Source]:
+    """The bucket read with these keys; it is always the beginning of 1970."""
+    endpoint = S3Endpoint(s3.settings.s3_endpoint_url, "us-east-1", keys, ("s3",))
+    async with AsyncExitStack() as stack:
+        yield S3Source(
+            BucketUri("s3", bucket.name, ""),
+            SourceContext("acme", s3.settings, clock=lambda: 0.0),
+            endpoint,
+            lambda region: stack.enter_async_context(s3_client(bucket.name, endpoint, region, s3.settings)),
+        )
+
+
+async def test_keys_that_were_renewed_sign_the_next_page_and_the_next_location(
+    s3_server: S3Server, bucket: S3Bucket, keys: Renewed, source: Source
+) -> None:
+    bucket.put({f"{number:04}.txt": b"x" for number in range(1001)} | {"large.bin": LARGE})
+    files = source.list(await source.resolve())
+    found = {file.path: file for file in [await anext(files)]}
+    before = await source.locate(found["0000.txt"])
+    del s3_server.accounts["ASIA1"]
+    keys.current = temporary(s3_server, 2, 5000)
+    found |= {file.path: file async for file in files}
+    after = await source.locate(found["0000.txt"])
+    assert (await source.locate(found["large.bin"])).checksum is not None
+    assert len(found) == 1002
+    assert ("ASIA1" in before.url, "ASIA2" in after.url) == (True, True)
+    assert (before.expires_at, after.expires_at) == (1000, 3600)
+
+
+async def test_a_failure_to_renew_keys_comes_out_as_it_is(bucket: S3Bucket, keys: Renewed, source: Source) -> None:
+    bucket.put({"a.txt": b"x"})
+    file = await only_file(source)
+    keys.current = None
+    for attempt in (source.locate(file), listed(source)):
+        with pytest.raises(UpstreamUnavailableError, match="the token service is away"):
+            await attempt

@@ -30,8 +30,8 @@ from bdn.net.chunk_server.messages import RequestRefusedError, find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import parse_head as parse_answer
 from bdn.net.http1.connection import ProtocolError
-from bdn.sources.s3.bucket import read_page
-from bdn.sources.s3.errors import NotAListingError
+from bdn.sources.bucket_source import NotAListingError
+from bdn.sources.s3.answers import read_page
 from bdn.sources.sign_in import Secret, hugging_face_token, s3_credentials, service_account_key
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.http_fields import (

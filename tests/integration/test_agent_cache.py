@@ -16,19 +16,12 @@ from node_agent.app import Agent
 from node_agent.cache.records import Held
 from node_agent.fetch.documents import Catalogue
 from node_agent.stage.stage import NodeStage
-from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, held_by
+from tests.support.agent.fixtures import in_both_forms
+from tests.support.agent.mirror import AgentMirror, Fault, failing
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
-
-
-@pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)  # where small files may rest in either way
 
 
 @pytest.fixture
@@ -196,22 +189,6 @@ async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Ri
         assert await evict(agent, manifests=[str(one.digest)]) == []
 
 
-async def test_leased_content_is_refused_with_the_names_of_its_holders(rig: Rig, mirror: AgentMirror) -> None:
-    one, two = published(mirror, 1), published(mirror, 2)
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, one, job="training")
-        await used_and_released(agent, mirror, two)
-
-        items = await evict(agent, all=True)
-
-        refused = [item for item in items if item.refused]
-        assert [(item.manifest, item.holders) for item in refused] == [
-            (str(one.digest), [f"job training (stage {stage.id})"])
-        ]
-        assert gone(items) == {str(two.digest): MIB}
-        assert tree(Path(stage.mounts[0].path)).keys() == {"0.bin", "1.bin"}
-
-
 @pytest.mark.parametrize("exposure", ["none", "symlink"])
 async def test_a_forced_eviction_releases_the_stages_that_it_breaks(
     rig: Rig, mirror: AgentMirror, caplog: pytest.LogCaptureFixture, exposure: str
@@ -229,24 +206,6 @@ async def test_a_forced_eviction_releases_the_stages_that_it_breaks(
         assert not Path(stage.mounts[0].path).exists()
         assert disk_bytes(rig.cache) == 0
         assert f"takes it away from job training (stage {stage.id})" in caplog.text
-
-
-async def test_a_forced_eviction_stops_a_stage_that_is_being_staged(rig: Rig, mirror: AgentMirror) -> None:
-    one, gate, asked = published(mirror, 1), threading.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    mirror.every = held_by(gate)
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
-    async with rig.agent() as agent:
-        stage = await agent.stages.start("job", mirror.grant(one))
-        await asked.wait()
-        evicting = asyncio.create_task(evict(agent, all=True, force=True))
-        while not stage.stop.is_set():
-            await asyncio.sleep(0)
-        gate.set()
-        await evicting
-
-        assert (stage.record.state, held(agent), disk_bytes(rig.cache)) == ("RELEASED", set(), 0)
-        assert agent.cache.index.ledger.used_bytes == 0
 
 
 @pytest.mark.parametrize("selector", [{}, {"all": True, "job": "x"}, {"manifests": ["rubbish"]}])
@@ -270,11 +229,9 @@ SHARED = noise(MIB, 1)
 
 
 async def shared_fill(agent: Agent, mirror: AgentMirror, instead: Fault | None = None) -> SharedFill:
-    gate, asked = threading.Event(), asyncio.Event()
     one, two = mirror.publish({"shared": SHARED}), mirror.publish({"shared": SHARED, "own": b"own"})
-    chunk, loop = mirror.chunks(one, "shared")[0], asyncio.get_running_loop()
-    mirror.faults[chunk] = [held_by(gate, instead) if instead else held_by(gate)]
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
+    (chunk,) = mirror.chunks(one, "shared")
+    gate, asked = mirror.hold(chunk, instead)
     leader = await agent.stages.start("leader", mirror.grant(one))
     await asked.wait()
     follower = await agent.stages.start("follower", mirror.grant(two))

@@ -1,30 +1,25 @@
 """Small files that come in slabs: one fetch for many, the same tree, and every lie about them found out."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
+from bdn.core.chunk import Digest, Manifest, digest_of
 from bdn.core.errors import BdnError
 from bdn.wire.layout_form import FileLayoutBody
 from node_agent.fill import provision
-from tests.support.agent.mirror import AgentMirror, flipped, held_by, layout_body, missing, refused
+from tests.support.agent.mirror import AgentMirror, held_by, layout_body, missing
 from tests.support.agent.rig import Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
+from tests.support.mirror.service import until
 from tests.support.mirror.slabs import pack
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 
 THOUSAND = {f"part-{number % 7}/{number:04}.bin": noise(300, number) for number in range(1000)}
 SMALL = dict(list(THOUSAND.items())[:100])
-
-
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed(is_packed=True)
 
 
 def files_of(rig: Rig) -> dict[str, bytes]:
@@ -37,13 +32,6 @@ def files_of(rig: Rig) -> dict[str, bytes]:
 def slab_of(body: FileLayoutBody) -> Digest:
     assert body.slab is not None
     return Digest.parse(body.slab.digest)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Come back once the condition holds."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - what is looked at are the states of others
-            await asyncio.sleep(0.01)
 
 
 async def test_a_thousand_small_files_come_with_one_fetch(mirror: AgentMirror, tmp_path: Path) -> None:
@@ -62,15 +50,6 @@ async def test_a_thousand_small_files_come_with_one_fetch(mirror: AgentMirror, t
     assert list((rig.cache / "filling").iterdir()) == []
     async with rig.agent() as agent:
         assert agent.cache.index.is_complete(manifest.digest)
-
-
-async def test_small_and_large_files_come_side_by_side(mirror: AgentMirror, tmp_path: Path) -> None:
-    files = {"large": noise(2 * CHUNK_SIZE + 5), "medium": noise(CHUNK_SIZE // 2, 1), **dict(list(SMALL.items())[:20])}
-    manifest = mirror.publish(files)
-    async with Rig(mirror, tmp_path).agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-    assert tree(Path(stage.mounts[0].path)) == files
-    assert mirror.requests == 3 + 1 + 1
 
 
 async def test_stages_at_once_fetch_a_slab_once(mirror: AgentMirror, tmp_path: Path) -> None:
@@ -102,70 +81,39 @@ async def test_what_the_node_has_is_not_written_again(mirror: AgentMirror, tmp_p
     assert tree(Path(stage.mounts[0].path)) == SMALL
 
 
-@pytest.mark.parametrize("fault", [flipped, refused])
-async def test_a_slab_that_comes_wrong_is_fetched_again(mirror: AgentMirror, tmp_path: Path, fault: object) -> None:
-    manifest = mirror.publish(SMALL)
-    (slab,) = {slab_of(body) for body in mirror.layouts[manifest.digest].files}
-    mirror.faults[slab] = [fault]  # type: ignore[list-item]
-    async with Rig(mirror, tmp_path).agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-    assert tree(Path(stage.mounts[0].path)) == SMALL
-    assert mirror.chunk_requests[slab] == 2
-
-
-async def test_a_slab_that_the_mirror_lost_fails_the_stage_alone(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(SMALL)
-    mirror.every = missing
-    rig = Rig(mirror, tmp_path)
-    async with rig.agent() as agent:
-        with pytest.raises(BdnError) as caught:
-            await staged(agent, mirror, manifest)
-        assert caught.value.code == "NOT_FOUND"
-        assert disk_bytes(rig.cache) == agent.cache.index.ledger.used_bytes == 0
-        mirror.every = None
-        assert (await staged(agent, mirror, manifest)).state == "READY"
-
-
-def lie(mirror: AgentMirror, manifest: Manifest, number: int, **changes: object) -> FileLayoutBody:
+def lie(mirror: AgentMirror, manifest: Manifest, number: int, **changes: object) -> None:
     """Let the layout say something else about one file."""
     body = mirror.layouts[manifest.digest].files[number]
     assert body.slab is not None
     body.slab = body.slab.model_copy(update=changes)
-    return body
 
 
-async def test_a_layout_that_lies_about_a_file_publishes_nothing(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(SMALL)
-    body = lie(mirror, manifest, 50, offset=7)
-    rig = Rig(mirror, tmp_path)
+@pytest.mark.parametrize(
+    ("code", "said", "spoil"),
+    [
+        ("NOT_FOUND", "does not exist", lambda mirror, _: setattr(mirror, "every", missing)),
+        ("INTERNAL", "it does not lie in", lambda mirror, manifest: lie(mirror, manifest, 50, offset=7)),
+        ("STORE_UNAVAILABLE", "instead of 29900", lambda mirror, manifest: lie(mirror, manifest, 3, size=29_900)),
+        ("CHECKSUM_MISMATCH", "cannot hold file", lambda mirror, manifest: lie(mirror, manifest, 3, offset=30_000)),
+    ],
+    ids=["it is lost", "another place", "another length", "beyond its end"],
+)
+async def test_a_slab_that_is_not_what_its_layout_says_fails_the_stage_alone(
+    mirror: AgentMirror, tmp_path: Path, code: str, said: str, spoil: Callable[[AgentMirror, Manifest], None]
+) -> None:
+    manifest, rig = mirror.publish(SMALL), Rig(mirror, tmp_path)
+    told = mirror.layouts[manifest.digest].model_copy(deep=True)
+    spoil(mirror, manifest)
     async with rig.agent() as agent:
-        with pytest.raises(BdnError) as caught:
+        with pytest.raises(BdnError, match=said) as caught:
             await staged(agent, mirror, manifest)
-        assert caught.value.code == "INTERNAL"
-        assert body.digest in str(caught.value)
-        assert files_of(rig) == {}
-        assert list((rig.cache / "filling").iterdir()) == []
+        assert caught.value.code == code
+        assert bool(mirror.requests) == (code != "CHECKSUM_MISMATCH")  # there, nothing needs to be fetched
+        assert code == "STORE_UNAVAILABLE" or files_of(rig) == {}  # there, what it says of the others is true
+        assert disk_bytes(rig.cache) == agent.cache.index.ledger.used_bytes == sum(map(len, files_of(rig).values()))
         assert not any((rig.cache / "views").rglob("*.bin"))
-        assert agent.cache.index.ledger.used_bytes == 0
-
-
-async def test_a_layout_that_lies_about_a_slab_never_delivers_it(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(SMALL)
-    lie(mirror, manifest, 3, size=29_900)
-    rig = Rig(mirror, tmp_path)
-    async with rig.agent() as agent:
-        with pytest.raises(BdnError):
-            await staged(agent, mirror, manifest)
-        files_of(rig)
-
-
-async def test_a_layout_whose_slice_cannot_be_fetches_nothing(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(SMALL)
-    lie(mirror, manifest, 3, offset=30_000)
-    async with Rig(mirror, tmp_path).agent() as agent:
-        with pytest.raises(BdnError, match=f"{manifest.digest}"):
-            await staged(agent, mirror, manifest)
-    assert mirror.requests == 0
+        mirror.every, mirror.layouts[manifest.digest] = None, told
+        assert (await staged(agent, mirror, manifest)).state == "READY"
 
 
 async def test_files_of_several_slabs_are_all_there(mirror: AgentMirror, tmp_path: Path) -> None:
@@ -199,24 +147,6 @@ async def test_a_file_that_comes_whole_and_packed_is_filled_once(mirror: AgentMi
         done = [await agent.stages.finish(stage.record.id) for stage in (one, other)]
     assert [stage.mounts[0].bytes_from.mirror for stage in done] == [300, 300]
     assert tree(Path(done[1].mounts[0].path)) == {"a": content, "b": noise(300, 2)}
-
-
-async def test_a_stage_released_within_a_slab_leaves_nothing_uncounted(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(SMALL)
-    gate = threading.Event()
-    mirror.every = held_by(gate)
-    rig = Rig(mirror, tmp_path)
-    async with rig.agent() as agent:
-        stage = await agent.stages.start("job", mirror.grant(manifest))
-        await until(lambda: mirror.requests)
-        releasing = asyncio.create_task(agent.stages.release(stage.record.id))
-        await until(stage.stop.is_set)
-        gate.set()
-        await releasing
-        assert agent.cache.index.ledger.reserved_bytes == 0
-        assert disk_bytes(rig.cache) == agent.cache.index.ledger.committed_bytes
-        mirror.every = None
-        assert tree(Path((await staged(agent, mirror, manifest)).mounts[0].path)) == SMALL
 
 
 async def test_a_slab_that_another_stage_brought_meanwhile_is_not_fetched_again(

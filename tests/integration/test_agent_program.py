@@ -16,7 +16,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import BdnError, InUseError, NotFoundError
 from bdn.net.http1.pool import ConnectionPool
-from bdn.transfer.pacing import Pacer
+from bdn.transfer.byte_threads import Pacer
 from bdn.wire.stage_schema import StageRequest
 from node_agent.fill.part import Bitmap
 from tests.doubles.hub import Hub

@@ -1,16 +1,13 @@
 """Agents of one cluster fill from one another, and read the mirror once."""
 
 import asyncio
-import threading
 from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Manifest
-from bdn.core.errors import BdnError, StoreUnavailableError
-from bdn.net.client import MirrorClient
 from bdn.wire.operation_schema import MemberDocument
-from tests.support.agent.mirror import FORMS, AgentMirror, failing, held_by
+from tests.support.agent.fixtures import in_both_forms
+from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from
 from tests.support.content.trees import tree
@@ -26,25 +23,12 @@ FILES = {
 SIZE = sum(map(len, FILES.values()))
 
 
-IN_BOTH_FORMS = pytest.mark.parametrize("form", FORMS)  # elsewhere small files lie in slabs, and large ones in chunks
-
-
-@pytest.fixture
-def form() -> str:
-    return "packed"
-
-
-@pytest.fixture
-def mirror(server: AgentMirror, form: str) -> AgentMirror:
-    return server.renewed(is_packed=form == "packed")
-
-
 @pytest.fixture
 def ring(mirror: AgentMirror, tmp_path: Path) -> Ring:
     return Ring(mirror, tmp_path)
 
 
-@pytest.mark.parametrize(("form", "count"), [("whole", 3), ("packed", 8)])
+@pytest.mark.parametrize(("mirror", "count"), [("whole", 3), ("packed", 8)], indirect=["mirror"])
 async def test_a_cold_cluster_reads_each_chunk_once(ring: Ring, mirror: AgentMirror, count: int) -> None:
     manifest = mirror.publish(FILES)
     async with ring.nodes(count, byte_threads=2):
@@ -68,15 +52,6 @@ async def test_a_node_finds_in_the_cluster_what_others_staged_before(ring: Ring,
 
         assert [tree(Path(stage.mounts[0].path)) for stage in stages] == [FILES] * 2
         assert mirror.requests == 0
-
-
-async def test_a_node_that_owns_nothing_asks_the_owners(ring: Ring, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with ring.nodes(2), ring.agent("guest", roles="node") as guest:
-        stage = await staged(guest, mirror, manifest)
-
-        assert stage.mounts[0].bytes_from.model_dump() == {"node": 0, "cluster": SIZE, "mirror": 0}
-        assert set(mirror.chunk_requests.values()) == {1}
 
 
 async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring, mirror: AgentMirror) -> None:
@@ -103,11 +78,7 @@ async def test_a_member_that_cannot_be_reached_costs_nobody_the_stage(ring: Ring
 
 async def test_a_member_that_joins_late_is_asked_for_what_is_not_begun(ring: Ring, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
-    first = mirror.chunks(manifest, "large.safetensors")[0]
-    gate = threading.Event()
-    mirror.faults[first] = [held_by(gate)]
-    asked, loop = asyncio.Event(), asyncio.get_running_loop()
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
+    gate, asked = mirror.hold(mirror.chunks(manifest, "large.safetensors")[0])
     async with ring.nodes(1, byte_threads=1) as agents:
         stage = await agents[0].stages.start("job", mirror.grant(manifest))
         async with asyncio.timeout(20):
@@ -122,18 +93,7 @@ async def test_a_member_that_joins_late_is_asked_for_what_is_not_begun(ring: Rin
             assert set(mirror.chunk_requests.values()) == {1}
 
 
-async def test_what_the_cluster_holds_comes_while_the_mirror_is_away(ring: Ring, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with ring.nodes(3) as agents:
-        await ring.staged_by_all(manifest, agents[:2])
-        mirror.every = failing(StoreUnavailableError("it restarts"))
-
-        stage = await staged(agents[2], mirror, manifest)
-
-        assert tree(Path(stage.mounts[0].path)) == FILES
-
-
-@IN_BOTH_FORMS
+@in_both_forms
 async def test_a_cluster_serves_a_late_node_while_the_mirror_is_away(ring: Ring, mirror: AgentMirror) -> None:
     """It never saw the manifest, and owns a third of chunks that only others hold."""
     manifest = mirror.publish(FILES)
@@ -148,33 +108,3 @@ async def test_a_cluster_serves_a_late_node_while_the_mirror_is_away(ring: Ring,
             assert tree(Path(stage.mounts[0].path)) == FILES
             assert stage.mounts[0].bytes_from.model_dump() == {"node": 0, "cluster": SIZE, "mirror": 0}
             assert [len(agent.stages.registry.all()) for agent in agents] == [1, 1]
-
-
-async def test_a_peer_gives_a_manifest_only_for_a_grant_that_names_it(ring: Ring, mirror: AgentMirror) -> None:
-    theirs, other = mirror.publish(FILES), mirror.publish({"other": b"other"})
-    async with ring.nodes(2, auth="token", token="operator") as agents:
-        await staged(agents[0], mirror, theirs)
-        peer = MirrorClient(f"http://127.0.0.1:{agents[0].data_port}")
-        async with peer:
-            granted = await peer.manifest(theirs.digest, mirror.grant(theirs))
-            layout = await peer.layout(theirs.digest, mirror.grant(theirs))
-            refusals = [
-                await _refusal(peer, theirs, bearer)
-                for bearer in (mirror.grant(other), mirror.grant(theirs, expires_in=-1), "nonsense", None)
-            ]
-            not_there = await _refusal(peer, other, mirror.grant(other))
-
-    assert granted == theirs
-    assert layout.covers(theirs.contents)
-    assert refusals == ["NOT_FOUND", "GRANT_EXPIRED", "GRANT_INVALID", "UNAUTHENTICATED"]
-    assert not_there == "NOT_FOUND"
-
-
-async def _refusal(peer: MirrorClient, manifest: Manifest, bearer: str | None) -> str:
-    codes = set()
-    for ask in (peer.manifest, peer.layout):
-        with pytest.raises(BdnError) as refused:
-            await ask(manifest.digest, bearer)
-        codes.add(refused.value.code)
-    (code,) = codes
-    return code

@@ -26,7 +26,7 @@ from bdn.core.source.uri import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selector
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Secret
+from bdn.sources.sign_in import Secret, SourceContext
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
@@ -148,9 +148,7 @@ class HostileUpstream:
         )
         secret = Secret("keys", KEYS) if uri.startswith("s3:") else None
         wanted = WeightsSource(parse_source(uri), "/m")
-        async with open_source(
-            wanted.source, sign_in=secret, organisation="o", ambient_credentials=False, settings=settings
-        ) as source:
+        async with open_source(wanted.source, SourceContext("o", settings, secret)) as source:
             selected = await Selector(limit, 10**14).select(wanted, source, await source.resolve())
         return selected.files
 

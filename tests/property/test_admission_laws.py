@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from bdn.core.cache.index import CacheIndex, Holder, Victim
 from bdn.core.chunk import Digest, FileEntry, Manifest
 from bdn.core.errors import BdnError, DiskFailedError
-from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.node_cache import Evictor, ScannedManifest, StageAdmission
+from node_agent.cache.node_cache import NodeCache, ScannedManifest
 from node_agent.cache.records import Held
+from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named, stage
 
 CONTENTS = [named(f"content {number}") for number in range(6)]
@@ -142,14 +142,12 @@ def test_what_came_to_nothing_left_nothing_behind(
 
 def _admit(index: CacheIndex, disk: Disk, wanted: Sequence[Manifest], holder: Holder) -> None:
     shelf = cast("Any", SimpleNamespace(add=lambda _: None, remove=lambda _: None))
-    events = CacheEvents(lambda: None, lambda _reason, _count: None)
     some = cast("Any", disk)
     some.records = some
-    eviction = Evictor(index, some, shelf, events)
-    admission = StageAdmission(eviction, some, [Held(one, None) for one in wanted], holder)
+    cache = NodeCache(index, some, shelf, some, lambda: 1000.0, NOBODY)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(asyncio, "to_thread", _inline)
-        asyncio.run(admission.run(lambda: 1000.0))
+        asyncio.run(cache.admit([Held(one, None) for one in wanted], holder))
 
 
 async def _inline(call: Callable[..., object], *given: object) -> object:

@@ -17,9 +17,10 @@ from bdn.core.cache.index import ChunkIndex
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, StoreUnavailableError
 from bdn.disk.direct import DirectWrites
-from node_agent.cache.cache_events import CacheEvents, over_budget
+from node_agent.cache.cache_events import over_budget
 from node_agent.cache.chunk_files import ChunkFiles
 from node_agent.cache.cluster_tier import ClusterTier
+from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named
 
 CONTENT = {digest_of(bytes([number]) * size): bytes([number]) * size for number, size in enumerate((1, 2, 3, 4, 5))}
@@ -73,8 +74,7 @@ class ClusterTierMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.files = InterruptedFiles(self.root, DirectWrites())
-        events = CacheEvents(lambda: None, lambda _reason, _count: None)
-        self.tier = ClusterTier(self.files, ChunkIndex(), lambda: self.budget, lambda: self.now, events)
+        self.tier = ClusterTier(self.files, ChunkIndex(), lambda: self.budget, lambda: self.now, NOBODY)
         self.tier.load()
 
     def teardown(self) -> None:

@@ -19,6 +19,7 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SourceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,15 @@ class Surveyor:
         uri = wanted.source
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)
-        async with open_source(
-            uri,
-            sign_in=await self.sign_ins.resolve(wanted.auth, organisation, job),
-            organisation=organisation,
+        context = SourceContext(
+            organisation,
+            self.upstreams,
+            await self.sign_ins.resolve(wanted.auth, organisation, job),
             ambient_credentials=self.ambient_credentials,
-            settings=self.upstreams,
             clock=self.clock,
             asker=self.asker,
-        ) as source:
+        )
+        async with open_source(uri, context) as source:
             yield source
 
     async def survey(self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None) -> Survey:

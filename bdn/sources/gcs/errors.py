@@ -18,6 +18,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
+from bdn.sources.bucket_source import NotAListingError
 from bdn.wire.http_fields import parse_retry_after
 
 
@@ -63,6 +64,8 @@ def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
         case aiohttp.ClientError() | OSError():
             where = f" at {error.host}" if isinstance(error, aiohttp.ClientConnectorError) else ""
             return UpstreamUnavailableError(source, f"GCS{where} could not be asked ({type(error).__name__})")
+        case NotAListingError():
+            return UpstreamUnavailableError(source, str(error))
         case _:
             return UpstreamUnavailableError(source, f"the answer does not look like GCS's ({type(error).__name__})")
 

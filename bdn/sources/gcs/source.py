@@ -1,101 +1,153 @@
-"""Buckets of Google Cloud Storage, and of emulators that speak its JSON API."""
+"""Buckets of Google Cloud Storage, and of emulators that speak its JSON API: listings and addresses, with our errors.
+
+The real ``gcsfs`` asks, with one attempt per request; only what is passed in counts, not the machine's own login.
+"""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import json
+import re
+import ssl
+from base64 import b64decode
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
 
-from bdn.core.errors import InvalidRequestError, SecretMalformedError
-from bdn.core.source.upstream import ASK_ONCE, Asker, Identity, Location, Resolution, UpstreamFile
+import aiohttp
+
+# From the core, because the package's own GCSFileSystem asks a gRPC service about every bucket, through no proxy or emulator.
+from gcsfs.core import GCSFileSystem
+
+from bdn.core.source.upstream import Checksum, ChecksumKind, Location, UpstreamFile
 from bdn.core.source.uri import BucketUri
-from bdn.core.store import scope_of
-from bdn.sources.bucket_tree import BucketTree
-from bdn.sources.gcs.bucket import GcsBucket, GcsEndpoint, GcsObject, connect
-from bdn.sources.gcs.tokens import KeyTokens, ServiceAccountTokens, TokenProvider
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import GoogleServiceAccount, Secret, SignIn
+from bdn.sources.bucket_source import BucketObject, BucketPage, BucketSource, NotAListingError
+from bdn.sources.gcs.errors import SDK_ERRORS, RefusedError, translate
+from bdn.sources.gcs.tokens import TokenProvider, tokens_of
+from bdn.sources.guarded_connector import guarded_connector, proxy_for
+from bdn.sources.sign_in import SourceContext
+
+_FIELDS: Final = "items(name,generation,size,crc32c,md5Hash),nextPageToken"
+# gcsfs's request (status, headers, what was asked, content), inside of two of its layers that do harm here: six attempts with
+# sleeps that know of no Retry-After, and a log of the headers that hold the token.
+_ONE_ATTEMPT: Final = GCSFileSystem._request.__wrapped__  # noqa: SLF001
+_PATIENCE: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)  # seconds
 
 
-class GcsSource:
-    """One source of GCS. Resolving costs nothing: buckets have no revisions. Each 1000 objects cost one request.
+class GcsSource(BucketSource):
+    """Lists the live generation of every object. Name and generation name the same bytes for ever."""
 
-    Args:
-        uri: the bucket and prefix; a prefix without a final slash may name an object, which only the listing tells.
-        bucket: the opened bucket, open for as long as this is used.
-        endpoint: the address of the server, of which Google's is one.
-        organisation: who alone may find the content again by its listing.
-    """
+    is_size_in_identity: ClassVar[bool] = False
 
-    def __init__(self, uri: BucketUri, bucket: GcsBucket, *, endpoint: str, organisation: str) -> None:
-        self._uri = uri
-        self._bucket = bucket
-        self._tree = BucketTree(uri, bucket)
-        self._endpoint = endpoint
-        self._scope = scope_of(organisation)
+    def __init__(
+        self, uri: BucketUri, context: SourceContext, tokens: TokenProvider | None, files: GCSFileSystem
+    ) -> None:
+        self._endpoint = context.settings.gcs_endpoint_url
+        super().__init__(uri, context.organisation, "gs", self._endpoint)
+        self._asker = context.asker
+        self._tokens = tokens
+        self._files = files
 
-    async def resolve(self) -> Resolution:
-        """No revision; whether the bucket exists and may be read is told by the first page of the listing."""
-        return Resolution(None)
+    async def page(self, prefix: str, limit: int, token: str | None) -> BucketPage:
+        """See ``BucketSource``."""
 
-    async def list(
-        self,
-        resolution: Resolution,  # noqa: ARG002 - there is none
-        within: Sequence[str] = ("",),
-    ) -> AsyncIterator[UpstreamFile]:
-        """The live generation of every object; see ``BucketTree.files``."""
-        async for path, entry in self._tree.files(within):
-            yield self._file(entry, path)
+        async def read() -> BucketPage:
+            headers, _ = await self._signed()
+            asked = {"prefix": prefix or None, "maxResults": limit, "pageToken": token, "fields": _FIELDS}
+            try:
+                answer = await _ONE_ATTEMPT(self._files, "GET", "b/{}/o", self._uri.bucket, headers=headers, **asked)
+                return _page(json.loads(answer[-1]))
+            except SDK_ERRORS as error:
+                raise translate(error, str(self._uri), anonymous=self._tokens is None) from error
+
+        # Renewed before a slot is taken: its failures are its own, and inside, each attempt of ours would be many of its.
+        await self._signed()
+        return await self._asker.ask(self._endpoint, read)
 
     async def locate(self, file: UpstreamFile) -> Location:
-        """The address of this generation. Any other bytes are a 404, so the answers' ``ETag`` need not be compared."""
-        return await self._bucket.link(file.handle, file.version)
+        """The address of this generation, made without a request unless the token has to be renewed.
 
-    def _file(self, entry: GcsObject, path: str) -> UpstreamFile:
-        identity = Identity.of(self._scope, "gs", self._endpoint, self._uri.bucket, entry.name, entry.generation)
-        return UpstreamFile(path, entry.size, identity, entry.name, entry.generation, entry.checksum)
+        Any other bytes are a 404, so the answers' ``ETag`` need not be compared. GCS unpacks objects that were stored with
+        ``Content-Encoding: gzip``, and ignores ranges of them, unless the client takes gzip. Listed size and checksum are
+        those of the stored bytes, so the stored bytes are what is asked for.
+        """
+        headers, expires_at = await self._signed()
+        bucket, name = quote(self._uri.bucket, safe=""), quote(file.handle, safe="")
+        return Location(
+            f"{self._endpoint}/download/storage/v1/b/{bucket}/o/{name}?alt=media&generation={file.version}",
+            (*headers.items(), ("Accept-Encoding", "gzip")),
+            expires_at=expires_at,
+            may_be_encoded=True,
+        )
 
-
-_AMBIENT: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+    async def _signed(self) -> tuple[dict[str, str], float | None]:
+        if self._tokens is None:
+            return {}, None
+        token = await self._tokens.get()
+        return {"Authorization": f"Bearer {token.value}"}, token.expires_at
 
 
 @asynccontextmanager
-async def open_gcs(
-    uri: BucketUri,
-    *,
-    sign_in: SignIn | None,
-    organisation: str,
-    ambient_credentials: bool,
-    settings: UpstreamSettings,
-    clock: Callable[[], float] = time.time,
-    asker: Asker = ASK_ONCE,
-) -> AsyncIterator[GcsSource]:
-    """The source, without a request yet; the arguments are those of ``open_source``."""
-
-    def tokens() -> TokenProvider | None:
-        match sign_in:
-            case Secret():
-                return KeyTokens(sign_in, str(uri), settings, clock=clock, asker=asker)
-            case GoogleServiceAccount():
-                return ServiceAccountTokens(sign_in, str(uri), settings, clock=clock, asker=asker)
-            case None if ambient_credentials and settings.gcs_key_file:
-                own = Secret(_AMBIENT, _content(settings.gcs_key_file))
-                return KeyTokens(own, str(uri), settings, clock=clock, asker=asker)
-            case None:
-                return None
-            case _:
-                raise InvalidRequestError(f"{uri} cannot be read with a role of AWS")
-
+async def open_gcs(uri: BucketUri, context: SourceContext) -> AsyncIterator[GcsSource]:
+    """The source, without a request yet; its connections are closed at the end."""
+    settings = context.settings
     # In a thread, because reading a private key takes milliseconds, and a file as long as its disk.
-    provider = await asyncio.to_thread(tokens)
-    endpoint = GcsEndpoint(settings.gcs_endpoint_url, provider, settings.egress, settings.ca_bundle)
-    async with connect(uri, endpoint, asker=asker) as bucket:
-        yield GcsSource(uri, bucket, endpoint=endpoint.url, organisation=organisation)
+    tokens = await asyncio.to_thread(tokens_of, uri, context)
+    trusted: ssl.SSLContext | bool = True
+    if settings.ca_bundle:
+        trusted = await asyncio.to_thread(ssl.create_default_context, cafile=settings.ca_bundle)
+    async with aiohttp.ClientSession(
+        connector=guarded_connector(settings.egress, ssl=trusted),
+        raise_for_status=_refuse,
+        proxy=proxy_for(settings.gcs_endpoint_url),
+    ) as session:
+        files = GCSFileSystem(
+            token="anon",  # noqa: S106 - our headers sign; its own credentials would block the event loop to refresh
+            endpoint_url=settings.gcs_endpoint_url,
+            requests_timeout=_PATIENCE,
+            asynchronous=True,
+            skip_instance_cache=True,
+            use_listings_cache=False,
+        )
+        files._session = session  # noqa: SLF001 - else it makes one that nobody closes
+        yield GcsSource(uri, context, tokens, files)
 
 
-def _content(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        raise SecretMalformedError(_AMBIENT, "names a file that cannot be read") from None
+async def _refuse(response: aiohttp.ClientResponse) -> None:
+    if response.status != 200:
+        raise RefusedError.of(response.status, await response.read(), response.headers)
+
+
+def _page(document: Mapping[str, Any]) -> BucketPage:
+    following = document.get("nextPageToken")
+    if following is not None and not isinstance(following, str):
+        raise NotAListingError("a listing goes on but does not tell where")
+    return BucketPage(tuple(_object(entry) for entry in document.get("items", ())), following or None)
+
+
+def _object(entry: Mapping[str, str]) -> BucketObject:
+    name, generation, size = str(entry["name"]), _whole(entry["generation"]), _whole(entry["size"])
+    if not name or name != entry["name"]:
+        raise ValueError
+    return BucketObject(name, size, str(generation), _checksum(entry))
+
+
+def _whole(text: str) -> int:
+    """GCS writes numbers as texts of digits."""
+    if not re.fullmatch(r"[0-9]{1,30}", text):
+        raise ValueError
+    return int(text)
+
+
+def _checksum(entry: Mapping[str, str]) -> Checksum | None:
+    """CRC32C where there is one: Google has it for every object, an MD5 not for composite ones.
+
+    It is also read at memory speed and chunk by chunk in any order, where MD5 is a tenth as fast and wants the bytes in
+    order. Both guard against accidents only; what guards against malice is TLS.
+    """
+    for kind, name, size in ((ChecksumKind.CRC32C, "crc32c", 4), (ChecksumKind.MD5, "md5Hash", 16)):
+        if stated := entry.get(name):
+            value = b64decode(stated, validate=True)
+            if len(value) != size:
+                raise ValueError
+            return Checksum(kind, value.hex())
+    return None

@@ -1,16 +1,15 @@
-"""Who reads a bucket of Google, in the only form that its requests need: a token, and until when it is good."""
+"""As whom a bucket of Google is read, in the only form that its requests need: a token, and until when it is good."""
 
 import asyncio
 import json
 import re
 import ssl
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Final, Protocol, cast
+from pathlib import Path
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,16 +20,26 @@ from google.oauth2 import service_account
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
+    InvalidRequestError,
     SecretMalformedError,
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.upstream import ASK_ONCE, Asker
+from bdn.core.source.uri import BucketUri
 from bdn.sources.guarded_connector import guarded_connector, proxy_for
-from bdn.sources.refreshing import Refreshing
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import GoogleServiceAccount, Secret, ServiceAccountKey, service_account_key
+from bdn.sources.refreshing import CredentialsProvider, Refreshing
+from bdn.sources.sign_in import GoogleServiceAccount, Secret, SourceContext, service_account_key
 from bdn.wire.http_fields import parse_retry_after
+
+SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
+TOKEN_SECONDS: Final = 3600  # the most that impersonation gives without a policy of the organisation
+_AMBIENT: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+_JWT: Final = "urn:ietf:params:oauth:token-type:jwt"
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=10)
+_LONGEST_ANSWER: Final = 256 * 1024
+_CODE: Final = re.compile(r"[A-Za-z_]{1,60}")
+_OF_A_KEY: Final = (400, 401, 403)  # other answers of a token endpoint say nothing about the key
+_OF_A_FEDERATION: Final = frozenset(range(400, 500)) - {408, 425}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +50,92 @@ class AccessToken:
     expires_at: float | None
 
 
-class TokenProvider(Protocol):
-    """Where the token comes from: a service account's key, a federation, or anything else that Google accepts."""
-
-    async def token(self) -> AccessToken:
-        """A token that is good for some minutes more; usually the last one, without a request.
-
-        Raises:
-            AuthRequiredError: Google refuses to give one.
-            UpstreamRateLimitedError, UpstreamUnavailableError: it may, later.
-        """
-        ...
+TokenProvider = CredentialsProvider[AccessToken]
 
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=10)
-_LONGEST_ANSWER: Final = 256 * 1024
+def tokens_of(uri: BucketUri, context: SourceContext) -> TokenProvider | None:
+    """Where the tokens for a bucket come from; None is anonymous. Blocking: reads and parses keys.
+
+    Raises:
+        InvalidRequestError: a sign-in of another cloud.
+        SecretMalformedError: the secret is not a service account's key.
+    """
+    match context.sign_in:
+        case Secret() as secret:
+            return key_tokens(secret, str(uri), context)
+        case GoogleServiceAccount() as account:
+            return service_account_tokens(account, str(uri), context)
+        case None if context.ambient_credentials and context.settings.gcs_key_file:
+            try:
+                content = Path(context.settings.gcs_key_file).read_text(encoding="utf-8")
+            except (OSError, ValueError):
+                raise SecretMalformedError(_AMBIENT, "names a file that cannot be read") from None
+            return key_tokens(Secret(_AMBIENT, content), str(uri), context)
+        case None:
+            return None
+        case _:
+            raise InvalidRequestError(f"{uri} cannot be read with a role of AWS")
+
+
+def key_tokens(secret: Secret, source: str, context: SourceContext) -> Refreshing[AccessToken]:
+    """The tokens of a service account, from its JSON; ``source`` is what is read with them, for messages.
+
+    Raises:
+        SecretMalformedError: it is not a service account's key.
+    """
+    key = service_account_key(secret)
+    url = key.token_url or context.settings.google_token_url
+    if url != context.settings.google_token_url and not url.startswith("https://"):
+        raise SecretMalformedError(secret.name, 'has a "token_uri" that is not an https address')
+    document = {
+        "type": "service_account",
+        "client_email": key.client_email,
+        "private_key": key.private_key,
+        "private_key_id": key.private_key_id,
+        "token_uri": url,
+    }
+    try:
+        credentials = service_account.Credentials.from_service_account_info(document, scopes=[SCOPE])  # type: ignore[no-untyped-call]
+    except (GoogleAuthError, AttributeError, TypeError, ValueError):
+        raise SecretMalformedError(secret.name, 'has a "private_key" that is not a private key in PEM form') from None
+
+    def denial(code: str, _: str) -> BdnError:
+        reason = "the service account's key was revoked, the account is gone, or the clock of this machine is wrong"
+        return AuthRequiredError(source, f"{code}: {reason}")
+
+    exchange = partial(_exchange, lambda: credentials, source, context, partial(_refusal, source, _OF_A_KEY, denial))
+    return Refreshing(lambda: context.asker.ask(url, exchange), context.clock, f"secret {secret.name}")
+
+
+def service_account_tokens(
+    sign_in: GoogleServiceAccount, source: str, context: SourceContext
+) -> Refreshing[AccessToken]:
+    """The tokens of a service account, for an identity token of this mirror; a refusal says by whom, and what to change."""
+    url = context.settings.google_sts_url
+
+    def credentials() -> Any:  # noqa: ANN401 - each exchange takes a fresh identity token
+        account = f"{context.settings.google_iam_url}/v1/projects/-/serviceAccounts/{sign_in.email}"
+        return identity_pool.Credentials(  # type: ignore[no-untyped-call]
+            audience=sign_in.audience,
+            subject_token_type=_JWT,
+            token_url=url,
+            subject_token_supplier=_Supplier(sign_in),
+            service_account_impersonation_url=f"{account}:generateAccessToken",
+            service_account_impersonation_options={"token_lifetime_seconds": TOKEN_SECONDS},
+            scopes=[SCOPE],
+        )
+
+    refusal = partial(_refusal, source, _OF_A_FEDERATION, partial(_denial, sign_in, source))
+    exchange = partial(_exchange, credentials, source, context, refusal)
+    return Refreshing(lambda: context.asker.ask(url, exchange), context.clock, sign_in.email)
+
+
+@dataclass(frozen=True)
+class _Supplier(identity_pool.SubjectTokenSupplier):
+    sign_in: GoogleServiceAccount
+
+    def get_subject_token(self, context: object, request: object) -> str:  # noqa: ARG002 - the library's signature
+        return self.sign_in.assertion.sign(self.sign_in.token_audience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +147,40 @@ class GoogleAnswer:
     data: bytes = field(repr=False)
 
 
+async def _exchange(
+    credentials: Callable[[], Any],
+    source: str,
+    context: SourceContext,
+    refusal: Callable[[GoogleAnswer, str], BdnError],
+) -> AccessToken:
+    """One exchange, with connections of its own."""
+    connector = guarded_connector(
+        context.settings.egress, ssl=await asyncio.to_thread(_authorities, context.settings.ca_bundle)
+    )
+    async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session:
+        transport = GoogleTransport(session, asyncio.get_running_loop(), source, refusal)
+        try:
+            found = credentials()
+            await asyncio.to_thread(found.refresh, transport)
+            expires_at = cast("datetime", found.expiry).replace(tzinfo=UTC)  # the library's times are bare
+            return AccessToken(str(found.token), expires_at.timestamp())
+        except (GoogleAuthError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Not the cause: the library's own errors repeat what was received.
+            reason = f"the answer does not look like Google's ({type(error).__name__})"
+            raise UpstreamUnavailableError(source, reason) from None
+
+
 @dataclass(frozen=True, slots=True)
 class GoogleTransport:
-    """``google.auth.transport.Request``.
+    """``google.auth.transport.Request``, which asks with the session in its loop.
 
     A refusal is our error at once: the library would ask again, after sleeping, and forget status and ``Retry-After``.
-
-    Args:
-        session: asks.
-        loop: where it asks.
-        source: what is read with the token, for messages.
-        refusal: the error for an answer other than 200 from this address.
     """
 
     session: aiohttp.ClientSession
     loop: asyncio.AbstractEventLoop
     source: str
-    refusal: Callable[[GoogleAnswer, str], BdnError]
+    refusal: Callable[[GoogleAnswer, str], BdnError]  # for an answer other than 200 from this address
 
     def __call__(
         self,
@@ -116,209 +213,29 @@ class GoogleTransport:
         return answer
 
 
-@asynccontextmanager
-async def google_transport(
-    settings: UpstreamSettings, source: str, refusal: Callable[[GoogleAnswer, str], BdnError]
-) -> AsyncIterator[GoogleTransport]:
-    """A transport whose connections are closed at the end."""
-    tls = await asyncio.to_thread(_authorities, settings.ca_bundle)
-    connector = guarded_connector(settings.egress, ssl=tls)
-    async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session:
-        yield GoogleTransport(session, asyncio.get_running_loop(), source, refusal)
-
-
 @cache
 def _authorities(ca_bundle: str | None) -> ssl.SSLContext:
     """Read once: it takes a tenth of a second."""
     return ssl.create_default_context(cafile=ca_bundle)
 
 
-SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
-_WORD: Final = re.compile(r"[a-z_]{1,40}")
-
-
-class KeyTokens:
-    """A provider of tokens (see there) of one service account. The first request is made by the first ``token``.
-
-    Args:
-        secret: the account's JSON.
-        source: what is read with it, for messages.
-        settings: the token endpoint where the JSON names none, and what the egress guard allows.
-        clock: seconds since the epoch.
-        asker: sends the requests.
-
-    Raises:
-        SecretMalformedError: it is not a service account's key.
-    """
-
-    def __init__(
-        self,
-        secret: Secret,
-        source: str,
-        settings: UpstreamSettings,
-        *,
-        clock: Callable[[], float] = time.time,
-        asker: Asker = ASK_ONCE,
-    ) -> None:
-        self._source = source
-        self._settings = settings
-        key = service_account_key(secret)
-        self._token_url = key.token_url or settings.google_token_url
-        if self._token_url != settings.google_token_url and not self._token_url.startswith("https://"):
-            raise SecretMalformedError(secret.name, 'has a "token_uri" that is not an https address')
-        self._credentials = _credentials(secret.name, key, self._token_url)
-        self._refreshing = Refreshing(self._ask, clock, f"secret {secret.name}")
-        self._asker = asker
-
-    async def token(self) -> AccessToken:
-        """The token to use now.
-
-        Raises:
-            AuthRequiredError: the key is refused.
-            EgressRefusedError: its token endpoint may not be contacted.
-            UpstreamRateLimitedError, UpstreamUnavailableError: may work later.
-        """
-        return await self._refreshing.get()
-
-    async def _ask(self) -> AccessToken:
-        return await self._asker.ask(self._token_url, self._exchange)
-
-    async def _exchange(self) -> AccessToken:
-        async with google_transport(self._settings, self._source, partial(_refusal, self._source)) as transport:
-            credentials = self._credentials
-            try:
-                await asyncio.to_thread(credentials.refresh, transport)
-                expires_at = cast("datetime", credentials.expiry).replace(tzinfo=UTC)  # the library's times are bare
-                return AccessToken(str(credentials.token), expires_at.timestamp())
-            except (GoogleAuthError, AttributeError, LookupError, TypeError, ValueError) as error:
-                # Not the cause: the library's own errors repeat what was received.
-                reason = f"the answer does not look like a token endpoint's ({type(error).__name__})"
-                raise UpstreamUnavailableError(self._source, reason) from None
-
-
-def _credentials(name: str, key: ServiceAccountKey, token_url: str) -> service_account.Credentials:
-    document = {
-        "type": "service_account",
-        "client_email": key.client_email,
-        "private_key": key.private_key,
-        "private_key_id": key.private_key_id,
-        "token_uri": token_url,
-    }
-    try:
-        made: service_account.Credentials = service_account.Credentials.from_service_account_info(  # type: ignore[no-untyped-call]
-            document, scopes=[SCOPE]
-        )
-    except (GoogleAuthError, AttributeError, TypeError, ValueError):
-        raise SecretMalformedError(name, 'has a "private_key" that is not a private key in PEM form') from None
-    return made
-
-
-def _refusal(source: str, answer: GoogleAnswer, url: str) -> BdnError:
+def _refusal(
+    source: str, denials: Collection[int], denial: Callable[[str, str], BdnError], answer: GoogleAnswer, url: str
+) -> BdnError:
     """For an answer other than 200. Descriptions stay out of it: they may repeat what was sent."""
     wait = parse_retry_after(answer.headers)
     if answer.status == 429:
         return UpstreamRateLimitedError(source, wait)
-    if answer.status not in (400, 401, 403):
-        said = f"{urlsplit(url).hostname} answered {answer.status} when it was asked for a token"
-        return UpstreamUnavailableError(source, said, wait)
-    reason = "the service account's key was revoked, the account is gone, or the clock of this machine is wrong"
-    return AuthRequiredError(source, f"{_word(answer.data) or answer.status}: {reason}")
+    code = _code_of(answer.data)
+    if answer.status in denials:
+        return denial(code or str(answer.status), url)
+    said = f"{answer.status} {code or ''}".rstrip()
+    return UpstreamUnavailableError(
+        source, f"{urlsplit(url).hostname} answered {said} when it was asked for a token", wait
+    )
 
 
-def _word(content: bytes) -> str | None:
-    """``invalid_grant`` of {"error": "invalid_grant"} (RFC 6749, section 5.2)."""
-    try:
-        word = json.loads(content)["error"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return word if isinstance(word, str) and _WORD.fullmatch(word) else None
-
-
-TOKEN_SECONDS: Final = 3600  # the most that impersonation gives without a policy of the organisation
-_JWT: Final = "urn:ietf:params:oauth:token-type:jwt"
-
-
-class ServiceAccountTokens:
-    """A provider of tokens (see there) of one service account. The first request is made by the first ``token``.
-
-    Args:
-        sign_in: the account, and the provider that takes this mirror's word.
-        source: what is read with it, for messages.
-        settings: where Google's services are.
-        clock: seconds since the epoch.
-        asker: sends the requests.
-    """
-
-    def __init__(
-        self,
-        sign_in: GoogleServiceAccount,
-        source: str,
-        settings: UpstreamSettings,
-        *,
-        clock: Callable[[], float] = time.time,
-        asker: Asker = ASK_ONCE,
-    ) -> None:
-        self._sign_in = sign_in
-        self._source = source
-        self._settings = settings
-        self._refreshing = Refreshing(self._ask, clock, sign_in.email)
-        self._asker = asker
-
-    async def token(self) -> AccessToken:
-        """The token to use now.
-
-        Raises:
-            AuthRequiredError: it is refused; says by whom, and what to change.
-            UpstreamRateLimitedError, UpstreamUnavailableError: may work later.
-        """
-        return await self._refreshing.get()
-
-    async def _ask(self) -> AccessToken:
-        return await self._asker.ask(self._settings.google_sts_url, self._exchange)
-
-    async def _exchange(self) -> AccessToken:
-        sign_in, settings = self._sign_in, self._settings
-        credentials = identity_pool.Credentials(  # type: ignore[no-untyped-call]
-            audience=sign_in.audience,
-            subject_token_type=_JWT,
-            token_url=settings.google_sts_url,
-            subject_token_supplier=_Supplier(sign_in),
-            service_account_impersonation_url=(
-                f"{settings.google_iam_url}/v1/projects/-/serviceAccounts/{sign_in.email}:generateAccessToken"
-            ),
-            service_account_impersonation_options={"token_lifetime_seconds": TOKEN_SECONDS},
-            scopes=[SCOPE],
-        )
-        async with google_transport(settings, self._source, partial(refusal, sign_in, self._source)) as transport:
-            try:
-                await asyncio.to_thread(credentials.refresh, transport)
-                token, expires_at = str(credentials.token), cast("datetime", credentials.expiry)
-                return AccessToken(token, expires_at.replace(tzinfo=UTC).timestamp())  # the library's times are bare
-            except (GoogleAuthError, AttributeError, KeyError, TypeError, ValueError) as error:
-                # Not the cause: the library's own errors repeat what was received.
-                reason = f"the answer does not look like Google's ({type(error).__name__})"
-                raise UpstreamUnavailableError(self._source, reason) from None
-
-
-@dataclass(frozen=True)
-class _Supplier(identity_pool.SubjectTokenSupplier):
-    sign_in: GoogleServiceAccount
-
-    def get_subject_token(self, context: object, request: object) -> str:  # noqa: ARG002 - the library's signature
-        return self.sign_in.assertion.sign(self.sign_in.token_audience)
-
-
-_CODE: Final = re.compile(r"[A-Za-z_]{1,60}")
-
-
-def refusal(sign_in: GoogleServiceAccount, source: str, answer: GoogleAnswer, url: str) -> BdnError:
-    """For an answer other than 200. Descriptions stay out of it: they repeat parts of tokens."""
-    host = urlsplit(url).hostname
-    status, headers, code = answer.status, answer.headers, _code_of(answer.data) or str(answer.status)
-    if status == 429:
-        return UpstreamRateLimitedError(source, parse_retry_after(headers))
-    if not 400 <= status < 500 or status in (408, 425):
-        return UpstreamUnavailableError(source, f"{host} answered {status} {code}")
+def _denial(sign_in: GoogleServiceAccount, source: str, code: str, url: str) -> BdnError:
     assertion = sign_in.assertion
     if url.endswith(":generateAccessToken"):
         pool = sign_in.provider.partition("/providers/")[0]

@@ -1,4 +1,4 @@
-"""The HTTP session of ``huggingface_hub``, with one attempt and an end to waiting for the calls that we make.
+"""The HTTP session of ``huggingface_hub``, with one attempt and an end to waiting, and what a failure of it means.
 
 Left alone, the SDK repeats a failed page of a listing up to five times with sleeps of its own, waits for an answer for
 ever, and closes the shared session under other threads on a failed connection. Retries are the caller's here
@@ -20,9 +20,32 @@ from typing import Any, Final
 import httpcore2
 import httpx2
 from huggingface_hub import get_session, hf_raise_for_status, set_client_factory
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.errors import RevisionNotFoundError as HubRevisionNotFoundError
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    GatedSourceError,
+    InvalidSourceError,
+    RevisionNotFoundError,
+    SourceChangedError,
+    SourceNotFoundError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.source.uri import HuggingFaceUri
 from bdn.net.http1.pool import resolve
+from bdn.wire.http_fields import parse_retry_after
 
 PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK names none
 _REPEATED_BY_THE_SDK: Final = (408, 429, 500, 502, 503, 504)
@@ -179,3 +202,67 @@ class DirectTransport(httpx2.BaseTransport):
         self._unguarded.close()
         for transport in self._guarded.values():
             transport.close()
+
+
+# The last five are how the SDK fails on an answer that is not a hub's, such as a proxy's HTML page with status 200.
+SDK_ERRORS: Final = (
+    HubUnreachableError,
+    OfflineModeIsEnabled,
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def translate(error: Exception, uri: HuggingFaceUri, path: str, *, anonymous: bool) -> BdnError:
+    """Our error for one of ``SDK_ERRORS``, met while asking for ``path`` (empty: for the repository)."""
+    source = str(uri)
+    match error:
+        # Subclasses first: to the SDK, a gated repository is also one that was not found.
+        case GatedRepoError():
+            return AuthRequiredError(source, "it is gated") if anonymous else GatedSourceError(source)
+        case DisabledRepoError():
+            return SourceNotFoundError(source, "the hub has disabled it")
+        case HubRevisionNotFoundError():
+            return RevisionNotFoundError(source, uri.revision or "the default branch")
+        case RemoteEntryNotFoundError():
+            return SourceChangedError(source, path, "the hub no longer has it")
+        case HfHubHTTPError():
+            return _refused(error, source, anonymous=anonymous)
+        case _:
+            return _failed(error, source)
+
+
+def _failed(error: Exception, source: str) -> BdnError:
+    match error:
+        case HFValidationError():
+            return InvalidSourceError(source, f"{source}: no hub has a repository of this name")
+        case HubUnreachableError() | OfflineModeIsEnabled() | httpx2.HTTPError() | httpx2.InvalidURL():
+            return UpstreamUnavailableError(source, f"the hub could not be asked ({error})")
+        case _:
+            return UpstreamUnavailableError(source, f"the answer does not look like a hub's ({type(error).__name__})")
+
+
+def _refused(error: HfHubHTTPError, source: str, *, anonymous: bool) -> BdnError:
+    status = error.response.status_code
+    # Its own first line. The SDK's message is left out: it holds addresses and advice for its users.
+    said = (error.server_message or error.response.reason_phrase).partition("\n")[0][:200]
+    answer = f"the hub answered {status}: {said}"
+    if status == 401:
+        # The hub does not tell strangers whether a private repository exists.
+        hidden = "the hub answered 401: it does not exist, or it is private"
+        return AuthRequiredError(source, hidden if anonymous else f"the token is not valid: {answer}")
+    if isinstance(error, RepositoryNotFoundError):
+        hidden = "is private and needs a secret" if anonymous else "is hidden from the account of this token"
+        return SourceNotFoundError(source, f"it does not exist, or it {hidden}")
+    if status == 403:
+        return AuthRequiredError(source, answer)
+    if status == 429:
+        return UpstreamRateLimitedError(source, parse_retry_after(error.response.headers))
+    if status == 408 or status >= 500:
+        return UpstreamUnavailableError(source, answer, parse_retry_after(error.response.headers))
+    return SourceNotFoundError(source, answer)

@@ -6,38 +6,25 @@ it has, which is no proof of access.
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.errors import RemoteEntryNotFoundError
-from huggingface_hub.hf_api import DatasetInfo, ModelInfo, RepoFile, SpaceInfo
+from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # that is where it is documented
 
 from bdn.core.chunk import CHUNK_SIZE, UnsafePathError, normalise_path
-from bdn.core.egress import EgressPolicy
 from bdn.core.errors import InvalidSourceError, SourceChangedError, UpstreamUnavailableError
-from bdn.core.source.upstream import (
-    ASK_ONCE,
-    Asker,
-    Checksum,
-    ChecksumKind,
-    Identity,
-    Location,
-    Resolution,
-    UpstreamFile,
-)
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, Resolution, UpstreamFile
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.core.store import PUBLIC, scope_of
-from bdn.sources.huggingface.errors import SDK_ERRORS, HubErrors
-from bdn.sources.huggingface.session import one_attempt, warm_up
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Secret, SignIn, hugging_face_token
+from bdn.sources.huggingface.session import SDK_ERRORS, one_attempt, translate, warm_up
+from bdn.sources.sign_in import Secret, SourceContext, hugging_face_token
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
@@ -53,33 +40,15 @@ class _Repository:
 class HuggingFaceSource:
     """One repository. One request resolves it, two if it is gated, and each 1000 entries of its tree cost another.
 
-    Args:
-        uri: which repository, and which revision of it.
-        endpoint: the hub, such as ``https://huggingface.co``.
-        token: None reads anonymously; nothing is ever taken from the machine's own login.
-        organisation: who alone may find private or gated content again.
-        egress: where its requests may go.
-        asker: sends each of them.
+    ``token`` None reads anonymously; nothing is ever taken from the machine's own login.
     """
 
-    def __init__(
-        self,
-        uri: HuggingFaceUri,
-        *,
-        endpoint: str,
-        token: str | None,
-        organisation: str,
-        egress: EgressPolicy,
-        asker: Asker = ASK_ONCE,
-    ) -> None:
+    def __init__(self, uri: HuggingFaceUri, context: SourceContext, token: str | None) -> None:
         self._uri = uri
-        self._endpoint = endpoint.rstrip("/")
+        self._context = context
+        self._endpoint = context.settings.hf_endpoint.rstrip("/")
         self._token = token
-        self._organisation = organisation
-        self._egress = egress
-        self._asker = asker
         self._api = HfApi(endpoint=self._endpoint, token=token or False, library_name="bdn")
-        self._errors = HubErrors(uri, anonymous=token is None)
         self._repository: _Repository | None = None
 
     async def resolve(self) -> Resolution:
@@ -93,8 +62,8 @@ class HuggingFaceSource:
             self._repository = await self._inspect(resolution.revision)
         repository = self._repository
         headers = build_hf_headers(token=self._token or False, library_name="bdn")
-        tree = HubTree(self._endpoint, self._uri, repository.commit, headers, self._call)
-        async for files in HubListing(tree).files(within):
+        root = f"{self._endpoint}/api/{self._uri.kind}s/{self._uri.repo_id}/tree/{repository.commit}"
+        async for files in HubTree(root, headers, self._call).files(within):
             for entry in files:
                 yield self._file(entry, repository)
 
@@ -128,25 +97,18 @@ class HuggingFaceSource:
         return (("Authorization", f"Bearer {self._token}"),) if self._token else ()
 
     async def _inspect(self, revision: str | None) -> _Repository:
-        info = await self._call(lambda: self._describe(revision))
+        repo_id, kind = self._uri.repo_id, self._uri.kind
+        # "expand" keeps the list of siblings out of the answer: megabytes for large repositories, and incomplete there
+        # (huggingface_hub#3122). Spaces do not offer "gated" that way; they are small.
+        expand: Any = None if kind == "space" else ["sha", "private", "gated"]
+        info = await self._call(lambda: self._api.repo_info(repo_id, revision=revision, repo_type=kind, expand=expand))
         if info.sha is None or not _COMMIT.fullmatch(info.sha):
             raise UpstreamUnavailableError(str(self._uri), "the answer does not look like a hub's (no commit)")
         if info.gated:
             # The hub describes and lists gated repositories to anybody; only this tells who may read them.
-            await self._call(lambda: self._api.auth_check(self._uri.repo_id, repo_type=self._uri.kind))
+            await self._call(lambda: self._api.auth_check(repo_id, repo_type=kind))
         # Shared with other organisations only when the hub says in so many words that it is not private.
         return _Repository(info.sha, public=info.private is False and not info.gated)
-
-    def _describe(self, revision: str | None) -> ModelInfo | DatasetInfo | SpaceInfo:
-        # "expand" keeps the list of siblings out of the answer: megabytes for large repositories, and incomplete there
-        # (huggingface_hub#3122). Spaces do not offer "gated" that way; they are small.
-        match self._uri.kind:
-            case "model":
-                return self._api.model_info(self._uri.repo_id, revision=revision, expand=["sha", "private", "gated"])
-            case "dataset":
-                return self._api.dataset_info(self._uri.repo_id, revision=revision, expand=["sha", "private", "gated"])
-            case "space":
-                return self._api.space_info(self._uri.repo_id, revision=revision)
 
     def _file(self, entry: RepoFile, repository: _Repository) -> UpstreamFile:
         try:
@@ -158,27 +120,28 @@ class HuggingFaceSource:
             if entry.lfs
             else Checksum(ChecksumKind.GIT_BLOB, entry.blob_id)
         )
-        scope = PUBLIC if repository.public else scope_of(self._organisation)
+        scope = PUBLIC if repository.public else scope_of(self._context.organisation)
         where = ("hf", self._endpoint, self._uri.kind, self._uri.repo_id)
         identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
         return UpstreamFile(path, entry.size, identity, entry.path, repository.commit, checksum)
 
     async def _call(self, work: Callable[[], T], path: str = "") -> T:
         """Run blocking SDK work, one request of it, in a thread. Cancelled, it leaves a thread that ends with it."""
+        egress = self._context.settings.egress
 
         def once() -> T:
             # The session judges it as well, but its URLs refuse some spellings first, as if that might pass.
-            self._egress.admit(urlsplit(self._endpoint).hostname or "")
-            with one_attempt(self._egress):
+            egress.admit(urlsplit(self._endpoint).hostname or "")
+            with one_attempt(egress):
                 return work()
 
         async def ask() -> T:
             try:
                 return await asyncio.to_thread(once)
             except SDK_ERRORS as error:
-                raise self._errors.translate(error, path) from error
+                raise translate(error, self._uri, path, anonymous=self._token is None) from error
 
-        return await self._asker.ask(self._endpoint, ask)
+        return await self._context.asker.ask(self._endpoint, ask)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -187,29 +150,13 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 @asynccontextmanager
-async def open_hugging_face(
-    uri: HuggingFaceUri,
-    *,
-    sign_in: SignIn | None,
-    organisation: str,
-    ambient_credentials: bool,
-    settings: UpstreamSettings,
-    clock: Callable[[], float] = time.time,  # noqa: ARG001 - tokens of a hub do not end
-    asker: Asker = ASK_ONCE,
-) -> AsyncIterator[HuggingFaceSource]:
-    """The source, without a request yet; the arguments are those of ``open_source``."""
-    token = settings.hf_token if ambient_credentials else None
-    if isinstance(sign_in, Secret):
-        token = hugging_face_token(sign_in)
+async def open_hugging_face(uri: HuggingFaceUri, context: SourceContext) -> AsyncIterator[HuggingFaceSource]:
+    """The source, without a request yet."""
+    token = context.settings.hf_token if context.ambient_credentials else None
+    if isinstance(context.sign_in, Secret):
+        token = hugging_face_token(context.sign_in)
     await asyncio.to_thread(warm_up)
-    yield HuggingFaceSource(
-        uri,
-        endpoint=settings.hf_endpoint,
-        token=token,
-        organisation=organisation,
-        egress=settings.egress,
-        asker=asker,
-    )
+    yield HuggingFaceSource(uri, context, token)
 
 
 _NAME: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 of a git blob, or SHA-256 of a file in LFS
@@ -222,14 +169,6 @@ class TreePage:
     files: tuple[RepoFile, ...] = ()
     folders: tuple[str, ...] = ()
     following: str | None = None
-
-
-def first_page(endpoint: str, uri: HuggingFaceUri, commit: str, folder: str = "", *, recursive: bool = True) -> str:
-    """The address of the first page of ``folder`` or of the root: of everything below it, or of what is directly in it."""
-    below = f"/{quote(folder, safe='')}" if folder else ""
-    return (
-        f"{endpoint}/api/{uri.kind}s/{uri.repo_id}/tree/{commit}{below}?recursive={str(recursive).lower()}&expand=false"
-    )
 
 
 def read_page(address: str, headers: Mapping[str, str]) -> TreePage:
@@ -262,39 +201,6 @@ def _text(value: object) -> str:
         msg = f"expected a text, not {type(value).__name__}"
         raise TypeError(msg)
     return value
-
-
-class HubTree:
-    """The tree of one commit. ``call`` runs each request in a thread and maps its failure."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        uri: HuggingFaceUri,
-        commit: str,
-        headers: Mapping[str, str],
-        call: Callable[[Callable[[], TreePage]], Awaitable[TreePage]],
-    ) -> None:
-        self._first_page = partial(first_page, endpoint, uri, commit)
-        self._headers = headers
-        self._call = call
-
-    async def first(self, folder: str, *, recursive: bool) -> TreePage:
-        """The first page of a folder; an empty one where the commit has no such folder."""
-
-        def read() -> TreePage:
-            try:
-                return read_page(self._first_page(folder, recursive=recursive), self._headers)
-            except RemoteEntryNotFoundError:
-                if not folder:
-                    raise
-                return TreePage()
-
-        return await self._call(read)
-
-    async def next(self, address: str) -> TreePage:
-        """A page that another one named."""
-        return await self._call(lambda: read_page(address, self._headers))
 
 
 _NO_SEGMENTS = {"", ".", ".."}  # no normalised path has them
@@ -340,28 +246,32 @@ FOLDERS_ASKED_FOR: Final = 16  # of more, the folder that holds them all is list
 
 
 @dataclass(frozen=True)
-class HubListing:
-    """The files of a commit whose paths begin with one of ``within``, page by page, each file once."""
+class HubTree:
+    """The tree of one commit. ``root`` is its address; ``call`` runs each request in a thread and maps its failure."""
 
-    tree: HubTree
+    root: str
+    headers: Mapping[str, str]
+    call: Callable[[Callable[[], TreePage]], Awaitable[TreePage]]
 
     async def files(self, within: Sequence[str]) -> AsyncIterator[Sequence[RepoFile]]:
-        """One page after the other is asked for, when the one before it is used up."""
+        """The files whose paths begin with one of ``within``, page by page, each file once.
+
+        One page after the other is asked for, when the one before it is used up.
+        """
         folders = folders_of(within)
         if len(folders) > 1:
             # Most repositories fit one page, which is one request; their folders one by one would be several.
-            page = await self.tree.first(nearest_above(folders), recursive=True)
+            page = await self._first(nearest_above(folders), recursive=True)
             if page.following is None:
                 yield [file for file in page.files if any(folder.wants(file.path) for folder in folders)]
                 return
         for folder in folders:
-            pages = self._part(folder) if folder.stems else self._whole(folder.path)
-            async for files in pages:
-                yield files
-
-    async def _whole(self, path: str) -> AsyncIterator[Sequence[RepoFile]]:
-        async for page in self._pages(path, recursive=True):
-            yield page.files
+            if folder.stems:
+                async for files in self._part(folder):
+                    yield files
+            else:
+                async for page in self._pages(folder.path, recursive=True):
+                    yield page.files
 
     async def _part(self, folder: Folder) -> AsyncIterator[Sequence[RepoFile]]:
         """What in a folder begins as it should: first the files directly in it, then all that is below its folders."""
@@ -371,15 +281,30 @@ class HubListing:
             yield [file for file in page.files if folder.wants(file.path)]
         if len(deeper) <= FOLDERS_ASKED_FOR:
             for path in deeper:
-                async for files in self._whole(path):
-                    yield files
+                async for page in self._pages(path, recursive=True):
+                    yield page.files
         else:
-            async for files in self._whole(folder.path):
-                yield [file for file in files if folder.wants(file.path) and not folder.holds(file.path)]
+            async for page in self._pages(folder.path, recursive=True):
+                yield [file for file in page.files if folder.wants(file.path) and not folder.holds(file.path)]
 
-    async def _pages(self, path: str, *, recursive: bool) -> AsyncIterator[TreePage]:
-        page = await self.tree.first(path, recursive=recursive)
+    async def _pages(self, folder: str, *, recursive: bool) -> AsyncIterator[TreePage]:
+        page = await self._first(folder, recursive=recursive)
         yield page
         while page.following is not None:
-            page = await self.tree.next(page.following)
+            page = await self.call(partial(read_page, page.following, self.headers))
             yield page
+
+    async def _first(self, folder: str, *, recursive: bool) -> TreePage:
+        """Of everything below the folder, or of what is directly in it; empty where the commit has no such folder."""
+        below = f"/{quote(folder, safe='')}" if folder else ""
+        address = f"{self.root}{below}?recursive={str(recursive).lower()}&expand=false"
+
+        def read() -> TreePage:
+            try:
+                return read_page(address, self.headers)
+            except RemoteEntryNotFoundError:
+                if not folder:
+                    raise
+                return TreePage()
+
+        return await self.call(read)

@@ -3,15 +3,13 @@
 They know only what they are given: no profiles, files or roles of the machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Protocol, TypedDict, cast
+from typing import Any, Final
 
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.config import AioConfig
@@ -24,10 +22,11 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import HTTPClientError
 from botocore.loaders import Loader
 
-from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
+from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.guarded_connector import GuardedConnector, GuardedResolver
-from bdn.sources.sign_in import S3CredentialsProvider
+from bdn.sources.refreshing import CredentialsProvider
+from bdn.sources.settings import S3Credentials, UpstreamSettings
 
 LISTING: Final = "UnreadListing"  # where a listing's body is found in the answer
 
@@ -43,20 +42,29 @@ _NOTHING_AMBIENT: Final = {
 _MAKES_CONNECTORS: Final = AIOHTTPSession._create_connector  # noqa: SLF001
 
 
-class GuardedOptions(TypedDict):
-    """Arguments of ``AioConfig``."""
-
-    http_session_cls: type[GuardedSession]
-    connector_args: dict[str, Any]
-
-
-def guarded_options(egress: EgressPolicy) -> GuardedOptions:
-    """What to give to ``AioConfig`` for a client behind the guard, beside its other arguments. Inside a running loop."""
-    return {"http_session_cls": GuardedSession, "connector_args": {"resolver": GuardedResolver(egress)}}
+def guarded_config(egress: EgressPolicy, signature_version: str | None, **more: object) -> AioConfig:
+    """Of a client; without a signature version it sends no credentials. Made inside a running loop."""
+    return AioConfig(
+        signature_version=signature_version or UNSIGNED,
+        ignore_configured_endpoint_urls=True,
+        connect_timeout=10,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        http_session_cls=GuardedSession,
+        connector_args={"resolver": GuardedResolver(egress)},
+        **more,
+    )
 
 
 class _Connector(GuardedConnector, _ProxySSLTCPConnector):  # type: ignore[misc]
     """The client's own connector, guarded."""
+
+
+class _WithoutRedirects:
+    def __init__(self, session: Any) -> None:  # noqa: ANN401 - aiohttp's, whose arguments are passed on as they come
+        self._session = session
+
+    async def request(self, method: str, **options: Any) -> Any:  # noqa: ANN401
+        return await self._session.request(method, **options, allow_redirects=False)
 
 
 class GuardedSession(AIOHTTPSession):  # type: ignore[misc]
@@ -92,14 +100,6 @@ def aws_session() -> AioSession:
     return session
 
 
-class _WithoutRedirects:
-    def __init__(self, session: Any) -> None:  # noqa: ANN401 - aiohttp's, whose arguments are passed on as they come
-        self._session = session
-
-    async def request(self, method: str, **options: Any) -> Any:  # noqa: ANN401
-        return await self._session.request(method, **options, allow_redirects=False)
-
-
 @cache
 def _botocore_data() -> Loader:
     """The client's descriptions of services, read once: they are most of the time that a client takes to make (80 of 100 ms)."""
@@ -108,81 +108,40 @@ def _botocore_data() -> Loader:
 
 @dataclass(frozen=True, slots=True)
 class S3Endpoint:
-    """Which S3, and as whom. ``url`` None is AWS; ``credentials`` None is anonymous."""
+    """Which S3, and as whom. ``url`` None is AWS; ``credentials`` None is anonymous. Identities begin with ``place``."""
 
     url: str | None
     region: str
-    credentials: S3CredentialsProvider | None
-    ca_bundle: str | None = None
-    egress: EgressPolicy = PUBLIC_INTERNET
-
-
-class AnswerMetadata(TypedDict):
-    """The head of an answer, names in lower case."""
-
-    HTTPHeaders: Mapping[str, str]
-
-
-class ListingAnswer(TypedDict):
-    """A page of a listing as the server wrote it."""
-
-    UnreadListing: bytes
-
-
-class HeadAnswer(TypedDict, total=False):
-    """What HEAD tells."""
-
-    ETag: str
-    ContentLength: int
-    VersionId: str
-    ResponseMetadata: AnswerMetadata
-
-
-class S3Client(Protocol):
-    """What we ask it for."""
-
-    async def list_objects_v2(self, **request: object) -> ListingAnswer:
-        """One page of a listing."""
-        ...
-
-    async def head_object(self, **request: object) -> HeadAnswer:
-        """The head of one object."""
-        ...
-
-    async def generate_presigned_url(self, ClientMethod: str, Params: dict[str, str]) -> str:  # noqa: N803
-        """An address, made without a request."""
-        ...
+    credentials: CredentialsProvider[S3Credentials] | None
+    place: tuple[str, ...]
 
 
 @asynccontextmanager
-async def s3_client(bucket: str, endpoint: S3Endpoint, region: str) -> AsyncIterator[S3Client]:
-    """A client for this bucket, without a request yet; its connections are closed at the end."""
-    config = AioConfig(
-        signature_version="s3v4" if endpoint.credentials else UNSIGNED,
-        ignore_configured_endpoint_urls=True,
-        connect_timeout=10,
+async def s3_client(bucket: str, endpoint: S3Endpoint, region: str, settings: UpstreamSettings) -> AsyncIterator[Any]:
+    """A client of S3 for this bucket, without a request yet; its connections are closed at the end."""
+    config = guarded_config(
+        settings.egress,
+        "s3v4" if endpoint.credentials else None,
         read_timeout=60,
-        retries={"total_max_attempts": 1, "mode": "standard"},
         # Names with dots have no certificate under virtual hosting; servers other than AWS often have no wildcard DNS.
         s3={"addressing_style": "path" if endpoint.url or "." in bucket else "virtual"},
-        **guarded_options(endpoint.egress),
     )
     session = aws_session()
     session.register_component("credential_provider", _ProvidedKeys(endpoint.credentials))
     async with session.create_client(
-        "s3", region_name=region, endpoint_url=endpoint.url, verify=endpoint.ca_bundle, config=config
+        "s3", region_name=region, endpoint_url=endpoint.url, verify=settings.ca_bundle, config=config
     ) as client:
         # Reads every body as XML to find errors with status 200; our reader of listings does, and there are no others.
         client.meta.events.unregister("before-parse.s3.*", handlers._handle_200_error)  # noqa: SLF001
         client.meta.events.register("before-parse.s3.ListObjectsV2", _leave_listing_unread)
         client.meta.events.register_first("needs-retry.s3", _do_not_change_regions)
-        yield cast("S3Client", client)
+        yield client
 
 
 class _ProvidedKeys:
     """In the client's place for finding credentials: asks our provider for each request that is signed."""
 
-    def __init__(self, provider: S3CredentialsProvider | None) -> None:
+    def __init__(self, provider: CredentialsProvider[S3Credentials] | None) -> None:
         self._provider = provider
 
     async def load_credentials(self) -> AioCredentials | None:
@@ -190,7 +149,7 @@ class _ProvidedKeys:
 
 
 class _CurrentKeys(AioCredentials):  # type: ignore[misc]
-    def __init__(self, provider: S3CredentialsProvider) -> None:
+    def __init__(self, provider: CredentialsProvider[S3Credentials]) -> None:
         super().__init__("never", "used")
         self._provider = provider
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import quote, urlsplit
 
-from bdn.sources.sign_in import S3Credentials
+from bdn.sources.settings import S3Credentials
 
 # S3 refuses an x-amz-* header that is sent beside a signature and is not part of it, so this one is, and has to be sent.
 CHECKSUM_MODE: Final = ("x-amz-checksum-mode", "ENABLED")

@@ -1,68 +1,67 @@
-"""Buckets of S3, and of what speaks S3."""
+"""Buckets of S3, and of what speaks S3, R2 among them: listings, heads and addresses of objects, with our errors."""
 
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Final
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, ClassVar, Final, TypeVar
+
+from botocore.exceptions import ClientError
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.errors import AuthRequiredError, InvalidRequestError
-from bdn.core.source.upstream import ASK_ONCE, Asker, Identity, Location, Resolution, UpstreamFile
+from bdn.core.errors import AuthRequiredError, SourceChangedError
+from bdn.core.source.upstream import Checksum, Location, UpstreamFile
 from bdn.core.source.uri import BucketUri
-from bdn.core.store import scope_of
-from bdn.sources.bucket_tree import BucketTree
-from bdn.sources.s3.bucket import S3Bucket, S3Object, connect, stated_checksum
-from bdn.sources.s3.client import S3Endpoint
-from bdn.sources.s3.role import AwsRoleCredentials
-from bdn.sources.s3.signature import CHECKSUM_MODE
-from bdn.sources.settings import UpstreamSettings, r2_address
-from bdn.sources.sign_in import (
-    AwsAssumedRole,
-    AwsWebIdentity,
-    S3Credentials,
-    S3CredentialsProvider,
-    Secret,
-    SignIn,
-    StaticS3Credentials,
-    s3_credentials,
-)
+from bdn.sources.bucket_source import BucketPage, BucketSource
+from bdn.sources.s3.answers import SDK_ERRORS, read_page, region_told, stated_checksum, translate
+from bdn.sources.s3.client import LISTING, S3Endpoint, s3_client
+from bdn.sources.s3.credentials import endpoint_of
+from bdn.sources.s3.signature import CHECKSUM_MODE, GetSigner, plain_address
+from bdn.sources.sign_in import SourceContext
 
-_AWS: Final = "aws"  # in identities, for every region: names of buckets are unique over all of them
+ADDRESS_SECONDS: Final = 3600
+_NO_VERSION: Final = "null"  # what S3 calls the version of an object that was written while versioning was off
+
+Answer = TypeVar("Answer")
 
 
-class S3Source:
-    """One source of S3, or of what speaks S3. Resolving costs nothing: buckets have no revisions.
+class S3Source(BucketSource):
+    """Each file of more than one chunk costs one request when it is located.
 
-    Each 1000 objects cost one request, and each file of more than one chunk another one when it is located.
-
-    Args:
-        uri: the bucket and prefix; a prefix without a final slash may name an object, which only the listing tells.
-        bucket: the opened bucket, open for as long as this is used.
-        place: where the bucket is; identities begin with it.
-        organisation: who alone may find the content again by its listing.
+    A bucket of another region than it was opened in is followed there, once. ``open_client`` opens a client for a region.
     """
 
-    def __init__(self, uri: BucketUri, bucket: S3Bucket, *, place: tuple[str, ...], organisation: str) -> None:
-        self._uri = uri
-        self._bucket = bucket
-        self._tree = BucketTree(uri, bucket)
-        self._place = (*place, uri.bucket)
-        self._scope = scope_of(organisation)
+    is_size_in_identity: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        uri: BucketUri,
+        context: SourceContext,
+        endpoint: S3Endpoint,
+        open_client: Callable[[str], Awaitable[Any]],
+    ) -> None:
+        super().__init__(uri, context.organisation, *endpoint.place)
+        self._context = context
+        self._credentials = endpoint.credentials
+        self._home = self._region = endpoint.region
+        self._open_client = open_client
+        self._client: Any = None
+        self._opening = asyncio.Lock()
+        self._base: str | None = None
+        self._signer: GetSigner | None = None
         self._may_read_versions: bool | None = None  # not known yet
 
-    async def resolve(self) -> Resolution:
-        """No revision; whether the bucket exists and may be read is told by the first page of the listing."""
-        return Resolution(None)
+    async def page(self, prefix: str, limit: int, token: str | None) -> BucketPage:
+        """See ``BucketSource``."""
+        request: dict[str, object] = {"Bucket": self._uri.bucket, "Prefix": prefix, "MaxKeys": limit}
+        request["EncodingType"] = "url"  # XML cannot hold every character that a key can
+        if token:
+            request["ContinuationToken"] = token
 
-    async def list(
-        self,
-        resolution: Resolution,  # noqa: ARG002 - there is none
-        within: Sequence[str] = ("",),
-    ) -> AsyncIterator[UpstreamFile]:
-        """Every object; see ``BucketTree.files``."""
-        async for path, entry in self._tree.files(within):
-            yield self._file(entry, path)
+        async def read(client: Any) -> BucketPage:  # noqa: ANN401
+            listing = await client.list_objects_v2(**request)
+            return await asyncio.to_thread(read_page, listing[LISTING])
+
+        return await self._ask(read)
 
     async def locate(self, file: UpstreamFile) -> Location:
         """A presigned address, or the plain one for anonymous reading.
@@ -73,16 +72,15 @@ class S3Source:
         """
         version_id = checksum = None
         if file.size > CHUNK_SIZE:
-            head = await self._bucket.head(file)
-            checksum = head.checksum
-            if head.version_id is not None and await self._versions_may_be_read(file, head.version_id):
-                version_id = head.version_id
-        address = await self._bucket.address(file.handle, version_id)
+            found, checksum = await self._head(file)
+            if found is not None and await self._versions_may_be_read(file, found):
+                version_id = found
+        url, expires_at = await self._address(file.handle, version_id)
         return Location(
-            address.url,
+            url,
             (("If-Match", file.version), CHECKSUM_MODE),
             etag=file.version,
-            expires_at=address.expires_at,
+            expires_at=expires_at,
             checksum=checksum,
             stated=stated_checksum if file.size <= CHUNK_SIZE else None,
             may_be_encoded=True,  # S3 gives bytes as they were put, with the encoding that was put with them
@@ -95,90 +93,113 @@ class S3Source:
         """
         if self._may_read_versions is None:
             try:
-                await self._bucket.head(file, version_id)
+                await self._head(file, version_id)
             except AuthRequiredError:
                 self._may_read_versions = False
             else:
                 self._may_read_versions = True
         return self._may_read_versions
 
-    def _file(self, entry: S3Object, path: str) -> UpstreamFile:
-        """Without a checksum: an ETag is the MD5 only where KMS is not used, and a listing does not tell."""
-        parts = (*self._place, entry.name, entry.etag, str(entry.size))
-        return UpstreamFile(path, entry.size, Identity.of(self._scope, *parts), entry.name, entry.etag)
+    async def _head(self, file: UpstreamFile, version_id: str | None = None) -> tuple[str | None, Checksum | None]:
+        """The version and the checksum of a listed file; the version is None where the bucket does not keep versions.
+
+        Raises:
+            SourceChangedError: it is not the listed one any more.
+        """
+        request: dict[str, object] = {"Bucket": self._uri.bucket, "Key": file.handle, "IfMatch": file.version}
+        request["ChecksumMode"] = "ENABLED"
+        if version_id is not None:
+            request["VersionId"] = version_id
+
+        async def read(client: Any) -> tuple[str, int, str | None, Checksum | None]:  # noqa: ANN401
+            head = await client.head_object(**request)
+            checksum = stated_checksum(head["ResponseMetadata"]["HTTPHeaders"])
+            return head["ETag"].strip('"'), head["ContentLength"], head.get("VersionId"), checksum
+
+        etag, size, found, checksum = await self._ask(read, file.path)
+        if etag != file.version.strip('"'):  # where If-Match is not understood
+            raise SourceChangedError(str(self._uri), file.path, "its ETag is another one")
+        if size != file.size:
+            raise SourceChangedError(str(self._uri), file.path, f"its size was {file.size} and is {size}")
+        return None if found == _NO_VERSION else found, checksum
+
+    async def _address(self, key: str, version_id: str | None) -> tuple[str, float | None]:
+        """Where the object is read, and until when; made without a request, in some microseconds.
+
+        It is signed for the region in which the bucket answered before.
+        """
+        base = self._base or await self._base_address()
+        if self._credentials is None:
+            return plain_address(base, key, version_id), None
+        credentials, now = await self._credentials.get(), int(self._context.clock())
+        signer = self._signer
+        if signer is None or signer.signed_at != now or signer.credentials is not credentials or signer.base != base:
+            signer = self._signer = GetSigner.of(base, self._region, credentials, now, ADDRESS_SECONDS)
+        return signer.address(key, version_id), signer.expires_at
+
+    async def _base_address(self) -> str:
+        """The bucket's own address, with a final slash: the client knows the rules of all regions and partitions."""
+        if self._base is None:
+            try:
+                client, _ = await self._current()
+                address = await client.generate_presigned_url("get_object", {"Bucket": self._uri.bucket, "Key": "k"})
+            except SDK_ERRORS as error:
+                raise translate(error, str(self._uri), anonymous=self._credentials is None) from error
+            self._base = str(address).partition("?")[0].removesuffix("k")
+        return self._base
+
+    async def _ask(self, read: Callable[[Any], Awaitable[Answer]], path: str | None = None) -> Answer:
+        """One request; ``path`` is of the file that it is about.
+
+        Keys that are about to end are renewed before a slot is taken, which the token service on the same host may need.
+        Its failures are its own then: inside, each attempt of ours would be many of its.
+        """
+
+        async def once() -> Answer:
+            try:
+                return await self._follow(read)
+            except SDK_ERRORS as error:
+                anonymous = self._credentials is None
+                raise translate(error, str(self._uri), anonymous=anonymous, path=path) from error
+
+        base = await self._base_address()
+        if self._credentials is not None:
+            await self._credentials.get()
+        return await self._context.asker.ask(base, once)
+
+    async def _follow(self, read: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        client, region = await self._current()
+        try:
+            return await read(client)
+        except ClientError as error:
+            told = region_told(error)
+            if told is None or told == region or not await self._move(told):
+                raise
+        client, _ = await self._current()
+        return await read(client)
+
+    async def _current(self) -> tuple[Any, str]:
+        async with self._opening:
+            if self._client is None:
+                self._client = await self._open_client(self._region)
+            return self._client, self._region
+
+    async def _move(self, region: str) -> bool:
+        """Whether the bucket is asked in that region now; regions that send us to and fro are an error."""
+        async with self._opening:
+            if self._region == self._home:
+                self._client = await self._open_client(region)
+                self._region, self._base = region, None
+            return self._region == region
 
 
 @asynccontextmanager
-async def open_s3(
-    uri: BucketUri,
-    *,
-    sign_in: SignIn | None,
-    organisation: str,
-    ambient_credentials: bool,
-    settings: UpstreamSettings,
-    clock: Callable[[], float] = time.time,
-    asker: Asker = ASK_ONCE,
-) -> AsyncIterator[S3Source]:
-    """The source, without a request yet; the arguments are those of ``open_source``."""
-    credentials: S3CredentialsProvider | None = None
-    region: str | None = None
-    match sign_in:
-        case Secret():
-            keys = s3_credentials(sign_in)
-            credentials, region = StaticS3Credentials(keys), keys.region
-        case AwsWebIdentity() | AwsAssumedRole():
-            credentials = AwsRoleCredentials(sign_in, str(uri), settings, clock=clock, asker=asker)
-            region = sign_in.role.region
-        case None if ambient_credentials and settings.s3_credentials:
-            credentials, region = StaticS3Credentials(settings.s3_credentials), settings.s3_credentials.region
-        case None:
-            pass
-        case _:
-            raise InvalidRequestError(f"{uri} cannot be read with a service account of Google")
-    url = settings.s3_endpoint_url
-    endpoint = S3Endpoint(url, region or settings.s3_region, credentials, settings.ca_bundle, settings.egress)
-    async with connect(uri, endpoint, asker=asker, clock=clock) as bucket:
-        yield S3Source(uri, bucket, place=("s3", url or _AWS), organisation=organisation)
+async def open_s3(uri: BucketUri, context: SourceContext) -> AsyncIterator[S3Source]:
+    """The source, without a request yet; its connections are closed at the end."""
+    endpoint = endpoint_of(uri, context)
+    async with AsyncExitStack() as stack:
 
+        def open_client(region: str) -> Awaitable[Any]:
+            return stack.enter_async_context(s3_client(uri.bucket, endpoint, region, context.settings))
 
-_REGION: Final = "auto"  # the only one that R2 has
-
-
-@asynccontextmanager
-async def open_r2(
-    uri: BucketUri,
-    *,
-    sign_in: SignIn | None,
-    organisation: str,
-    ambient_credentials: bool,  # noqa: ARG001 - see below
-    settings: UpstreamSettings,
-    clock: Callable[[], float] = time.time,
-    asker: Asker = ASK_ONCE,
-) -> AsyncIterator[S3Source]:
-    """The source, without a request yet; the arguments are those of ``open_source``.
-
-    The process's own AWS keys are never sent there: they belong to an account with another company.
-    """
-    credentials: S3CredentialsProvider
-    match sign_in:
-        case None:
-            credentials = _NoKeys(str(uri))
-        case Secret():
-            credentials = StaticS3Credentials(s3_credentials(sign_in))
-        case _:
-            raise InvalidRequestError(f"{uri} cannot be read with a role of AWS or a service account of Google")
-    address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
-    endpoint = S3Endpoint(address, _REGION, credentials, settings.ca_bundle, settings.egress)
-    async with connect(uri, endpoint, asker=asker, clock=clock) as bucket:
-        place = ("r2", address, uri.account, uri.jurisdiction)
-        yield S3Source(uri, bucket, place=place, organisation=organisation)
-
-
-@dataclass(frozen=True, slots=True)
-class _NoKeys:
-    """Public buckets of R2 serve objects to everybody, but at other addresses, and never their listing."""
-
-    source: str
-
-    async def get(self) -> S3Credentials:
-        raise AuthRequiredError(self.source, "R2 lists buckets for the owners of keys only, public ones too")
+        yield S3Source(uri, context, endpoint, open_client)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bdn.core.cache.index import ChunkIndex
@@ -58,10 +58,13 @@ def hold_sparse(cache: Path, sizes: dict[str, int]) -> Manifest:
     return manifest
 
 
-def a_tier(places: Places, budget: int = 0) -> ClusterTier:
-    """The tier of this directory, loaded; it tells nobody, and its clock stands still."""
-    files = ChunkFiles(places.root / "cluster", DirectWrites())
-    events = CacheEvents(lambda: None, lambda _reason, _count: None)
-    tier = ClusterTier(files, ChunkIndex(), lambda: budget, lambda: 1000.0, events)
+NOBODY = CacheEvents(lambda: None, lambda _reason, _count: None)
+
+
+def a_tier(
+    root: Path, budget: int = 0, clock: Callable[[], float] = lambda: 1000.0, events: CacheEvents = NOBODY
+) -> ClusterTier:
+    """The tier of this directory, loaded."""
+    tier = ClusterTier(ChunkFiles(root / "cluster", DirectWrites()), ChunkIndex(), lambda: budget, clock, events)
     tier.load()
     return tier

@@ -15,7 +15,6 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.tiers import CacheTiers, open_tiers
 from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
-from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.fill.fills import FillUnit, units_of
@@ -40,7 +39,6 @@ class LocalProvision:
     world: World
     disk: CacheDirectory
     tiers: CacheTiers
-    sync: GroupSync
     failing: bool = False  # the next fill breaks off in its middle
     _locks: defaultdict[Digest, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
@@ -50,7 +48,7 @@ class LocalProvision:
         request.begin(held, missing, RetryBudget(0, list))
         for one in held:
             layouts = one.file_layouts(missing).values()
-            for unit in units_of(layouts, one.manifest.digest, ""):
+            for unit in units_of(layouts, one.manifest.digest):
                 await self._fill(unit)
         return held
 
@@ -61,13 +59,13 @@ class LocalProvision:
             missing = [digest for digest in unit.digests if not cache.index.ledger.is_committed(digest)]
             await asyncio.sleep(0)
             if missing:
-                files = unit.only(missing).files
+                files = tuple(file for file in unit.files if file.digest in missing)
                 await (self._cut(files) if files[0].slice else self._write(files[0]))
 
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:
         lies = files[0].slice
         assert lies is not None
-        parts = PackedParts(self.disk.places, self.sync, self.disk.unnamed, files)
+        parts = PackedParts(self.disk, files)
         try:
             parts.write(memoryview(self.world.chunks[lies.slab]))
             self._break_off()
@@ -159,7 +157,7 @@ async def local_node(
     async with AsyncExitStack() as stack:
         registry = StageRegistry()
         disk, journal, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
-        provision = LocalProvision(world, disk, tiers, stack.enter_context(GroupSync(disk.places.root)))
+        provision = LocalProvision(world, disk, tiers)
         lifecycle = await open_lifecycle(
             stack,
             settings,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import threading
@@ -173,6 +174,16 @@ class AgentMirror:
         body = next(one for one in self.layouts[manifest.digest].files if one.digest == str(digest))
         return _requested(body)
 
+    def hold(self, chunk: Digest | None = None, then: Fault | None = None) -> tuple[threading.Event, asyncio.Event]:
+        """The answer about this chunk, or about each, waits for the first event; the second is set once it is asked for."""
+        gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
+        if chunk is None:
+            self.every = held_by(gate, then)
+        else:
+            self.faults[chunk] = [held_by(gate, then)]
+        self.on_request = lambda digest: chunk in (None, digest) and loop.call_soon_threadsafe(asked.set)
+        return gate, asked
+
     def ask(self, command: EvictCommand | PrefetchCommand | VerifyCommand) -> None:
         """Ask it of every agent, until one has answered."""
         kind = {EvictCommand: "evict", PrefetchCommand: "prefetch", VerifyCommand: "verify"}[type(command)]
@@ -204,7 +215,7 @@ class AgentMirror:
     @contextmanager
     def running(self) -> Iterator[AgentMirror]:
         """Answer on free loopback ports until the block ends."""
-        shelf = ChunkServer(_Shelf(self), "127.0.0.1", 0)
+        shelf = ChunkServer(self, "127.0.0.1", 0)
         documents = _Server(("127.0.0.1", 0), type("_Bound", (_Documents,), {"mirror": self}))
         thread = threading.Thread(target=documents.serve_forever, args=(0.01,), daemon=True)
         self.data_port = shelf.port
@@ -255,12 +266,26 @@ class AgentMirror:
             )
         return self.manifests[digest].canonical
 
-    def check_chunk(self, bearer: str | None, digest: Digest) -> None:
-        if bearer is None:
+    def authorize(self, request: ChunkRequest) -> None:
+        if request.bearer is None:
             raise UnauthenticatedError
-        grant = self._verify(bearer)
-        if not any(digest in chunks for manifest, chunks in self.chunks_of.items() if grant.allows(manifest)):
-            raise NotFoundError(f"chunk {digest}")
+        grant = self._verify(request.bearer)
+        if not any(request.digest in chunks and grant.allows(one) for one, chunks in self.chunks_of.items()):
+            raise NotFoundError(f"chunk {request.digest}")
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        if self.down:
+            raise ConnectionAbortedError
+        digest = request.digest
+        with self.lock:
+            self.chunk_requests[digest] += 1
+            script = self.faults[digest]
+            fault = script.pop(0) if script else self.every
+        self.on_request(digest)
+        file: BinaryIO = self.store.open(digest)
+        chunk = OpenChunk(file, 0, len(file.read()))
+        file.seek(0)
+        return fault(chunk) if fault else chunk
 
     def _verify(self, bearer: str) -> Grant:
         return GrantVerifier([self.signer.public_key]).verify(bearer, now=time.time())
@@ -280,28 +305,6 @@ def layout_body(manifest: Digest, layouts: Iterable[FileLayout]) -> LayoutBody:
 
 def _requested(file: FileLayoutBody) -> list[Digest]:
     return [Digest.parse(digest) for digest in ([file.slab.digest] if file.slab else file.chunks)]
-
-
-@dataclass(frozen=True)
-class _Shelf:
-    mirror: AgentMirror
-
-    def authorize(self, request: ChunkRequest) -> None:
-        self.mirror.check_chunk(request.bearer, request.digest)
-
-    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        mirror, digest = self.mirror, request.digest
-        if mirror.down:
-            raise ConnectionAbortedError
-        with mirror.lock:
-            mirror.chunk_requests[digest] += 1
-            script = mirror.faults[digest]
-            fault = script.pop(0) if script else mirror.every
-        mirror.on_request(digest)
-        file: BinaryIO = mirror.store.open(digest)
-        chunk = OpenChunk(file, 0, len(file.read()))
-        file.seek(0)
-        return fault(chunk) if fault else chunk
 
 
 class _Server(ThreadingHTTPServer):

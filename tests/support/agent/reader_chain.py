@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from bdn.core.chunk import Digest, FileLayout, digest_of
-from bdn.core.pace.retry import RetryPolicy
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from bdn.wire import operation_schema
@@ -18,22 +18,10 @@ from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
 from node_agent.fetch.peers import Members, Peers
-from node_agent.fetch.reads_in_progress import ReadsInProgress
+from tests.support.agent.rig import IMPATIENT, Clock
 from tests.support.network.raw_server import message, partial, read_head
 
 Play = Callable[[socket.socket, bytes, int], None]  # the connection, the chunk, and where the request begins
-
-
-@dataclass
-class StepClock:
-    """A time that goes on by ``step`` whenever somebody looks."""
-
-    step: float = 0.0
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 @dataclass
@@ -172,7 +160,7 @@ class Bench:
     owner: Source
     second: Source
     mirror: Source
-    clock: StepClock
+    clock: Clock
     held: Held
     budget: RetryBudget
     peers: Peers
@@ -204,7 +192,7 @@ def bench(
     contents = {digest: content}
     members = Members("me", root / "members.json")
     layout = Layout(digest, None, {digest: FileLayout.of(len(content), (digest,))})
-    routing, clock, held = Routing(layout, members), StepClock(), Held()
+    routing, clock, held = Routing(layout, members), Clock(), Held()
     peers = Peers(members, clock)
     sources = [Source(contents, *(plays or (sends,))) for plays in (owner, second, mirror)]
     with ExitStack() as stack:
@@ -220,12 +208,10 @@ def bench(
         for pool in pools:
             stack.callback(pool.close)
         budget, mismatches = RetryBudget(stage_size, peers.avoided), list[None]()
-        policy = RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002)
-        chain = ReaderChain(
-            pools[0], pools[1], held, ReadsInProgress(), peers, policy, Waits(), lambda: mismatches.append(None)
-        )
+        here, mismatched = cast("Any", held), lambda: mismatches.append(None)
+        chain = ReaderChain(sources[2].url, pools[0], pools[1], here, peers, IMPATIENT, Waits(), mismatched)
         stop = threading.Event()
-        reader = chain.of_fill(sources[2].url, FillContext(digest, "grant", routing, budget), stop)
+        reader = chain.of_fill(FillContext(digest, "grant", routing, budget), stop)
         asked, then, last = sources
         yield Bench(
             reader, stop, asked, then, last, clock, held, budget, peers, members, (names[0], names[1]), mismatches

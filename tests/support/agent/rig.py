@@ -25,11 +25,13 @@ IMPATIENT = RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002)
 
 @dataclass
 class Clock:
-    """A time that the test sets."""
+    """A time that the test sets, and that goes on by ``step`` whenever somebody looks."""
 
     now: float = 1_800_000_000.0
+    step: float = 0.0
 
     def __call__(self) -> float:
+        self.now += self.step
         return self.now
 
 

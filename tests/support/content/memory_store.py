@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from bdn.core.chunk import Buffer, Digest
 from bdn.core.errors import NotFoundError
-from bdn.core.store import StoredChunk
+from bdn.core.store import ChunkStore, StoredChunk
 
 
 class MemoryStore:
@@ -61,3 +61,9 @@ class MemoryStore:
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Nothing is ever half-written here."""
         return 0, 0
+
+
+def content_of(store: ChunkStore, digest: Digest) -> bytes:
+    """The chunk's bytes, from any store."""
+    with store.open(digest) as file:
+        return file.read()

@@ -109,7 +109,7 @@ class Machine:
             if stage.record.error is None:
                 self.wounds.pop(stage.record.id, None)
         found = differences(node, self.cache, self.ready, self.wounds)
-        used, budget = node.cache.index.ledger.used_bytes, node.cache.space.budgets().node
+        used, budget = node.cache.index.ledger.used_bytes, node.cache.space.room().budgets.node
         if used > max(budget, self.most):
             found.append(f"{used} bytes are in use, of {budget}")
         self.most = used  # a budget that was lowered is kept to as stages end, and is never gone further beyond

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.cache.index import ChunkIndex
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import CacheFullError, DiskFailedError
 from bdn.core.events import Event
-from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import CacheEvents, over_budget
-from node_agent.cache.chunk_files import ChunkFiles
-from node_agent.cache.cluster_tier import ClusterTier
+from tests.support.agent.cache import a_tier
 from tests.support.agent.rig import Clock
 from tests.support.content.names import named
 
@@ -24,19 +21,12 @@ M, N = named("m"), named("n")
 BRINGERS = 3
 
 
-def tier_at(root: Path, clock: Clock, budget: int = 1000) -> ClusterTier:
-    events = CacheEvents(lambda: None, lambda _reason, _count: None)
-    tier = ClusterTier(ChunkFiles(root, DirectWrites()), ChunkIndex(), lambda: budget, clock, events)
-    tier.load()
-    return tier
-
-
 def test_chunks_that_come_while_their_manifest_is_evicted_fail_neither_themselves_nor_the_eviction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A makes the manifest's folder; B deletes it; A must not find it gone, nor B find it filled again."""
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
-    tier, ended = tier_at(tmp_path, Clock()), threading.Semaphore(0)
+    tier, ended = a_tier(tmp_path, 1000), threading.Semaphore(0)
     interval = sys.getswitchinterval()
 
     def bring(number: int) -> None:
@@ -67,7 +57,7 @@ def test_chunks_that_come_while_their_manifest_is_evicted_fail_neither_themselve
 
 def test_what_was_read_last_goes_last_also_after_a_restart(tmp_path: Path) -> None:
     clock = Clock(time.time())  # folders bear the time of the disk as well
-    tier = tier_at(tmp_path, clock, budget=8)
+    tier = a_tier(tmp_path, 8, clock)
     for manifest, content in ((M, b"mmmm"), (N, b"nnnn")):
         assert tier.keep(manifest, digest_of(content), memoryview(content))
     clock.now += 100
@@ -76,14 +66,14 @@ def test_what_was_read_last_goes_last_also_after_a_restart(tmp_path: Path) -> No
     file.close()
 
     clock.now += 100
-    tier = tier_at(tmp_path, clock, budget=8)
+    tier = a_tier(tmp_path, 8, clock)
     assert list(tier.held()) == [N, M]
     assert tier.keep(named("new"), digest_of(b"new"), memoryview(b"new"))
     assert list(tier.held()) == [M, named("new")]
 
 
 def test_without_room_a_chunk_is_not_read_at_all(tmp_path: Path) -> None:
-    tier = tier_at(tmp_path, Clock(), budget=8)
+    tier = a_tier(tmp_path, 8)
     assert tier.keep(M, digest_of(b"mmmm"), memoryview(b"mmmm"))
     with pytest.raises(CacheFullError):
         tier.bring(N, digest_of(b"nnnnn"), memoryview(bytearray(5)), lambda _: pytest.fail("it was read"))
@@ -95,19 +85,17 @@ def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkey
     told: list[Event] = []
     events = CacheEvents(lambda: None, lambda *counted: gone.append(counted), told.extend)
     gone: list[tuple[object, ...]] = []
-    files = ChunkFiles(tmp_path, DirectWrites())
-    tier = ClusterTier(files, ChunkIndex(), lambda: 1000, Clock(), events)
-    tier.load()
+    tier = a_tier(tmp_path, 1000, events=events)
     for manifest in (M, N):
         assert tier.keep(manifest, digest_of(manifest.hex.encode()), memoryview(manifest.hex.encode()))
-    real = files.remove_all
+    real = tier.files.remove_all
 
     def removing(manifest: Digest) -> None:
         if manifest == N:
             raise DiskFailedError(manifest.hex, "Read-only file system")
         real(manifest)
 
-    monkeypatch.setattr(files, "remove_all", removing)
+    monkeypatch.setattr(tier.files, "remove_all", removing)
     with pytest.raises(DiskFailedError):
         tier.evict(lambda index: index.plan([M, N]), "request", over_budget("cluster", 0, 0, 0))
     assert tier.manifests() == (N,)
@@ -118,7 +106,7 @@ def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkey
 def test_a_chunk_that_cannot_be_removed_for_a_whole_file_s_sake_stays_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = tier_at(tmp_path, Clock())
+    tier = a_tier(tmp_path, 1000)
     assert tier.keep(M, digest_of(b"mmmm"), memoryview(b"mmmm"))
 
     def refused(*_: object) -> None:

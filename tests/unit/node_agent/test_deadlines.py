@@ -7,14 +7,14 @@ import pytest
 
 from bdn.core.errors import StoreUnavailableError
 from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline
-from tests.support.agent.reader_chain import StepClock
+from tests.support.agent.rig import Clock
 
 MIB = 1024 * 1024
 LIMITS = Limits(head_seconds=20.0, body_seconds=4.0)
 
 
 def of_peer(
-    clock: StepClock,
+    clock: Clock,
     may_leave: Callable[[int], bool] = lambda _: True,
     limits: Callable[[], Limits] = lambda: LIMITS,
     is_ending: Callable[[], bool] = lambda: False,
@@ -25,7 +25,7 @@ def of_peer(
     return SourceDeadline.of_peer(8 * MIB, threading.Event(), alternative, clock)
 
 
-def of_mirror(clock: StepClock) -> SourceDeadline:
+def of_mirror(clock: Clock) -> SourceDeadline:
     return SourceDeadline.of_mirror(8 * MIB, threading.Event(), clock)
 
 
@@ -46,7 +46,7 @@ def left(wait: Callable[[], None]) -> LateError:
 
 
 def test_a_silent_peer_is_left_and_has_failed_and_a_sign_of_life_ends_a_silence() -> None:
-    deadline = of_peer(clock := StepClock())
+    deadline = of_peer(clock := Clock())
     for _ in range(2):
         clock.now += 9.9
         deadline.waiting()
@@ -58,7 +58,7 @@ def test_a_silent_peer_is_left_and_has_failed_and_a_sign_of_life_ends_a_silence(
 
 
 def test_a_silent_mirror_fails() -> None:
-    deadline = of_mirror(clock := StepClock())
+    deadline = of_mirror(clock := Clock())
     clock.now += 19.9
     deadline.waiting()
     clock.now += 0.1
@@ -67,7 +67,7 @@ def test_a_silent_mirror_fails() -> None:
 
 
 def test_a_peer_that_works_for_too_long_is_left_and_has_not_failed() -> None:
-    deadline = of_peer(clock := StepClock())
+    deadline = of_peer(clock := Clock())
     for _ in range(5):
         clock.now += 4.0
         deadline.at_work()
@@ -76,7 +76,7 @@ def test_a_peer_that_works_for_too_long_is_left_and_has_not_failed() -> None:
 
 def test_what_others_achieve_meanwhile_counts() -> None:
     limits = [LIMITS]
-    deadline = of_peer(clock := StepClock(), limits=lambda: limits[-1])
+    deadline = of_peer(clock := Clock(), limits=lambda: limits[-1])
     clock.now += 3.0
     deadline.waiting()
     limits.append(Limits(head_seconds=2.0, body_seconds=4.0))
@@ -85,7 +85,7 @@ def test_what_others_achieve_meanwhile_counts() -> None:
 
 def test_towards_the_end_of_a_stage_an_answer_that_does_not_begin_is_left_early_and_nobody_is_to_blame() -> None:
     limits, asked, is_ending = Limits(20.0, 4.0, ending_head_seconds=6.0), list[int](), list[bool]()
-    deadline = of_peer(clock := StepClock(), answering(True, asked), lambda: limits, lambda: bool(is_ending))
+    deadline = of_peer(clock := Clock(), answering(True, asked), lambda: limits, lambda: bool(is_ending))
     clock.now += 6.0
     deadline.waiting()
     is_ending.append(True)
@@ -95,13 +95,13 @@ def test_towards_the_end_of_a_stage_an_answer_that_does_not_begin_is_left_early_
 
 @pytest.mark.parametrize(("may_leave", "failure"), [(True, ""), (False, "others had to leave it")])
 def test_nobody_waits_for_the_head_of_a_peer_at_fault(may_leave: bool, failure: str) -> None:
-    deadline = of_peer(clock := StepClock(), lambda _: may_leave, is_at_fault=True)
+    deadline = of_peer(clock := Clock(), lambda _: may_leave, is_at_fault=True)
     clock.now += 0.25
     assert left(deadline.waiting).failure == failure
 
 
 def test_a_body_from_a_peer_at_fault_is_left_unless_it_will_be_in_time() -> None:
-    clock = StepClock()
+    clock = Clock()
     quick, slow = (of_peer(clock, is_at_fault=True) for _ in range(2))
     for deadline in (quick, slow):
         deadline.receiving(0)
@@ -111,7 +111,7 @@ def test_a_body_from_a_peer_at_fault_is_left_unless_it_will_be_in_time() -> None
 
 
 def test_the_body_has_its_time_from_the_head_on() -> None:
-    deadline = of_peer(clock := StepClock())
+    deadline = of_peer(clock := Clock())
     clock.now += 3.0
     deadline.receiving(0)
     clock.now += 3.9
@@ -123,7 +123,7 @@ def test_the_body_has_its_time_from_the_head_on() -> None:
 
 
 def test_a_body_that_comes_much_slower_than_is_usual_is_left_before_its_limit() -> None:
-    limits, clock = Limits(20.0, 100.0, usual_seconds=4.0), StepClock()
+    limits, clock = Limits(20.0, 100.0, usual_seconds=4.0), Clock()
     slow, busy = (of_peer(clock, limits=lambda: limits) for _ in range(2))
     for deadline in (slow, busy):
         deadline.receiving(0)
@@ -137,7 +137,7 @@ def test_a_body_that_comes_much_slower_than_is_usual_is_left_before_its_limit() 
 
 def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the_end() -> None:
     asked = list[int]()
-    deadline = of_peer(clock := StepClock(), answering(False, asked))
+    deadline = of_peer(clock := Clock(), answering(False, asked))
     deadline.receiving(0)
     for _ in range(2):
         clock.now += 4.0
@@ -148,7 +148,7 @@ def test_leaving_is_asked_for_once_with_what_is_missing_and_then_it_fails_in_the
 
 
 def test_a_body_that_stalls_fails_whoever_sends_it() -> None:
-    deadline = of_mirror(clock := StepClock())
+    deadline = of_mirror(clock := Clock())
     for _ in range(2):
         deadline.receiving(MIB)
         clock.now += 11.0

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.errors import DiskFailedError
+from bdn.core.errors import DiskFailedError, InUseError
 from bdn.disk.durable import disk_errors, make_folder, remove_empty, write_at_once, write_durably
+from node_agent.disk.cache_directory import owned
 from node_agent.disk.places import Places
 
 
@@ -78,3 +79,18 @@ def test_an_error_of_the_disk_names_the_path_and_the_reason(tmp_path: Path) -> N
 
     facts = {"path": str(tmp_path / "absent"), "reason": "No such file or directory"}
     assert caught.value.details() == facts | {"is_full": False, "others_bytes": None}
+
+
+def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    with owned(tmp_path / "owner"), pytest.raises(InUseError) as caught, owned(tmp_path / "owner"):
+        pass
+
+    assert caught.value.holders == (f"process {os.getpid()}",)
+    assert str(tmp_path) in str(caught.value)
+    with owned(tmp_path / "owner"):
+        pass
+
+
+def test_a_directory_that_cannot_be_written_is_a_disk_failure(tmp_path: Path) -> None:
+    with pytest.raises(DiskFailedError, match="absent"), owned(tmp_path / "absent/owner"):
+        pass

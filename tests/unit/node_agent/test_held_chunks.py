@@ -1,13 +1,11 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
-from bdn.core.errors import NotFoundError, UnauthenticatedError
+from bdn.core.errors import NotFoundError
 from bdn.net.chunk_server.served_chunks import ChunkRequest
-from bdn.wire.grants import Grant, GrantedMount
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
@@ -15,12 +13,11 @@ from tests.support.agent.cache import a_tier, cached, put
 from tests.support.agent.rig import noise
 
 LARGE = noise(2 * CHUNK_SIZE + 5)
-Hold = Callable[[Manifest], None]
 
 
-def shelf_of(places: Places, *manifests: Manifest, grants: dict[str, Grant] | None = None) -> HeldChunks:
+def shelf_of(places: Places, *manifests: Manifest) -> HeldChunks:
     index = CacheIndex()
-    shelf = HeldChunks(places, index, a_tier(places), grants.__getitem__ if grants else None)
+    shelf = HeldChunks(places, index, a_tier(places.root), None)
     for manifest in manifests:
         present = dict.fromkeys(manifest.contents, True)
         index.restore(manifest.digest, manifest.contents, present, last_used=0)
@@ -72,22 +69,3 @@ def test_what_is_not_whole_yet_is_not_served(tmp_path: Path) -> None:
 
     with pytest.raises(NotFoundError):
         shelf_of(places, manifest).open_chunk(ChunkRequest(digest_of(LARGE[:CHUNK_SIZE])))
-
-
-@pytest.mark.parametrize("content", [b"small", LARGE[:CHUNK_SIZE]])
-def test_a_chunk_is_for_those_whose_grant_names_a_manifest_with_it(tmp_path: Path, content: bytes) -> None:
-    places, manifest = cached(tmp_path, {"large": LARGE, "small": b"small"})
-    other = put(places, {"other": b"other"})
-    grants = {
-        name: Grant("org", (GrantedMount("/m", one.digest, "s"),), 1e12)
-        for name, one in (("mine", manifest), ("not", other))
-    }
-    shelf = shelf_of(places, manifest, other, grants=grants)
-
-    shelf.authorize(ChunkRequest(digest_of(content), "mine"))
-    with pytest.raises(NotFoundError):
-        shelf.authorize(ChunkRequest(digest_of(content), "not"))
-    with pytest.raises(UnauthenticatedError):
-        shelf.authorize(ChunkRequest(digest_of(content)))
-    with pytest.raises(NotFoundError):
-        shelf.authorize(ChunkRequest(digest_of(b"nobody has this"), "mine"))

@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import AsyncExitStack
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,8 +88,8 @@ def test_never_more_than_the_limit_and_nobody_is_forgotten(limit: int, canceled:
             await asyncio.gather(*tasks, return_exceptions=True)
         assert most <= limit
         assert done == sum(not task.cancelled() for task in tasks)
-        for _ in range(limit):
-            async with asyncio.timeout(10):
-                await places._acquire((0,))
+        async with asyncio.timeout(10), AsyncExitStack() as stack:
+            for _ in range(limit):
+                await stack.enter_async_context(places.place((0,)))
 
     asyncio.run(run())

@@ -2,7 +2,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -12,16 +11,9 @@ from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import write_all
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
-from node_agent.fill.part import SYNC_CHUNKS, PartialFile
+from node_agent.fill.part import SYNC_CHUNKS, Bitmap, PartialFile
 from tests.support.agent.rig import noise
 from tests.support.crash.scripted_writes import Writes, aligned, failing, open_descriptors
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Places:
-    places = Places(tmp_path)
-    places.make()
-    return places
 
 
 def layout_of(content: bytes) -> FileLayout:
@@ -207,3 +199,21 @@ def test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_on
 
     with resumed(places, content) as again:
         assert held(again) == [0, 1]
+
+
+def test_a_bitmap_survives_the_way_over_the_disk() -> None:
+    bitmap = Bitmap(19)
+    bitmap.add([0, 7, 8, 18])
+
+    again = Bitmap.parse(bitmap.to_bytes(), 19)
+
+    assert [index for index in range(19) if index in again] == [0, 7, 8, 18]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 19, Bitmap(20).to_bytes(), Bitmap(19).to_bytes()[:-1], Bitmap(19).to_bytes() + b"\xff"]
+)
+def test_the_bitmap_of_something_else_is_empty(content: bytes) -> None:
+    bitmap = Bitmap.parse(content, 19)
+
+    assert not any(index in bitmap for index in range(19))

@@ -1,10 +1,8 @@
 """Manifests and layouts come from whichever peer has the right ones; a silent mirror costs a moment."""
 
 import asyncio
-import contextlib
 import gzip
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +22,7 @@ from node_agent.fetch.peers import Members
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import IMPATIENT
 from tests.support.content.names import named
+from tests.support.network.raw_server import Play, RawServer, read_head
 from tests.support.promises.tally import Tally
 
 FILES = {"a": b"first", "b": b"second", "c": bytes(9_000_000)}
@@ -84,36 +83,22 @@ async def test_a_layout_that_leaves_out_a_file_is_not_taken(tmp_path: Path, peer
     assert await PeerDocuments(members(tmp_path, peer.url)).layout(manifest, peer.grant(manifest)) is None
 
 
-class EndlessPeer(threading.Thread):
-    """Answers whatever it is asked with ``head`` and then with ``piece`` again and again, 200 MB of them, until nobody reads on."""
+def endless(head: bytes, piece: bytes, sent: list[int]) -> Play:
+    """``head`` and then ``piece`` again and again, 200 MB of them, until nobody reads on."""
 
-    def __init__(self, listener: socket.socket, head: bytes, piece: bytes) -> None:
-        super().__init__(daemon=True)
-        self.listener, self.head, self.piece = listener, head, piece
-        self.sent = 0
+    def play(connection: socket.socket) -> None:
+        read_head(connection)
+        connection.sendall(head)
+        for _ in range(200_000_000 // len(piece)):
+            connection.sendall(piece)
+            sent.append(len(piece))
 
-    def run(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):
-                connection.recv(65536)
-                connection.sendall(self.head)
-                for _ in range(200_000_000 // len(self.piece)):
-                    connection.sendall(self.piece)
-                    self.sent += len(self.piece)
-
-
-def packed(zeros: int) -> bytes:
-    """So many, as one member of a gzip stream, a thousandth as long."""
-    return gzip.compress(bytes(zeros))
+    return play
 
 
 ENDLESS = {
     "plain": (b"HTTP/1.1 200 OK\r\n\r\n", b" " * 100_000),
-    "packed": (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", packed(10_000_000)),
+    "packed": (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", gzip.compress(bytes(10_000_000))),
     "an error": (b"HTTP/1.1 404 Not Found\r\n\r\n", b" " * 100_000),
 }
 
@@ -123,20 +108,15 @@ ENDLESS = {
 async def test_a_document_without_end_is_not_read_to_its_end(
     tmp_path: Path, peer: AgentMirror, form: str, tally: Tally
 ) -> None:
-    manifest = peer.publish(FILES)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        endless = EndlessPeer(listener, *ENDLESS[form])
-        endless.start()
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        documents = PeerDocuments(members(tmp_path, address), most_manifest_bytes=1_000_000)
+    manifest, sent = peer.publish(FILES), list[int]()
+    with RawServer(*[endless(*ENDLESS[form], sent)] * 2) as server:
+        documents = PeerDocuments(members(tmp_path, server.url), most_manifest_bytes=1_000_000)
         async with asyncio.timeout(60):
             assert await documents.manifest(manifest.digest, peer.grant(manifest)) is None
             assert await documents.layout(manifest, peer.grant(manifest)) is None
-        listener.shutdown(socket.SHUT_RDWR)
-    endless.join(30)
 
     tally.add(scenarios=2, refused=2)
-    assert endless.sent < 50_000_000  # what lay in the buffers of two connections
+    assert sum(sent) < 50_000_000  # what lay in the buffers of two connections
 
 
 @pytest.mark.promise("hostile-input")

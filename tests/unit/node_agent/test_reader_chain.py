@@ -65,12 +65,6 @@ def test_an_avoided_owner_is_not_asked_and_later_is_again(tmp_path: Path) -> Non
             assert len(ring.owner.starts) == asked
 
 
-def test_what_came_before_a_break_is_kept_and_the_rest_is_asked_of_the_next(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (breaks_off,), (refuses("404 Not Found"),)) as ring:
-        assert ring.fetch(CONTENT) == {"cluster": SIZE * 99 // 100, "mirror": SIZE - SIZE * 99 // 100}
-        assert ring.mirror.starts == [SIZE * 99 // 100]
-
-
 @pytest.mark.promise("corruption")
 def test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT, (lies,), (refuses("404 Not Found"),)) as ring:
@@ -95,17 +89,20 @@ def test_a_mirror_that_lies_twice_is_an_error(tmp_path: Path) -> None:
         ring.fetch(CONTENT)
 
 
-def test_an_owner_that_says_nothing_is_left(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (hangs,), (refuses("404 Not Found"),)) as ring:
-        ring.clock.step = 6.0
-        assert ring.fetch(CONTENT) == {"mirror": SIZE}
-
-
-def test_an_owner_that_works_on_it_is_waited_for_however_often_it_says_so(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (works,)) as ring:
-        ring.clock.step = 0.02
-        assert ring.fetch(CONTENT) == {"cluster": SIZE}
-        assert ring.mirror.starts == []
+@pytest.mark.parametrize(
+    ("owner", "step", "from_mirror"),
+    [
+        (breaks_off, 0.0, SIZE - SIZE * 99 // 100),  # what came before is kept, and the rest asked for elsewhere
+        (hangs, 6.0, SIZE),
+        (works, 0.02, 0),  # it is waited for, however often it says that it works on it
+    ],
+)
+def test_an_owner_is_waited_for_while_it_works(tmp_path: Path, owner: Play, step: float, from_mirror: int) -> None:
+    with bench(tmp_path, CONTENT, (owner,), (refuses("404 Not Found"),)) as ring:
+        ring.clock.step = step
+        came = {"cluster": SIZE - from_mirror, "mirror": from_mirror}
+        assert ring.fetch(CONTENT) == {tier: size for tier, size in came.items() if size}
+        assert ring.mirror.starts == ([SIZE - from_mirror] if from_mirror else [])
 
 
 def test_an_owner_that_trickles_is_left_at_its_deadline_with_what_came(tmp_path: Path) -> None:

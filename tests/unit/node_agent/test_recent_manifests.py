@@ -1,7 +1,5 @@
 """Manifests that were read lately are not parsed again, are not too many, and say nothing about what is on the disk."""
 
-from pathlib import Path
-
 import pytest
 
 from bdn.core.chunk import Digest, FileEntry, Manifest
@@ -14,59 +12,26 @@ def manifest(word: str, files: int) -> Manifest:
     return Manifest.of([FileEntry(f"{word}/{number}", 1, named(word)) for number in range(files)])
 
 
-ONE, TWO, THREE = manifest("one", 4), manifest("two", 4), manifest("three", 4)
+ONE, TWO, THREE, LARGE = manifest("one", 4), manifest("two", 4), manifest("three", 4), manifest("large", 9)
 
 
-def kept(recent: RecentManifests, *manifests: Manifest) -> list[Manifest]:
-    return [one for one in manifests if recent.get(one.digest) is not None]
-
-
-def test_the_one_used_longest_ago_goes_first() -> None:
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ("put one, put two, get one, put three", (ONE, THREE)),
+        ("put one, put one, put one, put two", (ONE, TWO)),  # it counts once
+        ("put one, put large", ()),  # larger than all that may be kept
+        ("put one, put large, put one, put two", (ONE, TWO)),
+        ("put one, put two, forget one, forget one, put three", (TWO, THREE)),
+    ],
+)
+def test_as_many_manifests_are_kept_as_have_few_files_the_last_used_ones(steps: str, kept: tuple[Manifest]) -> None:
+    known = {"one": ONE, "two": TWO, "three": THREE, "large": LARGE}
     recent = RecentManifests(limit=8)
-    recent.put(ONE)
-    recent.put(TWO)
-    recent.get(ONE.digest)
-    recent.put(THREE)
+    for verb, name in map(str.split, steps.split(", ")):
+        getattr(recent, verb)(known[name] if verb == "put" else known[name].digest)
 
-    assert kept(recent, ONE, TWO, THREE) == [ONE, THREE]
-
-
-def test_a_manifest_that_comes_twice_counts_once() -> None:
-    recent = RecentManifests(limit=8)
-    for _ in range(3):
-        recent.put(ONE)
-    recent.put(TWO)
-
-    assert kept(recent, ONE, TWO) == [ONE, TWO]
-
-
-def test_one_larger_than_all_that_may_be_kept_is_not_kept_and_leaves_an_empty_book() -> None:
-    recent = RecentManifests(limit=8)
-    recent.put(ONE)
-    recent.put(manifest("large", 9))
-    assert kept(recent, ONE, manifest("large", 9)) == []
-
-    recent.put(ONE)
-    recent.put(TWO)
-    assert kept(recent, ONE, TWO) == [ONE, TWO]
-
-
-def test_what_is_forgotten_makes_room() -> None:
-    recent = RecentManifests(limit=8)
-    recent.put(ONE)
-    recent.put(TWO)
-    recent.forget(ONE.digest)
-    recent.forget(ONE.digest)  # nothing there is fine
-    recent.put(THREE)
-
-    assert kept(recent, ONE, TWO, THREE) == [TWO, THREE]
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Places:
-    places = Places(tmp_path / "cache", None)
-    places.make()
-    return places
+    assert tuple(one for one in known.values() if recent.get(one.digest)) == kept
 
 
 def saved(places: Places) -> ManifestRecords:

@@ -7,13 +7,13 @@ from bdn.core.chunk import digest_of
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.node_cache import ScannedManifest
 from node_agent.cache.records import ManifestRecords
-from node_agent.cache.scan import Scanner
+from node_agent.cache.tiers import Scanner
 from node_agent.disk.places import Places, temporary_name
 from tests.support.agent.cache import a_tier, cached, put
 
 
 def scan(places: Places) -> list[ScannedManifest]:
-    return Scanner(places, ManifestRecords(places), HeldChunks(places, CacheIndex(), a_tier(places), None)).run()
+    return Scanner(places, ManifestRecords(places), HeldChunks(places, CacheIndex(), a_tier(places.root), None)).run()
 
 
 def names(folder: Path) -> list[str]:

@@ -3,14 +3,14 @@ import sys
 
 import pytest
 
-from bdn.core.source.upstream import Identity, Location, UpstreamFile
+from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import parse_source
 from bdn.sources.gcs.source import GcsSource
 from bdn.sources.huggingface.source import HuggingFaceSource
 from bdn.sources.opener import open_source
 from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Secret
+from bdn.sources.sign_in import Secret, SourceContext
 
 
 @pytest.mark.parametrize(("uri", "expected"), [
@@ -20,9 +20,7 @@ from bdn.sources.sign_in import Secret
 async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, expected: type) -> None:
     address = "http://nowhere.invalid"
     nowhere = UpstreamSettings(hf_endpoint=address, s3_endpoint_url=address, gcs_endpoint_url=address)
-    async with open_source(
-        parse_source(uri), sign_in=None, organisation="acme", ambient_credentials=False, settings=nowhere
-    ) as source:
+    async with open_source(parse_source(uri), SourceContext("acme", nowhere)) as source:
         assert isinstance(source, expected)
 
 
@@ -33,12 +31,12 @@ import bdn.cli.serve
 from bdn.core.source.uri import parse_source
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SourceContext
 def loaded():
     print(*sorted({"huggingface_hub", "aiobotocore", "gcsfs"} & set(sys.modules)))
 async def show():
-    given = dict(sign_in=None, organisation="acme", ambient_credentials=False, settings=UpstreamSettings())
     for uri in ("r2://account.bucket/p", "s3://bucket/p", "hf://o/r", "gs://bucket/p"):
-        async with open_source(parse_source(uri), **given):
+        async with open_source(parse_source(uri), SourceContext("acme", UpstreamSettings())):
             loaded()
 loaded()
 asyncio.run(show())
@@ -46,17 +44,6 @@ asyncio.run(show())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     aws, both = "aiobotocore", "aiobotocore huggingface_hub"
     assert done.stdout.splitlines() == ["", aws, aws, both, "aiobotocore gcsfs huggingface_hub"]
-
-
-async def location_of(uri: str, settings: UpstreamSettings) -> Location:
-    async with open_source(
-        parse_source(uri),
-        sign_in=Secret("keys", '{"aws_access_key_id": "A", "aws_secret_access_key": "S", "aws_region": "eu-west-1"}'),
-        organisation="acme",
-        ambient_credentials=False,
-        settings=settings,
-    ) as source:
-        return await source.locate(UpstreamFile("a", 1, Identity.of("organisation:acme", "s3"), "a b/ü", '"etag"'))
 
 
 @pytest.mark.parametrize(("bucket", "endpoint", "start"), [
@@ -68,6 +55,10 @@ async def test_only_aws_is_addressed_by_virtual_host_and_only_where_the_name_has
     bucket: str, endpoint: str | None, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://192.0.2.1")  # counts only through the settings
-    location = await location_of(f"s3://{bucket}", UpstreamSettings(s3_endpoint_url=endpoint))
+    keys = Secret("keys", '{"aws_access_key_id": "A", "aws_secret_access_key": "S", "aws_region": "eu-west-1"}')
+    file = UpstreamFile("a", 1, Identity.of("organisation:acme", "s3"), "a b/ü", '"etag"')
+    context = SourceContext("acme", UpstreamSettings(s3_endpoint_url=endpoint), keys)
+    async with open_source(parse_source(f"s3://{bucket}"), context) as source:
+        location = await source.locate(file)
     assert location.url.startswith(f"{start}a%20b/%C3%BC?")
     assert "%2Feu-west-1%2Fs3%2F" in location.url

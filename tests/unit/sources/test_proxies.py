@@ -3,12 +3,12 @@ import json
 
 import pytest
 
-from bdn.core.errors import BdnError, UpstreamUnavailableError
+from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.source.uri import BucketUri
-from bdn.sources.gcs.source import open_gcs
 from bdn.sources.guarded_connector import proxy_for
+from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import Secret
+from bdn.sources.sign_in import Secret, SourceContext
 from tests.doubles.gcs_accounts import GoogleAccount
 
 
@@ -45,17 +45,12 @@ async def test_gcs_and_its_tokens_are_asked_by_way_of_the_proxy_with_its_own_pas
         monkeypatch.setenv("HTTPS_PROXY", f"http://user:pass@127.0.0.1:{port}")
         monkeypatch.setenv("NO_PROXY", "")
         key = GoogleAccount("proxied").key("https://token.example/token")
-        async with open_gcs(
-            BucketUri("gs", "bucket", ""),
-            sign_in=Secret("key", json.dumps(key)) if signed_in else None,
-            organisation="acme",
-            ambient_credentials=False,
-            settings=UpstreamSettings(gcs_endpoint_url="https://storage.example"),
-        ) as source:
+        settings = UpstreamSettings(gcs_endpoint_url="https://storage.example")
+        context = SourceContext("acme", settings, Secret("key", json.dumps(key)) if signed_in else None)
+        async with open_source(BucketUri("gs", "bucket", ""), context) as source:
             with pytest.raises(UpstreamUnavailableError) as raised:
                 await anext(source.list(await source.resolve()))
     host = b"token.example" if signed_in else b"storage.example"
     assert [request.split(b"\r\n")[0] for request in heard] == [b"CONNECT %s:443 HTTP/1.1" % host]
     assert b"Proxy-Authorization: Basic dXNlcjpwYXNz" in heard[0]
-    assert isinstance(raised.value, BdnError)
     assert "pass" not in str(raised.value)

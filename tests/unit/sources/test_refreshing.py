@@ -41,39 +41,34 @@ class Issuer:
     def refreshing(self) -> Refreshing[Keys]:
         return Refreshing(self.obtain, lambda: self.now, "role")
 
-
-async def test_they_are_asked_for_once_and_kept() -> None:
-    issuer = Issuer()
-    keys = issuer.refreshing()
-    first = await keys.get()
-    assert all([await keys.get() is first for _ in range(100)])
-    assert issuer.asked == 1
+    async def begun(self) -> Refreshing[Keys]:
+        """With the first keys."""
+        keys = self.refreshing()
+        await keys.get()
+        return keys
 
 
 @pytest.mark.parametrize(("life", "margin"), [(3600, 300), (1200, 300), (900, 225), (60, 15)])
 async def test_they_are_renewed_before_they_end(life: float, margin: float) -> None:
     issuer = Issuer(life=life)
-    keys = issuer.refreshing()
-    await keys.get()
+    keys = await issuer.begun()
     issuer.now = NOW + life - margin - 0.1
     assert (await keys.get()).number == 1
     issuer.now = NOW + life - margin
     assert (await keys.get()).number == 2
 
 
-async def test_what_does_not_end_is_not_renewed() -> None:
-    issuer = Issuer(life=None)
+@pytest.mark.parametrize(("life", "passed"), [
+    (3600, 0),
+    (None, 10**9),  # what does not end
+    (-3600, 0),  # clocks that disagree
+])  # fmt: skip
+async def test_they_are_asked_for_once_and_kept(life: float | None, passed: float) -> None:
+    issuer = Issuer(life=life)
     keys = issuer.refreshing()
-    await keys.get()
-    issuer.now += 10**9
-    assert (await keys.get()).number == 1
-
-
-async def test_clocks_that_disagree_do_not_make_every_request_ask() -> None:
-    issuer = Issuer(life=-3600)
-    keys = issuer.refreshing()
-    for _ in range(50):
-        await keys.get()
+    first = await keys.get()
+    issuer.now += passed
+    assert all([await keys.get() is first for _ in range(50)])
     assert issuer.asked == 1
 
 
@@ -91,8 +86,7 @@ async def test_many_callers_ask_once() -> None:
 
 async def test_while_one_renews_the_others_go_on_with_the_old_ones() -> None:
     issuer = Issuer()
-    keys = issuer.refreshing()
-    await keys.get()
+    keys = await issuer.begun()
     issuer.now += 3500
     issuer.gate = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -108,8 +102,7 @@ async def test_while_one_renews_the_others_go_on_with_the_old_ones() -> None:
 
 async def test_while_one_renews_what_has_ended_the_others_wait() -> None:
     issuer = Issuer()
-    keys = issuer.refreshing()
-    await keys.get()
+    keys = await issuer.begun()
     issuer.now += 3600
     issuer.gate = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -128,8 +121,7 @@ async def test_a_failure_that_may_pass_leaves_the_old_ones_in_use(
     failure: BdnError, pause: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     issuer = Issuer()
-    keys = issuer.refreshing()
-    await keys.get()
+    keys = await issuer.begun()
     issuer.now += 3400
     issuer.failures = [failure]
     assert (await keys.get()).number == 1
@@ -143,31 +135,23 @@ async def test_a_failure_that_may_pass_leaves_the_old_ones_in_use(
     assert "sesame" not in repr(vars(record))
 
 
-async def test_a_failure_that_may_pass_is_raised_once_they_have_ended() -> None:
+@pytest.mark.parametrize(("passed", "failure"), [
+    (3600, AWAY),  # it may pass, but they have ended
+    (3400, AuthRequiredError("s3://b", "AccessDenied")),  # they live, but will not be given any more
+])  # fmt: skip
+async def test_a_failure_is_raised_and_the_next_caller_asks_again(passed: float, failure: BdnError) -> None:
     issuer = Issuer()
-    keys = issuer.refreshing()
-    await keys.get()
-    issuer.now += 3600
-    issuer.failures = [AWAY]
-    with pytest.raises(UpstreamUnavailableError):
+    keys = await issuer.begun()
+    issuer.now += passed
+    issuer.failures = [failure]
+    with pytest.raises(type(failure)):
         await keys.get()
     assert (await keys.get()).number == 3
 
 
-async def test_a_refusal_is_raised_though_the_old_ones_live() -> None:
-    issuer = Issuer()
-    keys = issuer.refreshing()
-    await keys.get()
-    issuer.now += 3400
-    issuer.failures = [AuthRequiredError("s3://b", "AccessDenied")]
-    with pytest.raises(AuthRequiredError):
-        await keys.get()
-
-
 async def test_a_first_failure_is_raised() -> None:
-    issuer = Issuer(failures=[AWAY])
     with pytest.raises(UpstreamUnavailableError):
-        await issuer.refreshing().get()
+        await Issuer(failures=[AWAY]).begun()
 
 
 async def test_when_the_one_who_asks_is_canceled_another_takes_over() -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bdn.sources.s3.signature import CHECKSUM_MODE, GetSigner, plain_address
-from bdn.sources.sign_in import S3Credentials
+from bdn.sources.settings import S3Credentials
 from tests.doubles.http_origin import Request
 from tests.doubles.sigv4 import Account, refusal_of
 

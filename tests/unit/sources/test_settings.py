@@ -1,7 +1,16 @@
+"""Where upstreams are, and what of a request may become part of a host name or a path of a token service."""
+
 import pytest
 
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import S3Credentials, Secret
+from bdn.core.errors import InvalidRequestError
+from bdn.sources.settings import CLOUDFLARE_R2, S3Credentials, UpstreamSettings, check_r2_template, r2_address
+from bdn.sources.sign_in import Assertion, AwsRole, GoogleServiceAccount, Secret
+
+ROLE = "arn:aws:iam::123456789012:role/weights"
+NAME = "projects/1/locations/global/workloadIdentityPools/pool-1/providers/provider-1"
+ASSERTION = Assertion(
+    lambda audience: f"sesame for {audience}", "https://mirror.test", "v=1:org=acme:job=*:type=mirror"
+)
 
 
 def test_an_empty_environment_means_the_public_upstreams_without_credentials() -> None:
@@ -28,37 +37,23 @@ def test_the_ecosystem_s_variables_are_honoured() -> None:
     )
 
 
-def test_token_services_stand_where_the_operator_says() -> None:
-    settings = UpstreamSettings.from_environment(
-        {
-            "AWS_ENDPOINT_URL_STS": "https://sts.example/",
-            "AWS_ENDPOINT_URL": "https://other.example",
-            "BDN_GOOGLE_STS_URL": "https://gsts.example/v1/token",
-            "BDN_GOOGLE_IAM_URL": "https://iam.example/",
-        }
-    )
-    assert settings.sts_endpoint_url == "https://sts.example"
-    assert settings.google_sts_url == "https://gsts.example/v1/token"
-    assert settings.google_iam_url == "https://iam.example"
-
-
-@pytest.mark.parametrize(("host", "address"), [
-    ("", "https://storage.googleapis.com"),
-    ("localhost:9023", "http://localhost:9023"),
-    ("http://localhost:9023/", "http://localhost:9023"),
-    ("https://gcs.example", "https://gcs.example"),
+@pytest.mark.parametrize(("environ", "expected"), [
+    ({"AWS_ENDPOINT_URL_STS": "https://sts.example/", "AWS_ENDPOINT_URL": "https://other.example"},
+        {"sts_endpoint_url": "https://sts.example", "s3_endpoint_url": "https://other.example"}),
+    ({"BDN_GOOGLE_STS_URL": "https://gsts.example/v1/token"}, {"google_sts_url": "https://gsts.example/v1/token"}),
+    ({"BDN_GOOGLE_IAM_URL": "https://iam.example/"}, {"google_iam_url": "https://iam.example"}),
+    ({"BDN_GOOGLE_TOKEN_URL": "https://oauth.example/token"}, {"google_token_url": "https://oauth.example/token"}),
+    ({"GOOGLE_APPLICATION_CREDENTIALS": "/keys/own.json"}, {"gcs_key_file": "/keys/own.json"}),
+    # an emulator of GCS is named as Google's own clients take it
+    ({"STORAGE_EMULATOR_HOST": ""}, {"gcs_endpoint_url": "https://storage.googleapis.com"}),
+    ({"STORAGE_EMULATOR_HOST": "localhost:9023"}, {"gcs_endpoint_url": "http://localhost:9023"}),
+    ({"STORAGE_EMULATOR_HOST": "http://localhost:9023/"}, {"gcs_endpoint_url": "http://localhost:9023"}),
+    ({"STORAGE_EMULATOR_HOST": "https://gcs.example"}, {"gcs_endpoint_url": "https://gcs.example"}),
+    ({}, {"google_token_url": "https://oauth2.googleapis.com/token"}),
 ])  # fmt: skip
-def test_an_emulator_of_gcs_is_named_as_google_s_own_clients_take_it(host: str, address: str) -> None:
-    settings = UpstreamSettings.from_environment({"STORAGE_EMULATOR_HOST": host})
-    assert settings.gcs_endpoint_url == address
-
-
-def test_a_service_account_s_key_file_and_token_endpoint_come_from_the_environment() -> None:
-    settings = UpstreamSettings.from_environment(
-        {"GOOGLE_APPLICATION_CREDENTIALS": "/keys/own.json", "BDN_GOOGLE_TOKEN_URL": "https://oauth.example/token"}
-    )
-    assert (settings.gcs_key_file, settings.google_token_url) == ("/keys/own.json", "https://oauth.example/token")
-    assert UpstreamSettings().google_token_url == "https://oauth2.googleapis.com/token"
+def test_what_else_may_be_elsewhere(environ: dict[str, str], expected: dict[str, str]) -> None:
+    settings = UpstreamSettings.from_environment(environ)
+    assert {name: getattr(settings, name) for name in expected} == expected
 
 
 def test_empty_variables_and_half_a_key_pair_are_none() -> None:
@@ -68,8 +63,99 @@ def test_empty_variables_and_half_a_key_pair_are_none() -> None:
 
 def test_no_repr_shows_a_secret() -> None:
     credentials = S3Credentials("AKIASESAME", "sesame", "sesame")
-    shown = repr(
-        (Secret("name", "sesame"), credentials, UpstreamSettings(hf_token="sesame", s3_credentials=credentials))
-    )
+    settings = UpstreamSettings(hf_token="sesame", s3_credentials=credentials)
+    account = GoogleServiceAccount.of("a@p.iam.gserviceaccount.com", NAME, ASSERTION)
+    shown = repr((Secret("name", "sesame"), credentials, settings, account))
     assert "sesame" not in shown.lower()
     assert "name" in shown
+
+
+@pytest.mark.parametrize(("template", "without", "with_jurisdiction"), [
+    (CLOUDFLARE_R2, "https://4cc0.r2.cloudflarestorage.com", "https://4cc0.eu.r2.cloudflarestorage.com"),
+    ("https://{account}.{jurisdiction}.r2.test", "https://4cc0.r2.test", "https://4cc0.eu.r2.test"),
+    ("https://r2.test/{account}/{jurisdiction}", "https://r2.test/4cc0/", "https://r2.test/4cc0/eu"),
+    ("https://r2.test:8443", "https://r2.test:8443", "https://r2.test:8443"),
+    ("http://[::1]:9000", "http://[::1]:9000", "http://[::1]:9000"),
+])  # fmt: skip
+def test_placeholders_are_filled_in_and_an_absent_jurisdiction_takes_its_dot_along(
+    template: str, without: str, with_jurisdiction: str
+) -> None:
+    assert check_r2_template(f"{template}/") == template
+    assert r2_address(template, "4cc0", "") == without
+    assert r2_address(template, "4cc0", "eu") == with_jurisdiction
+
+
+@pytest.mark.parametrize("template", [
+    "", "r2.test", "ftp://r2.test", "https://", "https://r2.test?x", "https://key@r2.test",
+    "https://{acount}.r2.test",
+])  # fmt: skip
+def test_what_does_not_become_an_address_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match="must be an http or https address"):
+        check_r2_template(template)
+
+
+@pytest.mark.parametrize(
+    "region",
+    ["us-east-1", "eu-central-2", "us-gov-west-1", "cn-northwest-1", "us-iso-east-1", "eusc-de-east-1", "mx-central-1"],
+)
+def test_regions_of_all_partitions_are_taken(region: str) -> None:
+    assert AwsRole(ROLE, region, "s").region == region
+
+
+@pytest.mark.parametrize("region", [
+    "", "us-east", "us-east-1.evil", "evil/us-east-1", "us-east-1:443", "us_east-1", "-us-east-1", "us-east-1 ",
+    "us-east-111", "us-east-1@evil", "us-east-1\n", "US-EAST-1", "evil.example/?",
+])  # fmt: skip
+def test_what_is_no_region_is_refused(region: str) -> None:
+    with pytest.raises(InvalidRequestError, match="region of AWS"):
+        AwsRole(ROLE, region, "s")
+
+
+@pytest.mark.parametrize(
+    "arn",
+    [ROLE, "arn:aws-cn:iam::123456789012:role/w", "arn:aws-us-gov:iam::123456789012:role/a/b/c", f"{ROLE}+=,.@-_9"],
+)
+def test_roles_of_all_partitions_and_paths_are_taken(arn: str) -> None:
+    role = AwsRole(arn, "us-east-1", "s")
+    assert role.account == "123456789012"
+    assert role.provider_arn("https://mirror.test/x") == f"{arn.partition(':role/')[0]}:oidc-provider/mirror.test/x"
+
+
+@pytest.mark.parametrize("arn", [
+    "", "weights", "arn:aws:iam::1:role/w", "arn:aws:sts::123456789012:role/w", f"{ROLE}*", f"{ROLE}\nx",
+    f"{ROLE}/", f"x{ROLE}", f"{ROLE} ", f"{ROLE}\n", "arn:aws:iam::123456789012:user/w",
+])  # fmt: skip
+def test_what_is_no_role_is_refused(arn: str) -> None:
+    with pytest.raises(InvalidRequestError, match="ARN of a role"):
+        AwsRole(arn, "us-east-1", "s")
+
+
+@pytest.mark.parametrize("prefix", ["", "//iam.googleapis.com/", "https://iam.googleapis.com/"])
+def test_a_provider_is_taken_by_each_of_its_names(prefix: str) -> None:
+    account = GoogleServiceAccount.of("a@p.iam.gserviceaccount.com", prefix + NAME, ASSERTION)
+    assert account.audience == f"//iam.googleapis.com/{NAME}"
+    assert account.token_audience == f"https://iam.googleapis.com/{NAME}"
+
+
+@pytest.mark.parametrize("email", [
+    "weights@project.iam.gserviceaccount.com",
+    "weights@project.example.com.iam.gserviceaccount.com",
+    "123-compute@developer.gserviceaccount.com",
+    "project@appspot.gserviceaccount.com",
+])  # fmt: skip
+def test_service_accounts_of_all_kinds_are_taken(email: str) -> None:
+    assert GoogleServiceAccount.of(email, NAME, ASSERTION).email == email
+
+
+@pytest.mark.parametrize(
+    "email", ["", "a@example.com", "a@evilgserviceaccount.com", "a/b@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com/x", "A@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com\n", "a@p.iam.gserviceaccount.com:x"]
+)  # fmt: skip
+def test_what_is_no_service_account_is_refused(email: str) -> None:
+    with pytest.raises(InvalidRequestError, match="service account"):
+        GoogleServiceAccount.of(email, NAME, ASSERTION)
+
+
+@pytest.mark.parametrize("provider", ["", "provider", f"//evil.example/{NAME}", f"{NAME}?x", f"{NAME}\n"])
+def test_what_is_no_provider_is_refused(provider: str) -> None:
+    with pytest.raises(InvalidRequestError, match="workload identity provider"):
+        GoogleServiceAccount.of("a@p.iam.gserviceaccount.com", provider, ASSERTION)

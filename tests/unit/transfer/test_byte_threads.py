@@ -1,14 +1,18 @@
 """Work in a bounded number of threads, as many at once as pay off; cancelling it leaves nothing behind that still runs."""
 
 import asyncio
+import ctypes
+import mmap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from threading import Barrier, Event, Lock
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.byte_threads import BufferPool, ByteThreads, Pacer, pacer
 
 
 @pytest.fixture
@@ -62,32 +66,6 @@ async def test_an_error_of_the_work_is_raised_and_the_buffer_is_free_again(one: 
         with pytest.raises(LookupError, match="of the work"):
             await one.run(1, fail)
     assert await one.run(5, len) == 5
-
-
-async def test_as_many_run_at_once_as_there_are_threads_and_no_more() -> None:
-    count = 3
-    together = threading.Barrier(count)
-    lock = threading.Lock()
-    running, most = 0, 0
-
-    def work(number: int) -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        if number < count:
-            together.wait(20)
-        with lock:
-            running -= 1
-
-    def numbered(number: int) -> asyncio.Task[None]:
-        return group.create_task(threads.run(1, lambda _: work(number)))
-
-    with closing(ByteThreads(count, "byte")) as threads:
-        async with asyncio.TaskGroup() as group:
-            for number in range(30):
-                numbered(number)
-    assert most == count
 
 
 async def test_those_who_wait_are_served_in_the_order_in_which_they_came(one: ByteThreads) -> None:
@@ -201,20 +179,12 @@ def enough_for(knee: int) -> Callable[[int], float]:
     return lambda count: max(1.0, count / knee)
 
 
-async def test_threads_are_added_while_they_bring_more() -> None:
+async def test_threads_are_added_while_they_bring_more_and_parked_with_their_memory_when_they_do_not() -> None:
     pipe = Pipe(16, 2, enough_for(100))
     with closing(pipe.threads):
         counts = [await pipe.round() for _ in range(12)]
-    assert counts[0] == 4
-    assert counts[-1] == 16
-    assert counts == sorted(counts)
-
-
-async def test_threads_that_bring_nothing_are_parked_and_their_memory_goes_back() -> None:
-    pipe = Pipe(16, 2, enough_for(100))
-    with closing(pipe.threads):
-        for _ in range(12):
-            await pipe.round()
+        assert (counts[0], counts[-1]) == (4, 16)
+        assert counts == sorted(counts)
         assert pipe.threads.buffers == 16
         pipe.seconds = enough_for(4)
         counts = [await pipe.round() for _ in range(120)]
@@ -338,3 +308,98 @@ async def test_work_that_waits_for_a_slot_is_canceled_at_once() -> None:
 def test_nobody_has_received_outside_of_work() -> None:
     with closing(ByteThreads(1, "byte")) as threads:
         threads.received()
+
+
+def address_of(buffer: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, CHUNK_SIZE - 1, CHUNK_SIZE])
+def test_a_buffer_is_exactly_as_long_as_asked_for(size: int) -> None:
+    with BufferPool(1).take(size) as buffer:
+        assert (len(buffer), buffer.readonly) == (size, False)
+
+
+def test_buffers_that_are_out_at_once_are_pages_of_their_own() -> None:
+    pool = BufferPool(2)
+    with pool.take(10) as first, pool.take(CHUNK_SIZE) as second:
+        assert abs(address_of(first) - address_of(second)) >= CHUNK_SIZE
+        assert {address_of(buffer) % mmap.PAGESIZE for buffer in (first, second)} == {0}
+
+
+def test_memory_is_used_again_before_more_is_made_also_after_its_user_failed() -> None:
+    pool, used = BufferPool(3), 0
+    with suppress(LookupError), pool.take(10) as buffer:
+        used = address_of(buffer)
+        raise LookupError
+    with pool.take(10) as buffer:
+        assert address_of(buffer) == used
+
+
+def test_who_finds_no_buffer_waits_for_one() -> None:
+    pool, order, asking = BufferPool(1), list[str](), Event()
+
+    def wait_for_one() -> None:
+        asking.set()
+        with pool.take(10):
+            order.append("taken by the second")
+
+    with ThreadPoolExecutor(1) as threads:
+        with pool.take(10):
+            waiting = threads.submit(wait_for_one)
+            asking.wait(10)
+            order.append("given back by the first")
+        waiting.result(10)
+    assert order == ["given back by the first", "taken by the second"]
+
+
+def test_never_more_buffers_are_out_than_there_are() -> None:
+    count, pool, lock, out, most = 3, BufferPool(3), Lock(), set[int](), list[int]()
+    together = Barrier(count)
+
+    def use(first: bool) -> None:
+        with pool.take(1) as buffer:
+            with lock:
+                assert address_of(buffer) not in out
+                out.add(address_of(buffer))
+                most.append(len(out))
+            if first:
+                together.wait(10)  # all three at once
+            with lock:
+                out.remove(address_of(buffer))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(use, [True] * count + [False] * 50))
+    assert max(most) == count
+
+
+def test_memory_beyond_what_is_kept_goes_back_at_once_or_when_its_user_is_done() -> None:
+    pool = BufferPool(3)
+    with pool.take(1), pool.take(1):
+        with pool.take(1):
+            pass
+        assert pool.made == 3
+        pool.keep(1)
+        assert pool.made == 2, "the free one is gone, those in use are not"
+    assert pool.made == 1
+    with pool.take(1), pool.take(1):
+        assert pool.made == 2, "as many are given out as before"
+    pool.keep(2)
+    with pool.take(1), pool.take(1):
+        pass
+    assert pool.made == 2
+
+
+MIB = 1024 * 1024
+
+
+def test_a_burst_goes_at_once_what_follows_waits_for_the_rate_and_time_that_passes_pays_for_it() -> None:
+    now = 0.0
+    pace = Pacer(MIB, lambda: now)
+    assert [pace(MIB) for _ in range(3)] == pytest.approx([0.0, 1.0, 2.0])
+    now = 2.0
+    assert pace(MIB) == pytest.approx(1.0)
+
+
+def test_no_rate_is_no_pacer() -> None:
+    assert pacer(None) is None

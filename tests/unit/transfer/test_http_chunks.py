@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,7 +16,9 @@ from tests.doubles import faults
 from tests.doubles.http_origin import Answer
 from tests.support.content.readers import read_chunk
 from tests.support.content.shelves import Shelf, serving
+from tests.support.network.authority import new_authority
 from tests.support.network.raw_server import RawServer, answering, message, partial
+from tests.support.network.tunnels import over_tls
 from tests.support.network.upstream import CONTENT, Upstream, upstream
 
 CHUNK = digest_of(CONTENT)
@@ -180,3 +184,23 @@ def test_another_range_than_was_asked_for_is_not_read(pool: ConnectionPool, answ
 def test_the_whole_instead_of_a_range_is_not_read(pool: ConnectionPool) -> None:
     with pytest.raises(InternalError, match="unexpected answer 200"):
         rest_of(pool, message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT), 7)
+
+
+@pytest.mark.parametrize(("host", "trusted"), [("localhost", "another"), ("127.0.0.1", "this")])
+def test_a_server_that_is_not_to_be_trusted_is_told_nothing(
+    pool: ConnectionPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, trusted: str
+) -> None:
+    for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    (tmp_path / "another").mkdir()
+    authority, another = new_authority(tmp_path, "localhost"), new_authority(tmp_path / "another", "localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str((authority if trusted == "this" else another).certificates))
+    heard: list[bytes] = []
+    with (
+        RawServer(over_tls(authority.server, lambda connection: heard.append(connection.recv(1)))) as server,
+        pytest.raises(StoreUnavailableError, match="CERTIFICATE_VERIFY_FAILED") as raised,
+    ):
+        read_chunk(HttpChunkReader(pool, f"https://{host}:{urlsplit(server.url).port}", "grant"), CONTENT)
+    assert raised.value.code == "STORE_UNAVAILABLE"
+    assert not any(heard)

@@ -67,6 +67,10 @@ def range_of(connection: socket) -> str:
     return next(line for line in head.split("\r\n") if line.startswith("Range: "))[7:]
 
 
+def start_of(connection: socket) -> int:
+    return int(range_of(connection).removeprefix("bytes=").partition("-")[0])
+
+
 def noting(play: Play, asked: list[str]) -> Play:
     """The play; what its first request asks for is noted."""
 
@@ -152,36 +156,23 @@ def test_a_stall_after_many_bytes_is_no_poor_one() -> None:
     assert outcome.content == CONTENT[:1000]
 
 
-def trickling(start: int) -> Play:
-    """A byte every few milliseconds, which never times out, until the client has had enough."""
-
-    def play(connection: socket) -> None:
-        read_head(connection)
-        connection.sendall(good(start)[: start - 1000])
-        for at in range(start, 1000):
-            connection.sendall(CONTENT[at : at + 1])
-            if select([connection], [], [], 0.004)[0]:
-                return
-
-    return play
+def trickling(connection: socket) -> None:
+    """A byte every few milliseconds, from wherever the client goes on, which never times out, until it has had enough."""
+    start = start_of(connection)
+    read_head(connection)
+    connection.sendall(good(start)[: start - 1000])
+    for at in range(start, 1000):
+        connection.sendall(CONTENT[at : at + 1])
+        if select([connection], [], [], 0.004)[0]:
+            return
 
 
 def test_a_trickle_is_cut_and_then_goes_up() -> None:
     """The first is cut after a window, and keeps what it brought."""
-    with closing(ConnectionPool(timeout_seconds=5)) as pool, RawServer(trickling(0), trickling_on()) as server:
+    with closing(ConnectionPool(timeout_seconds=5)) as pool, RawServer(trickling, trickling) as server:
         with pytest.raises(UpstreamUnavailableError, match=r"stalled: [0-9]+ bytes in"):
             read_range(RangedReader(pool, stall=WINDOW), Location(server.url), 0, 1000)
         assert server.connections == 2
-
-
-def trickling_on() -> Play:
-    """As ``trickling``, from wherever the client goes on."""
-
-    def play(connection: socket) -> None:
-        start = range_of(connection).removeprefix("bytes=").partition("-")[0]
-        trickling(int(start))(connection)
-
-    return play
 
 
 ANSWERS: list[tuple[bytes, type[BdnError]]] = [
@@ -207,22 +198,19 @@ def test_an_answer_for_the_rest_is_judged_as_strictly_as_the_first(second: bytes
     assert outcome.content[100:] == b"\xee" * 900, "nothing of it is in the buffer"
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [('ETag: "v1"', 'ETag: "v2"'), ('ETag: "v1"', "X: no etag"), ("X: no etag", 'ETag: "v2"')]
-)
-def test_two_versions_are_never_put_together_even_where_no_etag_was_listed(first: str, second: str) -> None:
+@pytest.mark.parametrize(("first", "second", "listed", "expected", "said"), [
+    ('ETag: "v1"', 'ETag: "v2"', None, UpstreamUnavailableError, "ETag is not the same"),
+    ('ETag: "v1"', "X: no etag", None, UpstreamUnavailableError, "ETag is not the same"),
+    ("X: no etag", 'ETag: "v2"', None, UpstreamUnavailableError, "ETag is not the same"),
+    ('ETag: "v1"', 'ETag: "v2"', '"v1"', SourceChangedError, "its ETag is another one"),
+])  # fmt: skip
+def test_two_versions_are_never_put_together_even_where_no_etag_was_listed(
+    first: str, second: str, listed: str | None, expected: type[BdnError], said: str
+) -> None:
     begun = good(0, 1000, first)
-    outcome = read(answering(begun[: len(begun) - 900]), answering(good(100, 1000, second)))
-    assert isinstance(outcome.error, UpstreamUnavailableError)
-    assert "ETag is not the same" in str(outcome.error)
-
-
-def test_a_version_that_changes_inside_a_chunk_is_a_changed_source() -> None:
-    begun = good(0, 1000, 'ETag: "v1"')
-    outcome = read(
-        answering(begun[: len(begun) - 900]), answering(good(100, 1000, 'ETag: "v2"')), etag='"v1"'
-    )  # fmt: skip
-    assert isinstance(outcome.error, SourceChangedError)
+    outcome = read(answering(begun[: len(begun) - 900]), answering(good(100, 1000, second)), etag=listed)
+    assert isinstance(outcome.error, expected)
+    assert said in str(outcome.error)
 
 
 def test_the_rest_is_asked_for_with_the_same_pin_and_the_same_credentials() -> None:
@@ -248,7 +236,7 @@ def failing(kind: str, brought: int) -> Play:
     """Answers whatever range is asked for, but not to its end."""
 
     def play(connection: socket) -> None:
-        start = int(range_of(connection).removeprefix("bytes=").partition("-")[0])
+        start = start_of(connection)
         whole = good(start)
         sent = whole[: len(whole) - max(1, 1000 - start - brought)]
         match kind:
@@ -266,7 +254,7 @@ def failing(kind: str, brought: int) -> Play:
 
 def sound(connection: socket) -> None:
     """Answers whatever range is asked for, rightly."""
-    answering(good(int(range_of(connection).removeprefix("bytes=").partition("-")[0])))(connection)
+    answering(good(start_of(connection)))(connection)
 
 
 @settings(BRIEFLY, max_examples=60)

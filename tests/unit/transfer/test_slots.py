@@ -20,18 +20,6 @@ def slots(count: int) -> Slots:
     return Slots(Pace(PaceRule(count, least=count), 0.0), lambda: 0.0)
 
 
-def test_who_withdraws_while_waiting_gets_none_and_keeps_nobody_else_from_one() -> None:
-    made, first, second, third = slots(1), SlotRequest(1), SlotRequest(1), SlotRequest(1)
-    assert made.take(first)
-    with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(made.take, second)
-        made.withdraw(second)
-        assert not waiting.result(20)
-        following = pool.submit(made.take, third)
-        made.give_back(first, Outcome.ARRIVED)
-        assert following.result(20)
-
-
 def test_who_withdraws_after_the_call_passes_the_slot_on() -> None:
     made, first, second = slots(1), SlotRequest(1), SlotRequest(1)
     first.is_withdrawn = True  # in the moment between the call and the look
@@ -64,16 +52,6 @@ def test_who_withdraws_after_the_look_loses_no_slot() -> None:
             assert following.result(5)
         finally:
             made.withdraw(second)
-
-
-def test_nobody_overtakes_who_was_called_and_has_not_woken_up() -> None:
-    made, first, second, third = slots(2), SlotRequest(1), SlotRequest(1), SlotRequest(1)
-    assert made.take(first)
-    assert made.take(second)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(made.take, third)
-        made.give_back(first, Outcome.ARRIVED)
-        assert waiting.result(20)
 
 
 def test_a_slot_is_given_back_once() -> None:

@@ -1,0 +1,224 @@
+"""What the answers of S3 mean: a page of a listing, the checksum of an object, a failure."""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote_plus, urlsplit
+from xml.etree import ElementTree as ET
+
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    InvalidSourceError,
+    SourceChangedError,
+    SourceNotFoundError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.source.upstream import Checksum, ChecksumKind, Headers
+from bdn.sources.bucket_source import BucketObject, BucketPage, NotAListingError
+from bdn.wire.http_fields import parse_retry_after
+
+_ROOT: Final = "ListBucketResult"
+_SIZE: Final = re.compile(r"[0-9]{1,30}")
+
+
+def read_page(document: bytes) -> BucketPage:
+    """A page, with ETags as they stand in the header of an answer, quotes included. Blocking, for some milliseconds.
+
+    Raises:
+        NotAListingError: also for a listing that goes on and does not tell where, which must not pass for its end.
+    """
+    try:
+        # Entity bombs are refused by expat itself.
+        root = ET.fromstring(document)  # noqa: S314
+    except ET.ParseError:
+        raise NotAListingError("the answer is not XML") from None
+    space, _, name = root.tag.rpartition("}")
+    if name != _ROOT:
+        raise NotAListingError(f"the answer is a document {name[:100]!a}")
+    prefix = f"{space}}}" if space else ""  # some servers leave the namespace out
+    is_quoted = root.findtext(f"{prefix}EncodingType") == "url"
+    key, etag, size = f"{prefix}Key", f"{prefix}ETag", f"{prefix}Size"
+    try:
+        objects = tuple(
+            BucketObject(
+                _key(entry.findtext(key), is_quoted), _size(entry.findtext(size, "")), _etag(entry.findtext(etag))
+            )
+            for entry in root.iterfind(f"{prefix}Contents")
+        )
+    except ValueError as error:
+        raise NotAListingError("the answer lists an object without key, ETag or size") from error
+    if root.findtext(f"{prefix}IsTruncated") != "true":
+        return BucketPage(objects, None)
+    following = root.findtext(f"{prefix}NextContinuationToken")
+    if not following:
+        raise NotAListingError("a listing goes on but does not tell where")
+    return BucketPage(objects, following)
+
+
+def _key(text: str | None, is_quoted: bool) -> str:
+    if not text:
+        raise ValueError
+    # As in a form: a space is "+", and "+" is "%2B".
+    return unquote_plus(text, errors="strict") if is_quoted else text
+
+
+def _size(text: str) -> int:
+    if not _SIZE.fullmatch(text):  # int() would take "-5", "1_0" and the digits of every script
+        raise ValueError
+    return int(text)
+
+
+def _etag(text: str | None) -> str:
+    if not text:
+        raise ValueError
+    return text if text[0] == '"' else f'"{text}"'  # some servers list it without its quotes
+
+
+# In the order of preference, with their length in bytes. Those that can be computed chunk by chunk come first, and of
+# these the strongest; MD5 comes last because the ETag holds it for objects that state nothing else.
+_STATED: Final = (
+    (ChecksumKind.CRC64NVME, "x-amz-checksum-crc64nvme", 8),
+    (ChecksumKind.CRC32C, "x-amz-checksum-crc32c", 4),
+    (ChecksumKind.CRC32, "x-amz-checksum-crc32", 4),
+    (ChecksumKind.SHA256, "x-amz-checksum-sha256", 32),
+    (ChecksumKind.SHA1, "x-amz-checksum-sha1", 20),
+    (ChecksumKind.MD5, "x-amz-checksum-md5", 16),
+)
+_MD5: Final = re.compile(r"[0-9a-fA-F]{32}")
+_OF_PARTS: Final = re.compile(r'-[0-9]+"?$')
+# With keys of KMS or of the customer's own, and in directory buckets, an ETag is something else of the same length.
+_CUSTOMER_KEY: Final = "x-amz-server-side-encryption-customer-algorithm"
+_DIRECTORY_BUCKET: Final = "EXPRESS_ONEZONE"
+
+
+def stated_checksum(headers: Headers) -> Checksum | None:
+    """The best checksum of the whole object, from an answer to a GET without a range or to a HEAD.
+
+    S3 tells checksums only where ``x-amz-checksum-mode: ENABLED`` was asked for. One that cannot be read counts as absent.
+    """
+    stated_type = headers.get("x-amz-checksum-type")
+    # Servers that do not tell types may state a checksum of the parts' checksums and leave its "-N" out.
+    may_be_of_parts = stated_type is None and _OF_PARTS.search(headers.get("etag") or "")
+    for kind, name, size in _STATED:
+        if stated_type not in (None, "FULL_OBJECT") or (may_be_of_parts and kind is not ChecksumKind.CRC64NVME):
+            continue  # there is no CRC64NVME of parts
+        value = headers.get(name)
+        if value is not None and (digits := _hex(value, size)):
+            return Checksum(kind, digits)
+    return _md5_of_etag(headers)
+
+
+def _hex(value: str, size: int) -> str | None:
+    """None for a composite of parts, which ends in ``-N``, and for anything else that is not base64 of this size."""
+    try:
+        digest = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return digest.hex() if len(digest) == size else None
+
+
+def _md5_of_etag(headers: Headers) -> Checksum | None:
+    etag = (headers.get("etag") or "").strip('"')
+    if not _MD5.fullmatch(etag):  # of parts, "<md5 of their md5s>-N"; weak ones are not of the bytes
+        return None
+    if headers.get("x-amz-server-side-encryption") not in (None, "AES256") or headers.get(_CUSTOMER_KEY) is not None:
+        return None
+    if headers.get("x-amz-storage-class") == _DIRECTORY_BUCKET:
+        return None
+    return Checksum(ChecksumKind.MD5, etag.lower())
+
+
+# The last three are how an answer that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.
+SDK_ERRORS: Final = (BotoCoreError, ClientError, OSError, KeyError, TypeError, ValueError)
+
+_BAD_CREDENTIALS: Final = {
+    "InvalidAccessKeyId": "the access key does not exist",
+    "SignatureDoesNotMatch": "the secret access key is wrong",
+    "ExpiredToken": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong",
+}
+_OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+_OTHER_REGION_STATUSES: Final = (301, 302, 307)
+_REGION: Final = re.compile(r"[a-z]{2,12}(?:-[a-z0-9]{1,20}){1,4}")  # it becomes part of a host's name
+_SLOW_DOWN: Final = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests")
+
+
+def translate(error: Exception, source: str, *, anonymous: bool, path: str | None = None) -> BdnError:
+    """Our error for one of ``SDK_ERRORS``; ``path`` is of the listed object whose HEAD failed.
+
+    The client's own text stays out of it: it may hold addresses and keys.
+    """
+    match error:
+        case ClientError():
+            of_head = _of_head(error, source, path) if path is not None else None
+            return of_head or _answered(error, source, anonymous=anonymous)
+        case ParamValidationError():
+            return InvalidSourceError(source, f"{source}: S3 cannot have a bucket of this name")
+        case BotoCoreError() | OSError():
+            return UpstreamUnavailableError(source, f"S3{_where(error)} could not be asked ({type(error).__name__})")
+        case NotAListingError():
+            return UpstreamUnavailableError(source, str(error))
+        case _:
+            return UpstreamUnavailableError(source, f"the answer does not look like S3's ({type(error).__name__})")
+
+
+def region_told(error: ClientError) -> str | None:
+    """The region that S3 sends us to, where that is the reason of the failure."""
+    code, status, headers = _facts(error)
+    if code not in _OTHER_REGION and status not in (*_OTHER_REGION_STATUSES, 400):
+        return None
+    region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
+    return region if isinstance(region, str) and _REGION.fullmatch(region) else None
+
+
+def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
+    """The failures of a HEAD have a status and no code."""
+    _, status, headers = _facts(error)
+    match status:
+        case 412:
+            return SourceChangedError(source, path, "its ETag is another one")
+        case 404 | 405 | 410:  # 405: the version is a mark that it was deleted
+            return SourceChangedError(source, path, "it is gone")
+        case 503:  # "Slow Down", in most cases
+            return UpstreamRateLimitedError(source, parse_retry_after(headers))
+        case 400:
+            reason = f"{path}: status 400, which stands for expired credentials, and for objects under a key of their owner's own"
+            return AuthRequiredError(source, f"{reason} (SSE-C), which cannot be read")
+        case _:
+            return None
+
+
+def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
+    code, status, headers = _facts(error)
+    if code in _OTHER_REGION or status in _OTHER_REGION_STATUSES:
+        return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
+    if code in _BAD_CREDENTIALS:
+        return AuthRequiredError(source, f"{code}: {_BAD_CREDENTIALS[code]}")
+    if status in (401, 403):
+        who = "anonymous reading is not allowed" if anonymous else "these credentials may not read it"
+        return AuthRequiredError(source, f"{code}: {who}")
+    if code in _SLOW_DOWN or status == 429:
+        return UpstreamRateLimitedError(source, parse_retry_after(headers))
+    if status >= 500:
+        return UpstreamUnavailableError(source, f"S3 answered {status} {code}", parse_retry_after(headers))
+    reason = "the bucket does not exist" if code == "NoSuchBucket" else f"S3 answered {status} {code}"
+    return SourceNotFoundError(source, reason)
+
+
+def _where(error: BotoCoreError | OSError) -> str:
+    """The host, where the client's error keeps the address: a name that does not resolve is somebody's to mend."""
+    address = error.kwargs.get("endpoint_url") if isinstance(error, BotoCoreError) else None
+    return f" at {urlsplit(address).hostname}" if isinstance(address, str) else ""
+
+
+def _facts(error: ClientError) -> tuple[str, int, Mapping[str, str]]:
+    metadata = error.response.get("ResponseMetadata", {})
+    code = str(error.response.get("Error", {}).get("Code", "Unknown"))
+    return code, int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {})

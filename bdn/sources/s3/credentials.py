@@ -1,0 +1,265 @@
+"""As whom a bucket of S3 or R2 is read: anonymously, with keys, or in a role of a user's AWS account.
+
+A role is taken at STS for an hour and taken again before the hour is over. Only what is passed in counts: the machine's AWS
+profiles, files and roles are left alone.
+"""
+
+from collections.abc import MutableMapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from bdn.core.errors import (
+    AuthRequiredError,
+    BdnError,
+    InvalidRequestError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.source.uri import BucketUri
+from bdn.sources.refreshing import CredentialsProvider, Refreshing
+from bdn.sources.s3.client import S3Endpoint, aws_session, guarded_config
+from bdn.sources.settings import S3Credentials, UpstreamSettings, r2_address
+from bdn.sources.sign_in import (
+    AWS_AUDIENCE,
+    AwsAssumedRole,
+    AwsWebIdentity,
+    Secret,
+    SourceContext,
+    s3_credentials,
+)
+from bdn.wire.http_fields import parse_retry_after
+
+SESSION_SECONDS: Final = 3600  # what every role allows, and all that a role taken with another role's keys may have
+_AWS: Final = "aws"  # in identities, for every region: names of buckets are unique over all of them
+_R2_REGION: Final = "auto"  # the only one that R2 has
+
+AwsSignIn = AwsWebIdentity | AwsAssumedRole
+
+
+def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
+    """Where the bucket is, and as whom it is read.
+
+    Raises:
+        InvalidRequestError: a sign-in of another cloud.
+        SecretMalformedError: the secret holds no keys.
+    """
+    settings = context.settings
+    if uri.scheme == "r2":
+        address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
+        return S3Endpoint(address, _R2_REGION, _of_r2(uri, context), ("r2", address, uri.account, uri.jurisdiction))
+    credentials: CredentialsProvider[S3Credentials] | None = None
+    region: str | None = None
+    match context.sign_in:
+        case Secret() as secret:
+            keys = s3_credentials(secret)
+            credentials, region = StaticS3Credentials(keys), keys.region
+        case AwsWebIdentity() | AwsAssumedRole() as sign_in:
+            credentials, region = role_credentials(sign_in, str(uri), context), sign_in.role.region
+        case None if context.ambient_credentials and settings.s3_credentials:
+            credentials, region = StaticS3Credentials(settings.s3_credentials), settings.s3_credentials.region
+        case None:
+            pass
+        case _:
+            raise InvalidRequestError(f"{uri} cannot be read with a service account of Google")
+    url = settings.s3_endpoint_url
+    return S3Endpoint(url, region or settings.s3_region, credentials, ("s3", url or _AWS))
+
+
+def _of_r2(uri: BucketUri, context: SourceContext) -> CredentialsProvider[S3Credentials]:
+    """The process's own AWS keys are never sent there: they belong to an account with another company."""
+    match context.sign_in:
+        case None:
+            return _NoKeys(str(uri))
+        case Secret() as secret:
+            return StaticS3Credentials(s3_credentials(secret))
+        case _:
+            raise InvalidRequestError(f"{uri} cannot be read with a role of AWS or a service account of Google")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticS3Credentials:
+    """Keys that stay what they are."""
+
+    credentials: S3Credentials
+
+    async def get(self) -> S3Credentials:
+        """The keys."""
+        return self.credentials
+
+
+@dataclass(frozen=True, slots=True)
+class _NoKeys:
+    """Public buckets of R2 serve objects to everybody, but at other addresses, and never their listing."""
+
+    source: str
+
+    async def get(self) -> S3Credentials:
+        raise AuthRequiredError(self.source, "R2 lists buckets for the owners of keys only, public ones too")
+
+
+def role_credentials(sign_in: AwsSignIn, source: str, context: SourceContext) -> Refreshing[S3Credentials]:
+    """The keys of a role; ``source`` is what is read with them, for messages.
+
+    Its ``get`` raises ``AuthRequiredError`` where the role cannot be taken, with what to change, and where.
+
+    Raises:
+        InvalidRequestError: this mirror has no keys to take the role with.
+    """
+    settings, role = context.settings, sign_in.role
+    if isinstance(sign_in, AwsAssumedRole) and settings.s3_credentials is None:
+        raise InvalidRequestError(
+            "AWS_ASSUME_ROLE needs AWS keys of this mirror's own, and it has none: the operator sets AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY"
+        )
+
+    async def ask() -> S3Credentials:
+        # The address is for the budget of requests; the client knows the names of other partitions.
+        url = settings.sts_endpoint_url or f"https://sts.{role.region}.amazonaws.com"
+        return await context.asker.ask(url, lambda: _take_role(sign_in, source, settings))
+
+    return Refreshing(ask, context.clock, role.arn)
+
+
+async def _take_role(sign_in: AwsSignIn, source: str, settings: UpstreamSettings) -> S3Credentials:
+    role = sign_in.role
+    request = {"RoleArn": role.arn, "RoleSessionName": role.session_name, "DurationSeconds": SESSION_SECONDS}
+    try:
+        async with _sts_client(sign_in, settings) as sts:
+            sts.meta.events.register("before-parse.sts", keep_status)
+            if isinstance(sign_in, AwsAssumedRole):
+                answer = await sts.assume_role(**request, ExternalId=sign_in.external_id)
+            else:
+                token = sign_in.assertion.sign(AWS_AUDIENCE)
+                answer = await sts.assume_role_with_web_identity(**request, WebIdentityToken=token)
+        keys = answer["Credentials"]
+        return S3Credentials(
+            keys["AccessKeyId"],
+            keys["SecretAccessKey"],
+            keys["SessionToken"],
+            role.region,
+            keys["Expiration"].timestamp(),
+        )
+    except SDK_ERRORS as error:
+        # Not the cause: the client's own errors repeat what was sent and received.
+        raise translate(error, sign_in, source) from None
+
+
+def _sts_client(sign_in: AwsSignIn, settings: UpstreamSettings) -> AbstractAsyncContextManager[Any]:
+    """With keys of our own only where these take the role."""
+    own = settings.s3_credentials if isinstance(sign_in, AwsAssumedRole) else None
+    client: AbstractAsyncContextManager[Any] = aws_session().create_client(
+        "sts",
+        region_name=sign_in.role.region,
+        endpoint_url=settings.sts_endpoint_url,
+        verify=settings.ca_bundle,
+        aws_access_key_id=own and own.access_key_id,
+        aws_secret_access_key=own and own.secret_access_key,
+        aws_session_token=own and own.session_token,
+        config=guarded_config(settings.egress, "v4" if own else None, read_timeout=30),
+    )
+    return client
+
+
+# The last three are how an answer that is not STS's fails to be read; OSError covers timeouts and what aiohttp lets through.
+SDK_ERRORS: Final = (
+    BotoCoreError,
+    ClientError,
+    ResponseParserError,
+    OSError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
+_UNREADABLE: Final = b"<ErrorResponse><Error><Code>Unknown</Code></Error></ErrorResponse>"
+
+_SLOW_DOWN: Final = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException")
+_OWN_KEYS: Final = {
+    "InvalidClientTokenId": "the access key does not exist",
+    "UnrecognizedClientException": "the access key does not exist",
+    "SignatureDoesNotMatch": "the secret access key is wrong",
+    "IncompleteSignature": "the secret access key is wrong",
+    "ExpiredToken": "the session token has expired",
+    "ExpiredTokenException": "the session token has expired",
+    "RequestExpired": "the clock of this mirror is wrong",
+}
+
+
+def keep_status(response_dict: MutableMapping[str, Any], **_: object) -> None:
+    """A hook of the client (``before-parse``): from a refusal without XML, as gateways send, it would not tell the status."""
+    if response_dict["status_code"] >= 300:
+        try:
+            ET.fromstring(response_dict["body"])  # noqa: S314 - as the client does next
+        except ET.ParseError:
+            response_dict["body"] = _UNREADABLE
+
+
+def translate(error: Exception, sign_in: AwsSignIn, source: str) -> BdnError:
+    """Our error for one of ``SDK_ERRORS``. The client's own text stays out of it: it may hold tokens and keys."""
+    match error:
+        case ClientError():
+            return _answered(error, sign_in, source)
+        case BotoCoreError() | OSError():
+            return UpstreamUnavailableError(source, f"AWS STS could not be asked ({type(error).__name__})")
+        case _:
+            return UpstreamUnavailableError(
+                source, f"the answer does not look like that of AWS STS ({type(error).__name__})"
+            )
+
+
+def _answered(error: ClientError, sign_in: AwsSignIn, source: str) -> BdnError:
+    metadata = error.response.get("ResponseMetadata", {})
+    status, headers = int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {})
+    code = str(error.response.get("Error", {}).get("Code", "Unknown"))
+    if code in _SLOW_DOWN or status == 429:
+        return UpstreamRateLimitedError(source, parse_retry_after(headers))
+    if not 400 <= status < 500:
+        return UpstreamUnavailableError(source, f"AWS STS answered {status} {code}")
+    role = sign_in.role
+    if code == "RegionDisabledException":
+        remedy = f"Activate STS in {role.region} in account {role.account}, or name another region in auth"
+        return AuthRequiredError(source, f"{code}: STS is not active in {role.region}", remedy)
+    if isinstance(sign_in, AwsAssumedRole):
+        return _of_own_keys(code, sign_in, source)
+    return _of_web_identity(code, sign_in, source)
+
+
+def _of_own_keys(code: str, sign_in: AwsAssumedRole, source: str) -> BdnError:
+    if problem := _OWN_KEYS.get(code):
+        remedy = "The operator looks at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of this mirror"
+        return AuthRequiredError(source, f"{code} for this mirror's own AWS keys: {problem}", remedy)
+    remedy = (
+        "The role's trust policy has to allow sts:AssumeRole to this mirror's AWS principal (ask its operator for it) with "
+        f'the condition "StringEquals": {{"sts:ExternalId": "{sign_in.external_id}"}}, and the role has to exist'
+    )
+    return AuthRequiredError(source, f"{code}: {sign_in.role.arn} cannot be assumed", remedy)
+
+
+def _of_web_identity(code: str, sign_in: AwsWebIdentity, source: str) -> BdnError:
+    role, assertion = sign_in.role, sign_in.assertion
+    reason = f"{code}: {role.arn} cannot be assumed with this mirror's identity token"
+    host = assertion.issuer.removeprefix("https://")
+    match code:
+        case "IDPCommunicationError":
+            return UpstreamUnavailableError(
+                source, f"AWS STS cannot read the public keys of {assertion.issuer} ({code})"
+            )
+        case "ExpiredTokenException" | "ExpiredToken":
+            remedy = "The token was made just now, so the clock of this mirror is wrong: the operator sets it right"
+        case "InvalidIdentityToken" | "IDPRejectedClaim":
+            remedy = (
+                f"In IAM of account {role.account}, add the OpenID Connect provider {assertion.issuer} with the audience "
+                f"{AWS_AUDIENCE}; AWS has to reach {assertion.issuer}/.well-known/openid-configuration from the internet"
+            )
+        case _:
+            remedy = (
+                "The role has to exist, and its trust policy has to allow sts:AssumeRoleWithWebIdentity to "
+                f"{role.provider_arn(assertion.issuer)}, where {host}:aud is {AWS_AUDIENCE} and {host}:sub is "
+                f"like {assertion.subjects}"
+            )
+    return AuthRequiredError(source, reason, remedy)

@@ -1,0 +1,239 @@
+"""What every CollectableStore promises (``core/ports.py``): a directory for one process and for two that share it, and memory."""
+
+import io
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Event
+from typing import BinaryIO
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
+from bdn.core.errors import NotFoundError
+from bdn.core.store import CollectableStore, StoredChunk
+from bdn.store.directory import DirectoryStore
+from tests.support.content.memory_store import MemoryStore, content_of
+from tests.support.content.names import named
+
+CONTENT = b"the bytes of a chunk"
+CHUNK = digest_of(CONTENT)
+
+
+class WrittenHereReadThere:
+    """Two stores in one directory, as a worker and a server have them."""
+
+    def __init__(self, root: Path) -> None:
+        self._writer, self._reader = DirectoryStore(root), DirectoryStore(root)
+
+    def put(self, digest: Digest, content: Buffer) -> None:
+        self._writer.put(digest, content)
+
+    def open(self, digest: Digest) -> BinaryIO:
+        return self._reader.open(digest)
+
+    def keep(self, digest: Digest) -> bool:
+        return self._writer.keep(digest)
+
+    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
+        return self._reader.stored(digests)
+
+    def collect(self, chunk: StoredChunk) -> bool:
+        return self._reader.collect(chunk)
+
+    def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        return self._reader.drop_leftovers(before, dry_run=dry_run)
+
+
+@pytest.fixture(params=["one process", "two processes", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CollectableStore:
+    match request.param:
+        case "one process":
+            return DirectoryStore(tmp_path / "store")
+        case "two processes":
+            return WrittenHereReadThere(tmp_path / "store")
+        case _:
+            return MemoryStore()
+
+
+def seen(store: CollectableStore, digest: Digest) -> StoredChunk:
+    (found,) = store.stored([digest])
+    return found
+
+
+def full_chunk(fill: int = 0) -> bytes:
+    """8 MiB of pages that all differ."""
+    return b"".join((number + fill * CHUNK_SIZE).to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
+
+
+def test_an_open_chunk_can_be_read_from_anywhere_in_it(store: CollectableStore) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    with store.open(CHUNK) as file:
+        assert file.seek(0, io.SEEK_END) == len(CONTENT)
+        file.seek(4)
+        assert file.read(5) == CONTENT[4:9]
+
+
+def test_a_chunk_is_opened_anew_by_every_reader(store: CollectableStore) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    with store.open(CHUNK) as first, store.open(CHUNK) as second:
+        first.read()
+        assert second.read() == CONTENT
+
+
+def test_an_absent_chunk_is_not_found_and_named(store: CollectableStore) -> None:
+    with pytest.raises(NotFoundError, match=str(named("absent"))):
+        store.open(named("absent"))
+
+
+def test_an_existing_chunk_is_left_as_it_is(store: CollectableStore) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    store.put(CHUNK, memoryview(b"other bytes, which the caller should not have named so"))
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_a_part_of_a_buffer_can_be_put_which_the_caller_may_use_again_at_once(store: CollectableStore) -> None:
+    buffer = bytearray(b"<<<" + CONTENT + b">>>")
+    store.put(CHUNK, memoryview(buffer)[3:-3])
+    buffer[:] = bytes(len(buffer))
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_a_chunk_is_collected_once_and_can_be_put_again(store: CollectableStore) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    found = seen(store, CHUNK)
+    assert [store.collect(found), store.collect(found)] == [True, False]
+    with pytest.raises(NotFoundError):
+        store.open(CHUNK)
+    assert not store.keep(CHUNK)
+    assert list(store.stored()) == []
+    store.put(CHUNK, memoryview(CONTENT))
+    assert content_of(store, CHUNK) == CONTENT
+
+
+@pytest.mark.parametrize("again", ["put", "kept"])
+def test_what_was_put_or_kept_since_it_was_seen_is_not_collected(store: CollectableStore, again: str) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    found = seen(store, CHUNK)
+    if again == "put":
+        store.put(CHUNK, memoryview(CONTENT))
+    else:
+        assert store.keep(CHUNK)
+    assert not store.collect(found)
+    assert content_of(store, CHUNK) == CONTENT
+    assert seen(store, CHUNK).kept_at > found.kept_at
+
+
+def test_what_is_held_is_seen_with_its_size_and_when_it_was_put(store: CollectableStore) -> None:
+    before = time.time()
+    store.put(CHUNK, memoryview(CONTENT))
+    store.put(named("other"), memoryview(b"other"))
+    found = {chunk.digest: chunk for chunk in store.stored()}
+    assert {digest: chunk.size for digest, chunk in found.items()} == {CHUNK: len(CONTENT), named("other"): 5}
+    assert all(before - 1e-3 <= chunk.kept_at <= time.time() for chunk in found.values())
+    assert list(store.stored([named("absent"), CHUNK])) == [found[CHUNK]]
+
+
+def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_collected(store: CollectableStore) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    with store.open(CHUNK) as file:
+        beginning = file.read(3)
+        assert store.collect(seen(store, CHUNK))
+        assert beginning + file.read() == CONTENT
+
+
+def test_threads_that_put_and_collect_one_chunk_never_lose_it_to_who_put_it(store: CollectableStore) -> None:
+    """As the mirror collects: first a look at the chunk, then at whether somebody is at work, then ``collect``."""
+    content = b"put and collected"
+    digest = digest_of(content)
+    at_work, collected, done = Event(), Event(), Event()
+
+    def collect() -> None:
+        while not done.is_set():
+            for chunk in store.stored([digest]):
+                if not at_work.is_set() and store.collect(chunk):
+                    collected.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        collecting = [threads.submit(collect) for _ in range(2)]
+        try:
+            for turn in range(40):
+                for again in range(10):
+                    at_work.set()
+                    if (turn + again) % 2 or not store.keep(digest):
+                        store.put(digest, memoryview(content))
+                    assert content_of(store, digest) == content
+                    at_work.clear()
+                assert collected.wait(20)  # there is something to lose
+                collected.clear()
+        finally:
+            done.set()
+        for future in collecting:
+            future.result()
+
+
+def test_the_empty_chunk_and_the_largest_come_back_whole(store: CollectableStore) -> None:
+    for content in (b"", full_chunk()):
+        store.put(digest_of(content), memoryview(content))
+        assert content_of(store, digest_of(content)) == content
+
+
+def test_threads_that_put_one_chunk_at_once_all_succeed(store: CollectableStore) -> None:
+    content, count = full_chunk(), 8
+    start = Barrier(count)
+
+    def put() -> bytes:
+        start.wait()
+        store.put(digest_of(content), memoryview(content))
+        return content_of(store, digest_of(content))  # held, for whoever returned from put
+
+    with ThreadPoolExecutor(count) as threads:
+        assert all(future.result() == content for future in [threads.submit(put) for _ in range(count)])
+
+
+def test_threads_that_put_many_chunks_at_once_all_succeed(store: CollectableStore) -> None:
+    count, each = 8, 25
+    start = Barrier(count)
+
+    def put(thread: int) -> list[bytes]:
+        contents = [b"chunk %d of thread %d" % (number, thread) for number in range(each)]
+        start.wait()
+        for content in contents:
+            store.put(digest_of(content), memoryview(content))
+        return contents
+
+    with ThreadPoolExecutor(count) as threads:
+        written = [future.result() for future in [threads.submit(put, thread) for thread in range(count)]]
+    assert all(content_of(store, digest_of(content)) == content for contents in written for content in contents)
+
+
+def test_a_reader_beside_a_writer_sees_all_of_a_chunk_or_nothing(store: CollectableStore) -> None:
+    contents = [full_chunk(fill) for fill in range(3)]
+    digests = [digest_of(content) for content in contents]
+    done = Event()
+
+    def write() -> None:
+        try:
+            for digest, content in zip(digests, contents, strict=True):
+                store.put(digest, memoryview(content))
+        finally:
+            done.set()
+
+    def sightings() -> set[int]:
+        sizes = set()
+        for digest in digests:
+            try:
+                sizes.add(len(content_of(store, digest)))
+            except NotFoundError:
+                sizes.add(-1)
+        return sizes
+
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(write)
+        seen = sightings()
+        while not done.is_set():
+            seen |= sightings()
+        writing.result()
+    assert seen <= {-1, CHUNK_SIZE}
+    assert sightings() == {CHUNK_SIZE}

@@ -1,0 +1,343 @@
+"""A DirectoryStore on its disk: what it leaves there, what is synced when, and what it makes of a disk that fails or a crash."""
+
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.errors import StoreUnavailableError
+from bdn.disk.direct import LEAST_BYTES
+from bdn.store.directory import DirectoryStore
+from tests.support.content.disks import small_disk, writing_refused
+from tests.support.content.memory_store import content_of
+from tests.support.content.names import named
+from tests.support.crash.scripted_writes import Writes, aligned
+
+CONTENT = b"the bytes of a chunk"
+CHUNK = digest_of(CONTENT)
+PLACE = f"chunks/{CHUNK.fanout}"
+FIRST, SECOND = CHUNK.hex[:2], CHUNK.hex[2:4]
+FOLDER_SYNCED = f"fsync chunks/{FIRST}/{SECOND}"
+LARGE = bytes(range(256)) * (LEAST_BYTES // 256 + mmap.PAGESIZE // 256)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> DirectoryStore:
+    return DirectoryStore(root)
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_store_makes_its_folder_with_all_parents(tmp_path: Path) -> None:
+    DirectoryStore(tmp_path / "a" / "b").put(CHUNK, memoryview(CONTENT))
+    assert files_below(tmp_path) == [f"a/b/chunks/{CHUNK.fanout}"]
+
+
+def test_a_chunk_is_one_read_only_file_named_by_its_digest_and_nothing_else_is_left(root: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        DirectoryStore(root).put(CHUNK, memoryview(CONTENT))
+    finally:
+        os.umask(umask)
+    assert files_below(root) == [f"chunks/{CHUNK.fanout}"]
+    assert stat.S_IMODE((root / "chunks" / CHUNK.fanout).stat().st_mode) == 0o444
+
+
+def test_what_a_crash_left_half_written_is_cleared_and_no_chunk_with_it(store: DirectoryStore, root: Path) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    (root / "incoming" / "4711-aabbccdd-0").write_bytes(CONTENT[:3])
+    (root / "incoming" / "4711-aabbccdd-1").write_bytes(b"")
+    DirectoryStore(root).clear_incoming()
+    assert files_below(root) == [f"chunks/{CHUNK.fanout}"]
+
+
+def test_a_write_that_the_kernel_cuts_short_is_continued(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, offset: write(descriptor, content[:7], offset))
+    store.put(CHUNK, memoryview(CONTENT))
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_an_error_that_may_pass(
+    store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+
+    def fill_up(descriptor: int, content: memoryview, offset: int) -> int:
+        if offset:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[:7], offset)
+
+    monkeypatch.setattr(os, "pwrite", fill_up)
+    with pytest.raises(StoreUnavailableError, match="No space left on device") as raised:
+        store.put(CHUNK, memoryview(CONTENT))
+    assert raised.value.transient
+    assert files_below(root) == []
+
+
+def test_a_disk_that_is_really_full_leaves_nothing_half_written_and_keeps_what_it_held(root: Path) -> None:
+    with small_disk(root, 4 << 20):
+        store = DirectoryStore(root)
+        store.put(CHUNK, memoryview(CONTENT))
+        too_much = os.urandom(CHUNK_SIZE)
+        with pytest.raises(StoreUnavailableError, match="No space left on device"):
+            store.put(digest_of(too_much), memoryview(too_much))
+        assert files_below(root) == [f"chunks/{CHUNK.fanout}"]
+        store.put(named("small"), memoryview(b"there is room for this again"))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.put(named("new"), memoryview(b"new")),
+        lambda store: store.collect(next(store.stored([CHUNK]))),
+        lambda store: store.clear_incoming(),
+    ],
+    ids=["put", "collect", "clear_incoming"],
+)
+def test_a_directory_that_may_not_be_written_is_an_unavailable_store(
+    store: DirectoryStore, root: Path, act: Callable[[DirectoryStore], None]
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    (root / "incoming" / "leftover").write_bytes(b"")
+    with writing_refused(root):
+        with pytest.raises(StoreUnavailableError, match=f"{root}: "):
+            act(store)
+        assert content_of(store, CHUNK) == CONTENT
+
+
+@pytest.mark.parametrize("lost", ["store", "store/chunks"])
+def test_a_store_that_is_gone_does_not_say_that_it_never_held_the_chunk(
+    store: DirectoryStore, root: Path, lost: str
+) -> None:
+    """Its disk is not mounted: whoever heard NOT_FOUND would give up a chunk that is safe."""
+    store.put(CHUNK, memoryview(CONTENT))
+    (root.parent / lost).rename(root.parent / "elsewhere")
+    with pytest.raises(StoreUnavailableError, match="No such file or directory"):
+        store.open(CHUNK)
+
+
+def test_a_directory_that_cannot_be_made_is_an_unavailable_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"in the way")
+    with pytest.raises(StoreUnavailableError, match=r"Not a directory|File exists"):
+        DirectoryStore(tmp_path / "file" / "store")
+    with pytest.raises(StoreUnavailableError, match=r"Not a directory|File exists"):
+        DirectoryStore(tmp_path / "file")
+
+
+@pytest.mark.parametrize("act", ["put", "open", "keep"])
+def test_a_folder_that_is_no_folder_is_an_unavailable_store(store: DirectoryStore, root: Path, act: str) -> None:
+    """Something other than us wrote there: this is not "the chunk is absent"."""
+    (root / "chunks" / CHUNK.hex[:2]).write_bytes(b"in the way")
+    with pytest.raises(StoreUnavailableError):
+        store.put(CHUNK, memoryview(CONTENT)) if act == "put" else getattr(store, act)(CHUNK)
+
+
+class Recorder:
+    """Every step that matters for durability, with paths relative to ``root``, in order."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root.resolve()
+        self.steps: list[str] = []
+        self.before: dict[str, Callable[[], None]] = {}  # called before the step is done; may raise
+        fsync, fdatasync, rename, mkdir = os.fsync, os.fdatasync, os.rename, os.mkdir
+
+        def note(step: str) -> None:
+            self.before.get(step, lambda: None)()
+            self.steps.append(step)
+
+        def noted_fsync(descriptor: int) -> None:
+            note(f"fsync {self._opened(descriptor)}")
+            fsync(descriptor)
+
+        def noted_fdatasync(descriptor: int) -> None:
+            note(f"fdatasync {self._opened(descriptor)}")
+            fdatasync(descriptor)
+
+        def noted_rename(source: Path, target: Path) -> None:
+            note(f"rename {self._name(source)} to {self._name(target)}")
+            rename(source, target)
+
+        def noted_mkdir(path: Path, mode: int = 0o777) -> None:
+            if not path.exists():
+                note(f"mkdir {self._name(path)}")
+            mkdir(path, mode)
+
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(os, "fdatasync", noted_fdatasync)
+        monkeypatch.setattr(os, "rename", noted_rename)
+        monkeypatch.setattr(os, "mkdir", noted_mkdir)
+
+    def _opened(self, descriptor: int) -> str:
+        return self._name(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def _name(self, path: Path) -> str:
+        name = path.resolve().relative_to(self.root).as_posix()
+        return "incoming/*" if name.startswith("incoming/") else name
+
+    def fail_once(self, step: str) -> None:
+        def fail() -> None:
+            self.before.clear()
+            raise OSError(5, "Input/output error")
+
+        self.before[step] = fail
+
+
+@pytest.fixture
+def recorder(root: Path, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return Recorder(root, monkeypatch)
+
+
+def test_data_is_synced_before_it_has_its_name_and_every_folder_after_it_got_an_entry(
+    store: DirectoryStore, recorder: Recorder
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    assert recorder.steps == [
+        "fdatasync incoming/*", f"mkdir chunks/{FIRST}", "fsync chunks", f"mkdir chunks/{FIRST}/{SECOND}",
+        f"fsync chunks/{FIRST}", f"rename incoming/* to {PLACE}", f"fsync chunks/{FIRST}/{SECOND}",
+    ]  # fmt: skip
+
+
+def test_the_folder_of_the_chunks_is_itself_durable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(root.parent, monkeypatch)
+    DirectoryStore(root)
+    steps = [step for step in recorder.steps if "incoming" not in step]
+    made = ["mkdir store", "fsync .", "mkdir store/chunks", "fsync store"]
+    assert steps == [*made, "mkdir store/aside", "fsync store"]
+
+
+def test_who_finds_a_chunk_that_another_is_just_putting_makes_it_durable_too(
+    store: DirectoryStore, recorder: Recorder
+) -> None:
+    """A renames; B finds the file and returns, and its caller notes the chunk as held; power fails; A never synced."""
+    during: list[str] = []
+
+    def put_the_same() -> None:
+        recorder.before.clear()
+        steps_before = len(recorder.steps)
+        store.put(CHUNK, memoryview(CONTENT))
+        during.extend(recorder.steps[steps_before:])
+
+    recorder.before[FOLDER_SYNCED] = put_the_same
+    store.put(CHUNK, memoryview(CONTENT))
+    assert during == [FOLDER_SYNCED]
+
+
+def test_a_put_whose_last_sync_fails_can_be_repeated_and_then_is_durable(
+    store: DirectoryStore, recorder: Recorder
+) -> None:
+    recorder.fail_once(FOLDER_SYNCED)
+    with pytest.raises(StoreUnavailableError, match="Input/output error"):
+        store.put(CHUNK, memoryview(CONTENT))
+    recorder.steps.clear()
+    store.put(CHUNK, memoryview(CONTENT))
+    assert FOLDER_SYNCED in recorder.steps
+
+
+@pytest.mark.parametrize(
+    "step", ["fdatasync incoming/*", f"mkdir chunks/{FIRST}", "fsync chunks", f"rename incoming/* to {PLACE}"]
+)
+def test_a_step_that_fails_before_the_chunk_has_its_name_leaves_nothing(
+    store: DirectoryStore, root: Path, recorder: Recorder, step: str
+) -> None:
+    recorder.fail_once(step)
+    with pytest.raises(StoreUnavailableError, match="Input/output error"):
+        store.put(CHUNK, memoryview(CONTENT))
+    assert files_below(root) == []
+
+
+def test_large_aligned_chunks_are_written_directly_and_one_unaligned_buffer_changes_nothing_for_the_next(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = Writes.noted(monkeypatch)
+    for content, kinds in [
+        (aligned(LARGE), [True]),
+        (aligned(LARGE[: LEAST_BYTES + 1]), [True, False]),
+        (aligned(LARGE[: LEAST_BYTES - 1]), [False]),
+        (aligned(b"xyz" + LARGE[:-1])[3:], [True, False]),
+        (aligned(LARGE[mmap.PAGESIZE :]), [True]),
+    ]:
+        writes.seen.clear()
+        store.put(digest_of(content), content)
+        assert content_of(store, digest_of(content)) == content
+        assert [is_direct for _, _, is_direct in writes.seen] == kinds
+
+
+@pytest.mark.promise("collection")
+def test_a_chunk_that_a_crash_left_aside_can_be_read_and_is_put_back_by_who_opens_the_store(
+    store: DirectoryStore, root: Path
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    (seen,) = store.stored()
+    (root / "chunks" / CHUNK.fanout).rename(root / "aside" / CHUNK.hex)
+    assert content_of(store, CHUNK) == CONTENT
+    assert not store.keep(CHUNK)
+
+    assert list(DirectoryStore(root).stored()) == [seen]
+    assert store.keep(CHUNK)
+    assert list((root / "aside").iterdir()) == []
+
+
+@pytest.mark.promise("collection")
+def test_what_a_crash_left_aside_does_not_take_the_place_of_what_was_put_since(root: Path) -> None:
+    # A collector that was killed, or whose disk failed, has moved the chunk aside; a copy does not find it, puts it again, and
+    # counts on it: a collection that begins now must see when that was.
+    now = 1000.0
+    store = DirectoryStore(root, lambda: now)
+    store.put(CHUNK, memoryview(CONTENT))
+    (root / "chunks" / CHUNK.fanout).rename(root / "aside" / CHUNK.hex)
+    now = 5000.0
+    store.put(CHUNK, memoryview(CONTENT))
+
+    (seen,) = store.stored()
+
+    assert seen.kept_at == 5000
+    assert list((root / "aside").iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["chunks/aa/bb", "aside"])
+def test_what_is_no_chunk_keeps_nobody_from_opening_the_store_or_going_through_it(
+    store: DirectoryStore, root: Path, folder: str
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    stray = root / folder / ".nfs0000000000a1b2c3"
+    stray.parent.mkdir(parents=True, exist_ok=True)
+    stray.touch()
+
+    assert [chunk.digest for chunk in DirectoryStore(root).stored()] == [CHUNK]
+    assert stray.exists()
+
+
+@pytest.mark.promise("collection")
+def test_a_chunk_that_is_put_anew_while_two_collect_it_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when one of them has lost its lock, and has not heard of it."""
+    times, unlink = count(1.0), Path.unlink
+    first, second = (DirectoryStore(root, lambda: next(times)) for _ in range(2))
+    first.put(CHUNK, memoryview(CONTENT))
+    (seen,) = first.stored()
+
+    def put_first(path: Path) -> None:
+        """Between the look at the time of what lies aside and what follows from it."""
+        monkeypatch.setattr(Path, "unlink", unlink)
+        second.put(CHUNK, memoryview(CONTENT))
+        assert not second.collect(seen)
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", put_first)
+    assert first.collect(seen), "the old one"
+    assert content_of(first, CHUNK) == CONTENT
