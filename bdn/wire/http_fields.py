@@ -12,7 +12,9 @@ from bdn.core.source.upstream import Headers
 SUSPECT_HEADER: Final = "BDN-Suspect"  # of a chunk request: it came with wrong content, so check before you send
 _ONE_RANGE = re.compile(r"bytes=\s*([0-9]{0,30})-([0-9]{0,30})\s*", re.IGNORECASE)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
-
+_NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
+_CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
+_DOCUMENT_PATH: Final = re.compile(f"/manifests/{_NAME}(?:/(layout)?)?")
 
 LONGEST_SOURCE: Final = 4096  # characters of a source to look for: SQLite takes no pattern above 50,000 bytes
 MEDIA_CHUNK: Final = "application/octet-stream"
@@ -30,22 +32,14 @@ def chunk_path(digest: Digest) -> str:
 
 def parse_document_path(path: str) -> tuple[Digest, DocumentKind] | None:
     """The manifest that a request path names, and whether itself or its layout is meant; None for other paths."""
-    _, _, below = path.partition("?")[0].partition("/manifests/")
-    name, _, rest = below.partition("/")
-    digest = parse_chunk_path(f"/chunks/{name}") if path.startswith("/manifests/") else None
-    kinds: dict[str, DocumentKind] = {"": "manifest", "layout": "layout"}
-    return (digest, kinds[rest]) if digest is not None and rest in kinds else None
+    match = _DOCUMENT_PATH.fullmatch(path.partition("?")[0])
+    return (Digest(match[1]), "layout" if match[2] else "manifest") if match else None
 
 
 def parse_chunk_path(path: str) -> Digest | None:
     """The chunk that a request path names, or None when it names no chunk."""
-    prefix, _, text = path.partition("?")[0].rpartition("/")
-    if prefix != "/chunks":
-        return None
-    try:
-        return Digest.parse(text.replace("%3A", ":").replace("%3a", ":"))
-    except ValueError:
-        return None
+    match = _CHUNK_PATH.fullmatch(path.partition("?")[0])
+    return Digest(match[1]) if match else None
 
 
 class UnsatisfiableRangeError(ValueError):

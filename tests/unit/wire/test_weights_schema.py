@@ -93,18 +93,6 @@ OIDC_AUTH = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "arn", "aws_oidc_re
     ({"weights": [source(auth=SECRET_AUTH, auth_secret_name="name")]}, f"INVALID_REQUEST {ONE_PLACE}"),
     ({"weights": [source(source="s3://bucket", auth=OIDC_AUTH, auth_secret_name="name")]},
         "INVALID_REQUEST auth_secret_name cannot be specified together with auth"),
-])  # fmt: skip
-def test_a_request_that_makes_no_sense_is_refused_with_its_place_and_reason(body: dict[str, Any], told: str) -> None:
-    assert refusal_of(body) == told
-
-
-def test_a_request_names_at_most_256_sources() -> None:
-    many = [source(mount_location=f"/app/{number}") for number in range(257)]
-    assert len(sources_of({"weights": many[:256]})) == 256
-    assert refusal_of({"weights": many}) == "INVALID_REQUEST 257 sources are too many for one mirror; the limit is 256"
-
-
-@pytest.mark.parametrize(("body", "place"), [
     ({"weights": [{"mount_location": "/m"}]}, "weights.0.source: Field required"),
     ({"weights": [{"source": "hf://o/r"}]}, "weights.0.mount_location: Field required"),
     ({"weights": [source(source=3)]}, "weights.0.source: Input should be a valid string"),
@@ -119,8 +107,15 @@ def test_a_request_names_at_most_256_sources() -> None:
     ([], "the body: "),
     ("x", "the body: "),
 ])  # fmt: skip
-def test_a_field_of_the_wrong_form_is_refused_and_named(body: object, place: str) -> None:
-    assert refusal_of(body).startswith(place)
+def test_a_request_that_makes_no_sense_is_refused_with_its_place_and_reason(body: object, told: str) -> None:
+    refusal = refusal_of(body)
+    assert refusal.startswith(told) if told.endswith(": ") else refusal == told
+
+
+def test_a_request_names_at_most_256_sources() -> None:
+    many = [source(mount_location=f"/app/{number}") for number in range(257)]
+    assert len(sources_of({"weights": many[:256]})) == 256
+    assert refusal_of({"weights": many}) == "INVALID_REQUEST 257 sources are too many for one mirror; the limit is 256"
 
 
 @pytest.mark.parametrize(("changes", "code"), [
