@@ -32,9 +32,7 @@ from tests.doubles.faults import (
     trickle,
     truncate,
 )
-from tests.doubles.faults import (
-    Script as FaultScript,
-)
+from tests.doubles.faults import Script as FaultScript
 from tests.doubles.gcs import GcsServer
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.hub import Hub

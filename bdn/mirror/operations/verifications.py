@@ -14,12 +14,7 @@ from bdn.mirror.db.tables import OperationRow
 from bdn.mirror.operations.operations import VERIFICATION, Operations, OperationState, asks_mirror
 from bdn.mirror.waiting import Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
-from bdn.wire.operation_schema import (
-    DamagedItem,
-    Verification,
-    VerificationRequest,
-    VerifyCommand,
-)
+from bdn.wire.operation_schema import DamagedItem, Verification, VerificationRequest, VerifyCommand
 from bdn.wire.shapes import added
 
 _GRANTED_AT_ONCE: Final = 256  # manifests of one grant, which has to fit into the head of a request
