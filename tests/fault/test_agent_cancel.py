@@ -20,7 +20,7 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.fetch.documents import Catalogue
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.stage.view.views import Views
-from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
+from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, missing, refused, truncated
 from tests.support.agent.rig import MIB, Rig, disk_bytes, metrics, noise, staged
 from tests.support.agent.steps import Steps
 from tests.support.content.trees import tree
@@ -193,20 +193,6 @@ async def test_a_layout_that_does_not_make_up_the_file_is_refused(rig: Rig, mirr
         with pytest.raises(BdnError, match="the layout of"):
             await staged(agent, mirror, manifest)
         assert mirror.requests == 0
-
-
-async def test_an_agent_that_ends_does_not_wait_for_a_silent_mirror(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(SENT)
-    gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
-    mirror.every = held_by(gate)
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
-    async with asyncio.timeout(10):  # far less than the time after which a read gives up
-        async with rig.agent() as agent:
-            stage = await agent.stages.start("job", mirror.grant(manifest))
-            await asked.wait()
-    gate.set()
-
-    assert stage.record.state == "STAGING"
 
 
 def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

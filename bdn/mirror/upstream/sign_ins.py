@@ -11,15 +11,7 @@ from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNot
 from bdn.core.source.uri import Auth, AuthMethod
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.upstream.issuer import DRY_RUN, IdentityIssuer, TokenSubject
-from bdn.sources.sign_in import (
-    Assertion,
-    AwsAssumedRole,
-    AwsRole,
-    AwsWebIdentity,
-    GoogleServiceAccount,
-    Secret,
-    SignIn,
-)
+from bdn.sources.sign_in import Assertion, AwsAssumedRole, AwsRole, AwsWebIdentity, GoogleServiceAccount, Secret, SignIn
 from bdn.wire.access_schema import is_secret_name
 
 
