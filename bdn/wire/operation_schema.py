@@ -21,6 +21,7 @@ from bdn.wire.stage_schema import BytesFrom, TierUse
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
 Tier = Literal["node", "cluster", "mirror"]
+EvictionStatus = Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
 
 
 class EvictionRequest(Selector):
@@ -63,7 +64,7 @@ class EvictedItem(BaseModel):
 class Eviction(OperationModel):
     """A recorded eviction. ``bytes_freed`` is what a dry run would free."""
 
-    status: Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
+    status: EvictionStatus
     request: EvictionRequest
     items: list[EvictedItem] = []
     unreachable: list[str] = []
@@ -101,6 +102,10 @@ class EvictReport(BaseModel):
     items: list[EvictedItem] = []
 
 
+PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
+NodeState = Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
+
+
 class PrefetchRequest(Selector):
     """Exactly one of ``mirror_id``, ``manifest`` and ``source`` says what; ``cluster`` and ``nodes`` say where.
 
@@ -128,7 +133,7 @@ class PrefetchNode(BaseModel):
 
     cluster: str
     node: str
-    state: Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
+    state: NodeState
     bytes_total: int | None = None
     bytes_from: BytesFrom = BytesFrom()
     error: ErrorBody | None = None
@@ -137,7 +142,7 @@ class PrefetchNode(BaseModel):
 class Prefetch(OperationModel):
     """A recorded prefetch: READY when all nodes are, FAILED when all ended and some are not."""
 
-    status: Literal["RUNNING", "READY", "FAILED"]
+    status: PrefetchStatus
     request: PrefetchRequest
     manifests: list[str]
     sources: list[str]
@@ -158,6 +163,7 @@ class PrefetchReport(BaseModel):
     bytes_from: BytesFrom = BytesFrom()
 
 
+VerificationStatus = Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
 Outcome = Literal["damaged", "repaired", "lost"]
 LISTED: Final = 500  # by each who reads: a disk may lose a million files, and a heartbeat has to fit into a request
 
@@ -205,7 +211,7 @@ class DamagedItem(BaseModel):
 class Verification(OperationModel):
     """A recorded verification. DAMAGED: something was wrong and is not repaired."""
 
-    status: Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
+    status: VerificationStatus
     request: VerificationRequest
     items: list[DamagedItem] = []
     chunks_read: int = 0
@@ -256,6 +262,9 @@ def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[Damag
     )
 
 
+CollectionStatus = Literal["RUNNING", "DONE", "FAILED"]
+
+
 class CollectionRequest(StrictModel):
     """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go."""
 
@@ -274,7 +283,7 @@ class CollectedKind(BaseModel):
 class Collection(OperationModel):
     """A recorded collection. ``bytes_freed`` is what a dry run would free."""
 
-    status: Literal["RUNNING", "DONE", "FAILED"]
+    status: CollectionStatus
     request: CollectionRequest
     kinds: list[CollectedKind] = []
     bytes_freed: int = 0

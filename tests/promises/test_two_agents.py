@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.stage_schema import StageDocument
+from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import noise
@@ -31,7 +31,11 @@ def program(mirror: AgentMirror, tmp_path: Path) -> Program:
 
 
 async def ready(daemon: Daemon, mirror: AgentMirror, job: str) -> StageDocument:
-    return await daemon.staged(job, mirror.grant(mirror.publish(FILES)))
+    stage = await daemon.client.stage(StageRequest(job_id=job, grant=mirror.grant(mirror.publish(FILES))))
+    while stage.state in ("PENDING", "STAGING"):
+        stage = await daemon.client.stage_by_id(stage.id, 60)
+    assert stage.state == "READY", stage.error
+    return stage
 
 
 def entries(root: Path) -> dict[str, tuple[int, int]]:
