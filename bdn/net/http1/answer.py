@@ -18,6 +18,7 @@ from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
 
 TICK_SECONDS: Final = 0.25  # how long a wait may go unjudged
+TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 
 
 class AnswerDeadline(Protocol):
