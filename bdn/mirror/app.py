@@ -192,7 +192,7 @@ async def open_mirror(
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
         asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)
-        heartbeats = Membership(database, operations, asked, events, signer, watch, clock)
+        heartbeats = Membership(database, asked, events, watch, clock)
         services = (
             requests,
             asked,
