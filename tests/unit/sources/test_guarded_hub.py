@@ -19,10 +19,7 @@ ALLOWED = EgressPolicy.parse("127.0.0.1 127.0.0.3")
 
 
 @pytest.fixture(autouse=True)
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
+def session() -> Iterator[None]:
     close_session()
     yield
     close_session()
