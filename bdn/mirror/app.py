@@ -16,34 +16,27 @@ from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
 from bdn.mirror.access import Access
-from bdn.mirror.api.contents import ContentsService, HeldManifestsService
-from bdn.mirror.api.control import Probes
-from bdn.mirror.api.routers import ROUTERS
+from bdn.mirror.api.contents import ContentsService
+from bdn.mirror.api.routes import ROUTERS, Probes
 from bdn.mirror.damages import DamagedRecords, Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
-from bdn.mirror.ingest.copier import Copier, Packer
+from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopiesInProgress
-from bdn.mirror.ingest.requests import MirrorRequests, MirrorViews
+from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
-from bdn.mirror.operations.collections import Collections
-from bdn.mirror.operations.evictions import EvictionService
-from bdn.mirror.operations.heartbeats import Membership, Roll
+from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
-from bdn.mirror.operations.prefetches import Prefetches
-from bdn.mirror.operations.verifications import VerificationService
-from bdn.mirror.retention.collector import Collector
-from bdn.mirror.retention.store_eviction import Restorations, StoreEviction
-from bdn.mirror.scrub.keeper import Keeper, StoreReading, StoreVerification
-from bdn.mirror.scrub.repair import Repair
-from bdn.mirror.scrub.repair_sources import AgentSource, UpstreamSource
+from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.retention import Collector, StoreEviction
+from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries
@@ -157,17 +150,23 @@ async def open_mirror(
             )
             threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
             reader = UpstreamReader(RangedReader(connections, stall=stall), threads, retries)
-            copier, packer = Copier(store, reader), Packer(store, reader)
-            ingest = Ingest(database, surveyor, copier, packer, CopiesInProgress(), damages)
+            ingest = Ingest(database, surveyor, Copier(store, reader), CopiesInProgress(), damages)
 
             # Scrub: the store is read again, and repaired from agents and upstreams.
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
             upstream = UpstreamSource(database, surveyor, reader)
-            repair = Repair(database, damages, (AgentSource(database, to_agents, signer, clock), upstream), clock)
-            scrub_pacer = Pacer(settings.scrub_rate)
-            reading = StoreReading(database, damages, damaged_records, scrub_pacer, metrics.scrubbed_bytes.inc)
-            verification = StoreVerification(database, reading, repair, watch)
-            keeper = Keeper(database, reading, repair, verification, watch, settings.scrub_seconds, clock)
+            repair = Repair(database, damages, AgentSource(database, to_agents, signer, clock), upstream, clock)
+            keeper = Keeper(
+                database,
+                damages,
+                damaged_records,
+                repair,
+                watch,
+                Pacer(settings.scrub_rate),
+                metrics.scrubbed_bytes.inc,
+                settings.scrub_seconds,
+                clock,
+            )
             await stack.enter_async_context(in_background(keeper.keep()))
 
             worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
@@ -177,7 +176,7 @@ async def open_mirror(
         # Data plane: store → agents.
         tokens = TokenTable(database, clock)
         token = settings.token if settings.auth == "token" else None
-        access = Access(token, tokens, GrantVerifier([signer.public_key]), database)
+        access = Access(token, tokens, GrantVerifier([signer.public_key]))
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
         data_port: int | None = None
         if serve:
@@ -190,19 +189,13 @@ async def open_mirror(
 
         # API: what callers may ask.
         planner = replace(surveyor, asker=retries.for_a_caller_who_waits())
-        views = MirrorViews(database, signer, settings.grant_seconds)
-        requests = MirrorRequests(database, planner, views, watch)
-        store_eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
-        evictions = EvictionService(database, operations, store_eviction)
-        prefetches = Prefetches(database, operations, signer, settings.grant_seconds)
-        verifications = VerificationService(database, operations, watch, signer, settings.grant_seconds)
-        members = Roll(database, clock)
-        heartbeats = Membership(database, members, operations, prefetches, verifications, events, signer, watch, clock)
+        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
+        eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
+        asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)
+        heartbeats = Membership(database, operations, asked, events, signer, watch, clock)
         services = (
             requests,
-            evictions,
-            prefetches,
-            verifications,
+            asked,
             heartbeats,
             events,
             collections,
@@ -210,8 +203,7 @@ async def open_mirror(
             tokens,
             access,
             Names(database),
-            Restorations(database, clock),
-            ContentsService(database, access, chunks, damaged_records, HeldManifestsService(database), data_port),
+            ContentsService(database, access, chunks, damaged_records, data_port),
             Probes(database, store, metrics),
             *filter(None, [issuer]),
         )

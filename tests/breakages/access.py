@@ -51,7 +51,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
           "            session.expunge_all()\n            await session.rollback()\n"),
          "test_a_token_is_good_until_it_is_revoked"),
     ],
-    "bdn/mirror/api/credentials.py": [
+    "bdn/mirror/api/routes.py": [
         ("whoever rotates its secrets rotates those of all", "caller.role is Role.OPERATOR and named is None",
          "named is None", "test_whoever_is_no_operator_rotates_its_own_secrets_alone"),
         ("an operator rotates the secrets of its own organisation alone",

@@ -114,7 +114,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'if is_same and not await contents.is_lost(session, row.manifest or "", organisation):', "if is_same:",
          "test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk"),
     ],
-    "bdn/mirror/scrub/keeper.py": [
+    "bdn/mirror/scrub.py": [
         ("the scrub tells nobody of wrong records", "await self.damaged_records.tell(record, wrong)", "pass",
          "test_the_scrub_finds_a_damaged_record_within_its_period"),
         ("a record that was restored counts as damaged for ever", "await self.damaged_records.check_again()", "pass",
@@ -123,9 +123,9 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "async with self.database.alone(str(id(self))):",
          "test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was"),
         ("repairs wait for the end of verifications",
-         "has_repaired = await self._repair_next()\n        has_verified = await self.verification.go_on()",
-         ("has_verified = await self.verification.go_on()\n"
-          "        has_repaired = not has_verified and await self._repair_next()"),
+         "has_repaired = await self.repair_next()\n        has_verified = await self.verify_next()",
+         ("has_verified = await self.verify_next()\n"
+          "        has_repaired = not has_verified and await self.repair_next()"),
          "test_a_repair_waits_for_no_verification"),
         ("a verification that was killed is forgotten",
          'rows = await operations.open_of_mirror(session, "verification")',
@@ -133,8 +133,14 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it"),
         ("who hears not of all damage hears nothing of that", "mine.error = too_many.model_dump()", "pass",
          "test_more_is_repaired_than_is_listed"),
-    ],
-    "bdn/mirror/scrub/repair.py": [
+        ("agents are not asked", "if living:", "if not living:",
+         "test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them"),
+        ("the whole file is read for one chunk", "ByteRange(piece.start, piece.start + piece.size), accept)",
+         "ByteRange(0, piece.content_size), accept)",
+         "test_a_verification_finds_and_tells_every_damage"),
+        ("a repair takes one wrong answer for a changed upstream",
+         "await self.reader.read([wanted], on_wrong=once_more)", "await self.reader.read([wanted])",
+         "test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_that_range_once_more"),
         ("that nobody has a damaged chunk is not written down", "await self.damages.give_up(digest)", "pass",
          "test_what_cannot_be_repaired_is_said_once_and_that_it_came_back"),
         ("what nobody could give once is never asked for again",
@@ -145,16 +151,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a chunk that cannot be replaced ends the verification's part", "await self.damages.examine(digest)  #",
          "raise  #",
          "test_a_chunk_that_nobody_may_touch_keeps_nobody_from_the_rest"),
-    ],
-    "bdn/mirror/scrub/repair_sources.py": [
-        ("agents are not asked", "if living:", "if not living:",
-         "test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them"),
-        ("the whole file is read for one chunk", "ByteRange(piece.start, piece.start + piece.size), accept)",
-         "ByteRange(0, piece.content_size), accept)",
-         "test_a_verification_finds_and_tells_every_damage"),
-        ("a repair takes one wrong answer for a changed upstream",
-         "await self.reader.read([wanted], on_wrong=once_more)", "await self.reader.read([wanted])",
-         "test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_that_range_once_more"),
     ],
     "bdn/mirror/served_chunks.py": [
         ("a reader's suspicion is not heard", "self._wait_for(self.damages.examine(request.digest))", "pass",

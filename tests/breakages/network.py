@@ -8,7 +8,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "await client.collection(collection.id, LONGEST_WAIT_SECONDS)",
          "test_an_operator_s_command_that_waits_goes_on_asking_through_faults[gc]"),
     ],
-    "bdn/mirror/api/control.py": [
+    "bdn/mirror/api/routes.py": [
         ("readiness does not say that the database is silent",
          'raise StoreUnavailableError(f"{what} has not answered for {PROBE_SECONDS:g} s") from None', "raise",
          "test_a_database_that_goes_away_is_named_and_what_ran_goes_on_when_it_is_back[parted]"),
@@ -57,7 +57,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "mirror_id = await mirrors.running(session, organisation, request_key)", "mirror_id = None",
          "test_a_mirror_asked_for_through_a_fault_and_again_is_one_mirror_and_one_read[ends_at_once]"),
     ],
-    "bdn/mirror/retention/collector.py": [
+    "bdn/mirror/retention.py": [
         ("rows go although the store is away", "await asyncio.to_thread(lambda: list(self.store.stored(())))",
          "await asyncio.sleep(0)", "test_a_store_that_is_away_is_named_to_everybody"),
     ],

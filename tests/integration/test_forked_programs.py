@@ -37,7 +37,9 @@ async def _started(tmp_path: Path, code: str) -> Process:
         return await start((sys.executable, "-c", code), {}, out.fileno(), out.fileno())
 
 
-async def test_a_forked_program_has_its_own_arguments_environment_outputs_and_exit_code(tmp_path: Path) -> None:
+async def test_a_forked_program_has_its_own_arguments_environment_outputs_and_exit_code_and_needs_no_imports(
+    tmp_path: Path,
+) -> None:
     code, out, err, is_forked = await _run(tmp_path, sys.executable, "-c", _TELLING, "one", "two", GIVEN="this")
     told = json.loads(out)
 
@@ -46,12 +48,7 @@ async def test_a_forked_program_has_its_own_arguments_environment_outputs_and_ex
     assert told["argv"] == ["-c", "one", "two"]
     assert (told["given"], told["home"], told["input"], told["name"]) == ("this", None, "", "__main__")
     assert told["pid"] != os.getpid()
-
-
-async def test_everything_that_is_preloaded_was_there_before_the_program_began(tmp_path: Path) -> None:
-    _, out, _, _ = await _run(tmp_path, sys.executable, "-c", _TELLING)
-
-    assert set(PRELOADED) <= set(json.loads(out)["imported"])
+    assert set(PRELOADED) <= set(told["imported"])
 
 
 async def test_a_module_is_run_as_python_does_it(tmp_path: Path) -> None:

@@ -1,29 +1,20 @@
 """Agents as the mirror sees them: membership, commands, reports, and leases that hold off evictions."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bdn.mirror.retention.store_eviction import StoreEviction
+from bdn.mirror.retention import StoreEviction
 from bdn.wire.operation_schema import EvictCommand
 from tests.doubles.hub import Hub
+from tests.support.agent.rig import Clock
 from tests.support.mirror.fake_agent import USE, FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-
-
-@dataclass
-class SetClock:
-    """The mirror's time."""
-
-    now: float = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def item(manifest: str, size: int, **refusal: Any) -> Json:
@@ -33,14 +24,28 @@ def item(manifest: str, size: int, **refusal: Any) -> Json:
 @pytest.fixture
 async def manifest(mirror: MirrorUnderTest, hub: Hub) -> str:
     hub.repo("org/model").commit({"a.txt": b"12345"})
-    return str((await mirror.ready(source("hf://org/model")))["sources"][0]["manifest"])
+    return await mirror.manifest(source("hf://org/model"))
 
 
-async def begun(mirror: MirrorUnderTest, **request: Any) -> Json:
-    """An eviction that nobody has waited for."""
-    answer = await mirror.http.post("/evictions", json=request)
-    assert answer.status_code == 202, answer.text
-    return dict(answer.json())
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_800_000_000.0)
+
+
+@pytest.fixture
+async def timed(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror without a worker that lives by the clock, and reads members anew for each who asks."""
+    monkeypatch.setattr("bdn.mirror.operations.heartbeats.LOOK_SECONDS", 0.0)
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as mirror:
+        yield mirror
+
+
+def members(reply: Json) -> list[str]:
+    return [member["node"] for member in reply["members"]]
+
+
+async def agents_of(mirror: MirrorUnderTest) -> list[Json]:
+    return list((await mirror.get("/agents"))["items"])
 
 
 async def test_the_epoch_grows_when_members_change_and_only_then(idle: MirrorUnderTest) -> None:
@@ -52,39 +57,32 @@ async def test_the_epoch_grows_when_members_change_and_only_then(idle: MirrorUnd
     assert epochs[6] == second > first
     moved = await two.beat(advertise="http://n2:9999", tiers={})
     assert moved["epoch"] > second
-    assert [member["node"] for member in moved["members"]] == ["n1", "n2"]
+    assert members(moved) == ["n1", "n2"]
     assert (await one.beat(holdings=[{"manifest": f"b3:{'0' * 64}", "bytes": 1}]))["epoch"] == moved["epoch"]
     assert (await one.beat(boot_id="after a restart"))["epoch"] == moved["epoch"]
 
 
-async def test_an_agent_that_is_silent_is_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.mirror.operations.heartbeats.LOOK_SECONDS", 0.0)
-    clock = SetClock()
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
-        one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
-        await one.beat()
-        before = await two.beat()
-        replies = []
-        for _ in range(7):
-            clock.now += 10
-            replies.append(await two.beat())
-        agents = (await idle.http.get("/agents")).json()["items"]
-    assert [member["node"] for member in before["members"]] == ["n1", "n2"]
+async def test_an_agent_that_is_silent_is_no_member(timed: MirrorUnderTest, clock: Clock) -> None:
+    one, two = FakeAgent(timed, "n1"), FakeAgent(timed, "n2")
+    await one.beat()
+    before = await two.beat()
+    replies = []
+    for _ in range(7):
+        clock.now += 10
+        replies.append(await two.beat())
+    assert members(before) == ["n1", "n2"]
     assert {reply["epoch"] for reply in replies[:5]} == {before["epoch"]}  # 50 s
-    assert [member["node"] for member in replies[-1]["members"]] == ["n2"]
+    assert members(replies[-1]) == ["n2"]
     assert replies[-1]["epoch"] > before["epoch"]
-    assert [agent["alive"] for agent in agents] == [False, True]
+    assert [agent["alive"] for agent in await agents_of(timed)] == [False, True]
 
 
-async def test_a_mirror_that_heard_of_nobody_forgets_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.mirror.operations.heartbeats.LOOK_SECONDS", 0.0)
-    clock = SetClock()
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as idle:
-        one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n2")
-        await one.beat()
-        await two.beat()
-        clock.now += 300
-        assert [member["node"] for member in (await two.beat())["members"]] == ["n1", "n2"]
+async def test_a_mirror_that_heard_of_nobody_forgets_nobody(timed: MirrorUnderTest, clock: Clock) -> None:
+    one, two = FakeAgent(timed, "n1"), FakeAgent(timed, "n2")
+    await one.beat()
+    await two.beat()
+    clock.now += 300
+    assert members(await two.beat()) == ["n1", "n2"]
 
 
 async def test_an_agent_that_leaves_is_no_member_from_then_on(idle: MirrorUnderTest) -> None:
@@ -94,7 +92,7 @@ async def test_an_agent_that_leaves_is_no_member_from_then_on(idle: MirrorUnderT
     waiting = asyncio.create_task(two.beat(epoch=before["epoch"], wait_seconds=30))
     await one.beat(leaving=True)
     reply = await asyncio.wait_for(waiting, 10)
-    assert [member["node"] for member in reply["members"]] == ["n2"]
+    assert members(reply) == ["n2"]
     assert reply["epoch"] > before["epoch"]
 
 
@@ -102,30 +100,29 @@ async def test_two_agents_that_take_the_same_name_in_turns_are_told_apart(idle: 
     one, two = FakeAgent(idle, "n1"), FakeAgent(idle, "n1", boot_id="another")
     await one.beat()
     await two.beat()
-    assert [agent["disputed"] for agent in (await idle.http.get("/agents")).json()["items"]] == [False]  # it moved
+    assert [agent["disputed"] for agent in await agents_of(idle)] == [False]  # it moved
     await one.beat()
-    assert [agent["disputed"] for agent in (await idle.http.get("/agents")).json()["items"]] == [True]
+    assert [agent["disputed"] for agent in await agents_of(idle)] == [True]
 
 
 async def test_agents_and_clusters_tell_capacity_and_use(idle: MirrorUnderTest) -> None:
     holding = {"manifest": f"b3:{'0' * 64}", "bytes": 300}
     await FakeAgent(idle, "n1", holdings=[holding]).beat()
     await FakeAgent(idle, "n2").beat()
-    agents = (await idle.http.get("/agents")).json()["items"]
-    assert [(agent["node"], agent["manifests"], agent["tiers"]["node"]) for agent in agents] == [
+    found = [(agent["node"], agent["manifests"], agent["tiers"]["node"]) for agent in await agents_of(idle)]
+    assert found == [
         ("n1", 1, USE | {"problem": None}),
         ("n2", 0, USE | {"problem": None}),
     ]
-    (cluster,) = (await idle.http.get("/clusters")).json()["items"]
+    (cluster,) = (await idle.get("/clusters"))["items"]
     assert (cluster["agents"], cluster["agents_alive"]) == (2, 2)
     assert cluster["epoch"] > 0
     assert cluster["tiers"]["node"] == {name: 2 * size for name, size in USE.items()} | {"problem": None}
 
 
 async def test_an_agent_that_takes_nothing_new_stays_a_member_and_the_reason_is_told(idle: MirrorUnderTest) -> None:
-    failing = FakeAgent(idle, "n1", tiers={"node": USE | {"problem": "Input/output error"}})
-    await failing.beat()
-    (agent,) = (await idle.http.get("/agents")).json()["items"]
+    await FakeAgent(idle, "n1", tiers={"node": USE | {"problem": "Input/output error"}}).beat()
+    (agent,) = await agents_of(idle)
     assert (agent["alive"], agent["tiers"]["node"]["problem"]) == (True, "Input/output error")
 
 
@@ -133,12 +130,12 @@ async def test_holdings_stay_until_others_are_reported(mirror: MirrorUnderTest, 
     agent = FakeAgent(mirror, "n1", holdings=[{"manifest": manifest, "bytes": 5, "held_by": ["job-7"]}])
     await agent.beat()
     await agent.beat(holdings=None)
-    (held,) = (await mirror.http.get("/manifests")).json()["items"]
+    (held,) = (await mirror.get("/manifests"))["items"]
     assert held["mirror"]
     assert held["nodes"]["c/n1"]["held_by"] == ["job-7"]
     assert held["sources"] == ["hf://org/model"]
     await agent.beat(holdings=[])
-    assert (await mirror.http.get("/manifests")).json()["items"][0]["nodes"] == {}
+    assert (await mirror.get("/manifests"))["items"][0]["nodes"] == {}
 
 
 async def test_a_command_answers_the_open_heartbeat_at_once(mirror: MirrorUnderTest, manifest: str) -> None:
@@ -146,46 +143,36 @@ async def test_a_command_answers_the_open_heartbeat_at_once(mirror: MirrorUnderT
     await agent.beat()
     waiting = asyncio.create_task(agent.beat(wait_seconds=30))
     await asyncio.sleep(0)
-    eviction = await begun(mirror, source="hf://org/model", tier="node")
+    eviction = await mirror.ask("evictions", source="hf://org/model", tier="node")
     reply = await asyncio.wait_for(waiting, 10)
     assert reply["commands"] == []  # where agents of the version before read evictions alone
-    assert reply["pending"][0]["evict"] | {"id": ""} == {
-        "id": "",
-        "manifests": [manifest],
-        "job": None,
-        "lru_bytes": None,
-    } | {
-        "all": False,
-        "dry_run": False,
-        "force": False,
-        "tier": "node",
-        "organisation": "default",
-        "asked_by": "an operator of default",
-    }
+    what = {"manifests": [manifest], "job": None, "lru_bytes": None, "all": False, "tier": "node"}
+    who = {"organisation": "default", "asked_by": "an operator of default"}
+    assert reply["pending"][0]["evict"] == {"id": eviction["id"], "dry_run": False, "force": False, **what, **who}
     assert eviction["status"] == "RUNNING"
     after = await agent.carry_out(reply, item(manifest, 5))
     assert after["pending"] == []
-    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    done = await mirror.get(f"/evictions/{eviction['id']}")
     assert (done["status"], done["bytes_freed"], done["unreachable"]) == ("DONE", 5, [])
     assert done["items"][0]["sources"] == ["hf://org/model"]
     await agent.carry_out(reply, item(manifest, 5))  # told twice, counted once
-    assert (await mirror.http.get(f"/evictions/{eviction['id']}")).json() == done
+    assert await mirror.get(f"/evictions/{eviction['id']}") == done
 
 
 async def test_an_eviction_waits_for_every_agent_it_concerns(mirror: MirrorUnderTest, manifest: str) -> None:
     one, two, other = (FakeAgent(mirror, *name) for name in (("n1", "c"), ("n2", "c"), ("n1", "d")))
     for agent in (one, two, other):
         await agent.beat()
-    eviction = await begun(mirror, all=True, cluster="c")
+    eviction = await mirror.ask("evictions", all=True, cluster="c")
     replies = [await agent.beat() for agent in (one, two, other)]
     assert [len(reply["pending"]) for reply in replies] == [1, 1, 0]
     await one.carry_out(replies[0], item(manifest, 5))
-    assert (await mirror.http.get(f"/evictions/{eviction['id']}")).json()["status"] == "RUNNING"
+    assert (await mirror.get(f"/evictions/{eviction['id']}"))["status"] == "RUNNING"
     refusal = item(manifest, 5, refused=True, holders=["job-9"]) | {"node": "n2"}
     await two.carry_out(replies[1], refusal)
-    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    done = await mirror.get(f"/evictions/{eviction['id']}")
     assert (done["status"], done["bytes_freed"]) == ("REFUSED", 5)
-    narrowed = await begun(mirror, job="j", node="n1", cluster="d", dry_run=True)
+    narrowed = await mirror.ask("evictions", job="j", node="n1", cluster="d", dry_run=True)
     assert [len((await agent.beat())["pending"]) for agent in (one, two, other)] == [0, 0, 1]
     assert narrowed["request"]["job"] == "j"
 
@@ -215,40 +202,24 @@ async def test_an_eviction_is_not_over_before_the_mirror_has_done_its_own_part(
 async def test_an_agent_s_own_failure_fails_the_eviction(mirror: MirrorUnderTest, manifest: str) -> None:
     agent = FakeAgent(mirror, "n1")
     await agent.beat()
-    eviction = await begun(mirror, all=True, tier="node")
+    eviction = await mirror.ask("evictions", all=True, tier="node")
     error = {"code": "DISK_FAILED", "message": "the disk failed", "retryable": False}
     await agent.carry_out(await agent.beat(), error=error)
-    done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    done = await mirror.get(f"/evictions/{eviction['id']}")
     assert (done["status"], done["error"]["code"]) == ("FAILED", "DISK_FAILED")
 
 
 async def test_an_agent_that_never_answers_fails_the_eviction_after_its_time_and_is_then_left_alone(
-    tmp_path: Path,
+    timed: MirrorUnderTest, clock: Clock
 ) -> None:
-    clock = SetClock()
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as mirror:
-        agent = FakeAgent(mirror, "n1")
-        await agent.beat()
-        eviction = await begun(mirror, all=True, tier="node")
-        clock.now += 46
-        assert (await agent.beat())["pending"] == []  # it came too late: nobody waits for its answer
-        done = (await mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    agent = FakeAgent(timed, "n1")
+    await agent.beat()
+    eviction = await timed.ask("evictions", all=True, tier="node")
+    clock.now += 46
+    assert (await agent.beat())["pending"] == []  # it came too late: nobody waits for its answer
+    done = await timed.get(f"/evictions/{eviction['id']}")
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
     assert done["completed_at"]
-
-
-async def test_an_eviction_from_an_agent_that_nobody_ever_heard_of_is_refused(idle: MirrorUnderTest) -> None:
-    await FakeAgent(idle, "n1").beat()
-    for where in ({"node": "n2"}, {"cluster": "d"}, {"cluster": "d", "node": "n1"}):
-        refused = await idle.http.post("/evictions", json={"all": True, **where})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "NOT_FOUND"), where
-
-
-async def test_who_was_silent_before_is_unreachable(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    await FakeAgent(mirror, "n1").beat()
-    monkeypatch.setattr("bdn.mirror.db.agents.ALIVE_SECONDS", -1.0)
-    done = await mirror.evict(all=True, tier="node")
-    assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 
 
 async def test_what_an_agent_leases_stays_unless_forced(mirror: MirrorUnderTest, manifest: str) -> None:

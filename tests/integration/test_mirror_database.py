@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,20 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("empty_postgres_url"))
 
 
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    """Empty, as it is made."""
+    database = Database(url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def migrated(database: Database) -> Database:
+    await database.migrate()
+    return database
+
+
 def test_the_newest_migration_is_the_one_that_the_code_names() -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
@@ -52,8 +67,7 @@ async def differences(database: Database) -> object:
         return await connection.run_sync(compare)
 
 
-async def test_an_empty_database_migrated_to_the_head_equals_the_models(url: str) -> None:
-    database = Database(url)
+async def test_an_empty_database_migrated_to_the_head_equals_the_models(database: Database) -> None:
     assert await database.version() is None
     with pytest.raises(DatabaseNotMigratedError, match="run 'bdn migrate'"):
         await database.check_version()
@@ -62,23 +76,22 @@ async def test_an_empty_database_migrated_to_the_head_equals_the_models(url: str
     await database.check_version()
     assert await differences(database) == []
     await database.migrate()  # nothing to do
-    await database.close()
 
 
-async def test_alembic_s_own_command_goes_up_and_down_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_alembic_s_own_command_goes_up_and_down_again(
+    url: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BDN_DATABASE_URL", url)
     project = ["--config", str(MIGRATIONS.parent / "pyproject.toml")]
     await asyncio.to_thread(alembic, [*project, "upgrade", "head"])
-    database = Database(url)
     assert await database.version() == HEAD
     await asyncio.to_thread(alembic, [*project, "downgrade", "base"])
     assert await database.version() is None
     await database.migrate()
     assert await differences(database) == []
-    await database.close()
 
 
-async def test_recorded_operations_are_moved_into_one_table_on_either_database(url: str) -> None:
+async def test_recorded_operations_are_moved_into_one_table_on_either_database(database: Database) -> None:
     asked = {"organisation": "default", "status": "RUNNING", "created_at": 1.0, "request": {}}
     evicted = {"tier": "node", "cluster": "c", "node": "n1", "bytes": 5}
     old: dict[str, list[dict[str, object]]] = {
@@ -98,7 +111,6 @@ async def test_recorded_operations_are_moved_into_one_table_on_either_database(u
         for name, rows in old.items():
             connection.execute(Table(name, MetaData(), autoload_with=connection).insert(), rows)
 
-    database = Database(url)
     async with database._engine.begin() as connection:
         await connection.run_sync(fill)
     await database.migrate()
@@ -111,18 +123,14 @@ async def test_recorded_operations_are_moved_into_one_table_on_either_database(u
         ("c", "n2", "UNREACHABLE", {}),
         ("c", "n1", "DONE", {"bytes_total": None, "bytes_from": {"node": 1}}),
     ]
-    await database.close()
 
 
-async def test_a_database_of_a_newer_version_is_refused_and_left_alone(url: str) -> None:
-    database = Database(url)
-    await database.migrate()
-    async with database.write() as session:
+async def test_a_database_of_a_newer_version_is_refused_and_left_alone(migrated: Database) -> None:
+    async with migrated.write() as session:
         await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreUnavailableError, match="9999"):
-        await database.migrate()
-    assert await database.version() == "9999"
-    await database.close()
+        await migrated.migrate()
+    assert await migrated.version() == "9999"
 
 
 async def test_a_mirror_on_postgresql_waits_for_the_migration(tmp_path: Path, empty_postgres_url: str) -> None:
@@ -141,22 +149,22 @@ async def test_a_database_that_is_away_is_unavailable_not_a_crash() -> None:
     await database.close()
 
 
-async def test_records_and_objects_of_a_source_with_thousands_of_revisions_can_be_gone_through(url: str) -> None:
-    database = Database(url)
-    await database.migrate()
+async def test_records_and_objects_of_a_source_with_thousands_of_revisions_can_be_gone_through(
+    migrated: Database,
+) -> None:
     manifests = [f"{number:064x}" for number in range(5000)]
-    async with database.read() as session:
+    async with migrated.read() as session:
         found, cursor = await records.after(session, None, manifests)
         assert (found, await records.after(session, cursor, manifests)) == ([], ([], None))
         assert await objects.after(session, None, objects.Reach(manifests, "acme"), 32) == []
-    await database.close()
 
 
-async def test_of_a_file_of_many_chunks_only_wanted_ones_are_made(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    database, chunk, chunks = Database(url), digest_of(b"chunk"), 20_000
-    await database.migrate()
+async def test_of_a_file_of_many_chunks_only_wanted_ones_are_made(
+    migrated: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk, chunks = digest_of(b"chunk"), 20_000
     layout = FileLayout.of((chunks - 1) * CHUNK_SIZE + 1, (chunk,) * chunks)
-    async with database.write() as session:
+    async with migrated.write() as session:
         await contents.record_contents(session, {"key": layout}, 1.0)
     made, threads = 0, set[int]()
 
@@ -172,7 +180,7 @@ async def test_of_a_file_of_many_chunks_only_wanted_ones_are_made(url: str, monk
     monkeypatch.setattr(objects, "StoredObject", counted)
     for module in (objects, records):
         monkeypatch.setattr(module, "content_fault", fault)
-    async with database.read() as reading:
+    async with migrated.read() as reading:
         found, behind = await records.after(reading, "record:", None)
         looked = await records.fault_of(reading, Record("content", layout.digest))
         assert (found, behind, looked) == ([], f"record:{layout.digest.hex}", None)
@@ -184,15 +192,11 @@ async def test_of_a_file_of_many_chunks_only_wanted_ones_are_made(url: str, monk
     assert made == len(places)
     assert threads
     assert threading.get_ident() not in threads
-    await database.close()
 
 
-async def test_a_name_with_a_nul_is_nobody_s_and_no_failure_of_the_database(url: str) -> None:
-    database = Database(url)
-    await database.migrate()
+async def test_a_name_with_a_nul_is_nobody_s_and_no_failure_of_the_database(migrated: Database) -> None:
     found: list[object] = []
     with suppress(InvalidRequestError, NotFoundError):
-        async with database.read() as session:
+        async with migrated.read() as session:
             found += await mirrors.manifests_of_source(session, "acme", "hf://org/\0")
     assert found == []
-    await database.close()

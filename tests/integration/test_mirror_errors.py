@@ -7,7 +7,7 @@ import pytest
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, with_secret
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -20,27 +20,13 @@ def model(hub: Hub) -> None:
     hub.repo("org/model").commit({"config.json": b"{}", "sub/model.safetensors": b"weights"})
 
 
-REFUSED: list[tuple[Any, str, str]] = [
+REFUSED: list[tuple[Any, str, str]] = [  # one of each kind: the others are in tests/unit/wire and tests/unit/core
     ([], "INVALID_REQUEST", "the body"),
-    ({}, "INVALID_REQUEST", 'either "weights" or "training_job"'),
-    ({"weights": []}, "INVALID_REQUEST", "at least one source"),
     ({"weights": [MODEL], "training_job": {"weights": [MODEL]}}, "INVALID_REQUEST", "either"),
     ({"weights": [{**MODEL, "sorce": 1, "auth": None}]}, "INVALID_REQUEST", "weights.0.sorce: is not a known field"),
-    ({"weights": [{"source": "hf://o/r"}]}, "INVALID_REQUEST", "weights.0.mount_location: Field required"),
-    ({"weights": [{**MODEL, "allow_patterns": "*"}]}, "INVALID_REQUEST", "allow_patterns"),
-    ({"weights": [{**MODEL, "allow_patterns": ["/abs"]}]}, "INVALID_REQUEST", "'/abs'"),
     ({"weights": [{**MODEL, "auth": {"auth_method": "AWS_OIDC"}}]}, "INVALID_REQUEST", "aws_oidc_role_arn"),
-    ({"weights": [{**MODEL, **with_secret("a"), "auth_secret_name": "b"}]}, "INVALID_REQUEST", "one location"),
-    ({"weights": [source("ftp://host/x")]}, "INVALID_SOURCE", "'ftp://'"),
-    ({"weights": [source("s3://bucket/x@main")]}, "INVALID_SOURCE", "only valid for HuggingFace"),
-    ({"weights": [source("hf://org/model@")]}, "INVALID_SOURCE", "empty revision"),
-    ({"weights": [source("s3://bucket/a/../b")]}, "INVALID_SOURCE", "'..'"),
     ({"weights": [source("s3://key:secret@bucket/a")]}, "INVALID_SOURCE", "credentials do not belong"),
     ({"weights": [source("s3://bucket/\ud800")]}, "INVALID_REQUEST", "source"),
-    ({"weights": [source("hf://o/r", "relative")]}, "INVALID_MOUNT", "absolute"),
-    ({"weights": [source("hf://o/r", "/a/../b")]}, "INVALID_MOUNT", "'..'"),
-    ({"weights": [source("hf://o/r", "//")]}, "INVALID_MOUNT", "root"),
-    ({"weights": [source("hf://o/r", "/m"), source("hf://o/s", "/m/")]}, "INVALID_MOUNT", "twice"),
     ({"weights": [source("hf://o/r", "/m/sub"), source("hf://o/s", "/m")]}, "INVALID_MOUNT", "inside '/m'"),
 ]
 
@@ -151,22 +137,15 @@ async def test_what_is_not_there_is_not_found(idle: MirrorUnderTest, subtests: p
     for path in (mirror, f"{mirror}/events", manifest, f"{manifest}/layout", f"/chunks/{digest}", eviction, "/nowhere"):
         with subtests.test(path):
             reply = await idle.http.get(path)
-            assert (reply.status_code, reply.json()["error"]["code"]) == (404, "NOT_FOUND")
+            assert refusal(reply) == (404, "NOT_FOUND")
     reply = await idle.http.post(f"{mirror}/cancel")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "NOT_FOUND")
+    assert refusal(reply) == (404, "NOT_FOUND")
 
 
 async def test_a_name_that_cannot_be_one_is_an_invalid_request(
     idle: MirrorUnderTest, subtests: pytest.Subtests
 ) -> None:
-    for path in (
-        "/mirror/x",
-        "/manifests/b3:00",
-        "/chunks/sha256",
-        "/evictions/1",
-        "/mirror?cursor=x",
-        "/mirror?limit=0",
-    ):
+    names = ("/mirror/x", "/manifests/b3:00", "/chunks/sha256", "/evictions/1")
+    for path in (*names, "/mirror?cursor=x", "/mirror?limit=0"):
         with subtests.test(path):
-            reply = await idle.http.get(path)
-            assert (reply.status_code, reply.json()["error"]["code"]) == (422, "INVALID_REQUEST")
+            assert refusal(await idle.http.get(path)) == (422, "INVALID_REQUEST")

@@ -41,15 +41,13 @@ def made_room(manifest: str, organisation: str = "default") -> Event:
 
 
 async def shown(mirror: MirrorUnderTest, **params: Any) -> list[Json]:
-    answer = await mirror.http.get("/events", params=params)
-    assert answer.status_code == 200, answer.text
-    return list(answer.json()["items"])
+    return list((await mirror.get("/events", **params))["items"])
 
 
 @pytest.fixture
 async def manifest(mirror: MirrorUnderTest, hub: Hub) -> str:
     hub.repo("org/model").commit(FILES)
-    return str((await mirror.ready(source("hf://org/model")))["sources"][0]["manifest"])
+    return await mirror.manifest(source("hf://org/model"))
 
 
 async def test_what_an_agent_repeats_is_kept_once(mirror: MirrorUnderTest, manifest: str) -> None:
@@ -70,12 +68,8 @@ async def test_a_mirror_tells_what_it_brought_and_what_it_had(mirror: MirrorUnde
     reused, mirrored = await shown(mirror, manifest=manifest)
     assert (reused["kind"], reused["facts"]["mirror"]) == ("reused", again["id"])
     assert (mirrored["kind"], mirrored["node"]) == ("mirrored", None)
-    facts = mirrored["facts"]
-    assert (facts["source"], facts["transferred"], facts["reused"]) == (
-        "hf://org/model",
-        sum(map(len, FILES.values())),
-        0,
-    )
+    facts, size = mirrored["facts"], sum(map(len, FILES.values()))
+    assert (facts["source"], facts["transferred"], facts["reused"]) == ("hf://org/model", size, 0)
     assert facts["revision"] == again["sources"][0]["resolved_revision"]
 
 
@@ -100,16 +94,11 @@ async def test_an_organisation_sees_its_events_without_others_names(mirror: Mirr
 
 async def test_events_come_in_pages_newest_first(mirror: MirrorUnderTest, manifest: str) -> None:
     await FakeAgent(mirror, "n1").beat(events=told(*[made_room(manifest)] * 25))
-    ids: list[str] = []
-    cursor: str | None = None
-    while True:
-        params: dict[str, str] = {"node": "n1", "limit": "10"} | ({"cursor": cursor} if cursor else {})
-        page = (await mirror.http.get("/events", params=params)).json()
-        ids += [one["id"] for one in page["items"]]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
+    pages = [await mirror.get("/events", node="n1", limit=10)]
+    while cursor := pages[-1]["next_cursor"]:
+        pages.append(await mirror.get("/events", node="n1", limit=10, cursor=cursor))
 
+    ids = [one["id"] for page in pages for one in page["items"]]
     assert ids == [f"run/{number:012}" for number in reversed(range(25))]
     for bad in ({"cursor": "x"}, {"manifest": "b3:1"}, {"node": "\0"}, {"limit": "0"}):
         assert (await mirror.http.get("/events", params=bad)).status_code == 422
@@ -129,14 +118,12 @@ async def test_what_is_too_old_goes(tmp_path: Path, upstreams: None) -> None:
 
 
 async def test_a_digest_is_named_by_what_it_is_part_of(mirror: MirrorUnderTest, manifest: str) -> None:
-    layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
+    layout = await mirror.get(f"/manifests/{manifest}/layout")
     weights = next(file for file in layout["files"] if len(file["chunks"]) > 1)
     packed = next(file for file in layout["files"] if file["digest"] == str(digest_of(FILES["a.txt"])))
 
     async def named(of: str) -> Json:
-        answer = await mirror.http.get("/names", params={"of": of})
-        assert answer.status_code == 200, answer.text
-        document: Json = answer.json()
+        document = await mirror.get("/names", of=of)
         assert document["manifests"] == {manifest: ["hf://org/model"]}
         return document
 
@@ -174,9 +161,9 @@ async def test_the_files_of_a_manifest_are_looked_through_beside_the_loop(
         return SimpleNamespace(files=[Entry(entry) for entry in parse(canonical).files])
 
     monkeypatch.setattr(Manifest, "parse", watched)
-    answer = await mirror.http.get("/names", params={"of": str(digest_of(FILES["a.txt"]))})
+    named = await mirror.get("/names", of=str(digest_of(FILES["a.txt"])))
 
-    assert [place["path"] for place in answer.json()["places"]] == ["a.txt"] == kept
+    assert [place["path"] for place in named["places"]] == ["a.txt"] == kept
     assert threads
     assert threading.current_thread() not in threads
 
@@ -206,15 +193,6 @@ async def test_why_looks_events_up_and_reads_no_table_from_end_to_end(mirror: Mi
         ["ix_events_digest"],
     ]
     assert not [plan for plan in plans if "SCAN" in plan]
-
-
-async def test_an_eviction_tells_agents_who_asked(mirror: MirrorUnderTest, manifest: str) -> None:
-    agent = FakeAgent(mirror, "n1")
-    await agent.beat()
-    await mirror.http.post("/evictions", json={"manifest": manifest, "tier": "node"})
-
-    command = (await agent.beat())["pending"][0]["evict"]
-    assert (command["asked_by"], command["organisation"]) == ("an operator of default", "default")
 
 
 async def test_what_was_evicted_and_restored_is_on_record(mirror: MirrorUnderTest, manifest: str) -> None:

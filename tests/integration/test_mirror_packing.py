@@ -17,13 +17,13 @@ from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.mirror.keys import load_signer
-from bdn.mirror.retention.store_eviction import EvictionWeights
+from bdn.mirror.retention import EvictionWeights
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.layout_form import Layout
-from bdn.wire.mirror_schema import MirrorRequestBody
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.content.memory_store import MemoryStore
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
 from tests.support.mirror.slabs import pack
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -99,8 +99,8 @@ class Holdings:
 
     async def counts(self) -> tuple[int, int]:
         async with self.database.read() as session:
-            scopes = (await session.execute(select(func.count()).select_from(SlabScopeRow))).scalar_one()
-            slices = (await session.execute(select(func.count()).select_from(SlabSliceRow))).scalar_one()
+            queries = [select(func.count()).select_from(table) for table in (SlabScopeRow, SlabSliceRow)]
+            scopes, slices = [(await session.execute(query)).scalar_one() for query in queries]
         return scopes, slices
 
 
@@ -223,31 +223,30 @@ async def test_a_slab_goes_with_the_last_of_its_files_and_frees_its_bytes_once(h
     assert await held.counts() == (0, 0)
 
 
-async def test_a_slab_of_which_all_that_stays_lies_elsewhere_too_goes(held: Holdings) -> None:
-    """Every repository has the same licence: it must not keep the slabs of all of them."""
-    licence = A
-    one, two = await held.pack("public", licence, B), await held.pack("public", licence, C)
-    first, second = await held.publish("acme", licence, B), await held.publish("acme", licence, C)
-    assert await held.evict(first) == ([one.size], {one.digest.hex})
-    assert await held.slabs(second, "acme") == dict.fromkeys((licence, C), two.digest.hex)
-    assert await held.evict(second) == ([two.size], {two.digest.hex})
+ACME, RIVAL = "organisation:acme", "organisation:rival"
 
 
-async def test_a_slab_of_which_what_stays_lies_damaged_elsewhere_stays_with_it(held: Holdings) -> None:
-    one, two = await held.pack("public", A, B), await held.pack("public", A, C)
-    first, second = await held.publish("acme", A, B), await held.publish("acme", A, C)
-    await held.damage(two.digest)
-    assert await held.evict(first) == ([0], set())
-    assert (await held.slabs(second, "acme"))[A] == one.digest.hex
-    assert await held.evict(second) == ([one.size + two.size], {one.digest.hex, two.digest.hex})
+@pytest.mark.parametrize(("scopes", "reader", "damaged", "goes", "lies"), [
+    pytest.param(("public", "public"), "acme", None, True, 1, id="elsewhere, too"),  # or a licence keeps all slabs
+    pytest.param(("public", "public"), "acme", 1, False, 0, id="damaged elsewhere"),
+    pytest.param(("public", "public"), "acme", 0, True, 1, id="damaged here"),
+    pytest.param((ACME, RIVAL), "rival", None, False, 0, id="elsewhere for others"),  # who must find it where they read
+    pytest.param((ACME, "public"), "acme", None, True, 1, id="elsewhere for all"),
+])  # fmt: skip
+async def test_a_slab_goes_when_all_that_stays_of_it_is_whole_elsewhere_for_its_readers(
+    held: Holdings, scopes: tuple[str, str], reader: str, damaged: int | None, goes: bool, lies: int
+) -> None:
+    slabs = [await held.pack(scopes[0], A, B), await held.pack(scopes[1], A, C)]
+    first, second = await held.publish("acme", A, B), await held.publish(reader, A, C)
+    if damaged is not None:
+        await held.damage(slabs[damaged].digest)
 
+    def together(gone: Sequence[Slab]) -> tuple[list[int], set[str]]:
+        return [sum(slab.size for slab in gone)], {slab.digest.hex for slab in gone}
 
-async def test_a_damaged_slab_of_which_all_that_stays_lies_elsewhere_too_goes(held: Holdings) -> None:
-    one, two = await held.pack("public", A, B), await held.pack("public", A, C)
-    first, second = await held.publish("acme", A, B), await held.publish("acme", A, C)
-    await held.damage(one.digest)
-    assert await held.evict(first) == ([one.size], {one.digest.hex})
-    assert await held.slabs(second, "acme") == dict.fromkeys((A, C), two.digest.hex)
+    assert await held.evict(first) == together(slabs[:1] if goes else [])
+    assert (await held.slabs(second, "acme"))[A] == slabs[lies].digest.hex
+    assert await held.evict(second) == together(slabs[1:] if goes else slabs)
 
 
 async def test_a_slab_stays_with_what_is_whole_by_itself_and_damaged(held: Holdings) -> None:
@@ -304,8 +303,6 @@ async def test_many_files_are_recorded_and_read_back(held: Holdings) -> None:
 
 # --- Small files of a mirror rest in slabs, and nobody reads a neighbour's: neither by a layout nor by a chunk's name ---
 TOKEN = "operator-token"
-
-
 SHARED, SECRET, OTHER = b"the same bytes", b"acme's alone", b"rival's alone"
 
 
@@ -326,13 +323,17 @@ async def reader(guarded: MirrorUnderTest, request: pytest.FixtureRequest) -> As
         yield client
 
 
+async def ready(mirror: MirrorUnderTest, organisation: str, *wanted: Json) -> Mirror:
+    sources = MirrorRequestBody.model_validate({"weights": wanted}).sources()
+    begun = await mirror.service.requests.request(sources, organisation)
+    done = await mirror.service.requests.wait(begun.id, organisation, LONGEST_SECONDS)
+    assert done.status == "READY", done.error
+    return done
+
+
 async def mirrored(mirror: MirrorUnderTest, organisation: str, repository: str, **fields: Any) -> Digest:
     """The manifest of a private repository, mirrored for an organisation."""
-    wanted = source(f"hf://{repository}", **with_secret("hub-token"), **fields)
-    sources = MirrorRequestBody.model_validate({"weights": [wanted]}).sources()
-    begun = await mirror.service.requests.request(sources, organisation)
-    done = await mirror.service.requests.wait(begun.id, organisation, 20)
-    assert done.status == "READY", done.error
+    done = await ready(mirror, organisation, source(f"hf://{repository}", **with_secret("hub-token"), **fields))
     return Digest.parse(str(done.sources[0].manifest))
 
 
@@ -434,9 +435,8 @@ async def test_a_slab_that_came_after_a_grant_was_used_is_read_with_it(
     hub.repo("org/both", private=True).commit({"a.txt": SHARED, "b.txt": OTHER})
     for manifest in (first, second):
         headers = bearer(guarded, "acme", manifest)
-        assert (await read(reader, slab_of(*(await layouts_of(guarded, manifest, headers)).values()), headers))[
-            0
-        ] == 200
+        (layout,) = (await layouts_of(guarded, manifest, headers)).values()
+        assert (await read(reader, slab_of(layout), headers))[0] == 200
     await mirrored(guarded, "acme", "org/both")
     both = sealed("acme", SHARED + OTHER)
     assert await read(reader, digest_of(both), bearer(guarded, "acme", first)) == (200, both)
@@ -463,13 +463,6 @@ async def test_one_request_packs_the_same_files_publicly_and_privately(guarded: 
     for name in ("open", "closed"):
         hub.repo(f"org/{name}", private=name == "closed").commit({"one.txt": SHARED, "two.txt": OTHER})
     wanted = [source("hf://org/open", "/a"), source("hf://org/closed", "/b", **with_secret("hub-token"))]
-    begun = await guarded.service.requests.request(
-        MirrorRequestBody.model_validate({"weights": wanted}).sources(), "acme"
-    )
-    assert (await guarded.service.requests.wait(begun.id, "acme", 20)).status == "READY"
-    scopes = {scope for _, scope in guarded.rows("slab_scopes")["slab_scopes"]}
-    assert scopes == {"public", "organisation:acme"}
-    alone = MirrorRequestBody.model_validate({"weights": wanted[:1]}).sources()
-    other = await guarded.service.requests.request(alone, "rival")
-    done = await guarded.service.requests.wait(other.id, "rival", 20)
-    assert (done.status, done.bytes_transferred) == ("READY", 0)
+    await ready(guarded, "acme", *wanted)
+    assert {scope for _, scope in guarded.rows("slab_scopes")["slab_scopes"]} == {"public", ACME}
+    assert (await ready(guarded, "rival", wanted[0])).bytes_transferred == 0

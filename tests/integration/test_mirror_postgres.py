@@ -17,7 +17,8 @@ from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, until
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -75,9 +76,7 @@ async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnd
     assert tree == {"model.safetensors": LARGE.read(0, LARGE.size), "config.json": b"{}", "ü.txt": b"", "b.txt": b"b"}
     assert (await pg_mirror.ready({**MODEL, "mount_location": "/other"}))["bytes_transferred"] == 0
     assert (await pg_mirror.http.get("/readyz")).status_code == 200
-    assert (
-        len((await pg_mirror.http.get("/mirror", params={"limit": 1, "source": MODEL["source"]})).json()["items"]) == 1
-    )
+    assert len((await pg_mirror.get("/mirror", limit=1, source=MODEL["source"]))["items"]) == 1
     for dry_run in (True, False):
         evicted = await pg_mirror.evict(all=True, dry_run=dry_run)
         assert (evicted["status"], evicted["bytes_freed"]) == ("DONE", LARGE.size + 3)
@@ -158,7 +157,7 @@ async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_
     hub.fail(stall(), "other.bin", times=None)
     other = source("hf://org/other", "/other")
     async with beside(database_url, tmp_path, tombstone_seconds=0) as mirror, asyncio.timeout(LONGEST_SECONDS):
-        manifest = (await mirror.ready(MODEL))["sources"][0]["manifest"]
+        manifest = await mirror.manifest(MODEL)
         look = mirrors.running_with
         requests: list[asyncio.Task[Json]] = []
 
@@ -175,7 +174,7 @@ async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_
         begun = await requests[0]
         hub.release_stalled()
         document = await mirror.ended(begun["id"])
-        readable = {item["manifest"] for item in (await mirror.http.get("/manifests")).json()["items"]}
+        readable = {item["manifest"] for item in (await mirror.get("/manifests"))["items"]}
         promised = {part["manifest"] for part in document["sources"]}
         tally.add(scenarios=1, faults=1, lost=len(promised - readable) + (document["grant"] is None))
         assert (evicted["status"], document["status"]) == ("DONE", "READY")
@@ -229,26 +228,15 @@ async def test_two_collections_exclude_each_other_across_processes(database_url:
 
 
 async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirror: MirrorUnderTest) -> None:
-    def body(node: int) -> Json:
-        return {"node": f"n{node}", "cluster": "c", "boot_id": "b", "roles": ["node"], "advertise": None} | {
-            "version": "1",
-            "tiers": {},
-            "holdings": [],
-        }
-
-    replies = await asyncio.gather(
-        *(pg_mirror.http.post("/agents/heartbeat", json=body(node % 8)) for node in range(16))
-    )
-    assert {reply.status_code for reply in replies} == {200}
-    last = (await pg_mirror.http.post("/agents/heartbeat", json=body(0))).json()
-    assert (len(last["members"]), last["epoch"]) == (8, max(reply.json()["epoch"] for reply in replies))
-    eviction = (await pg_mirror.http.post("/evictions", json={"all": True, "tier": "node"})).json()
+    agents = [FakeAgent(pg_mirror, f"n{node}") for node in range(8)]
+    replies = await asyncio.gather(*(agent.beat() for agent in agents * 2))
+    last = await agents[0].beat()
+    assert (len(last["members"]), last["epoch"]) == (8, max(reply["epoch"] for reply in replies))
+    eviction = await pg_mirror.ask("evictions", all=True, tier="node")
     evicted = {"items": [{"tier": "node", "manifest": f"b3:{'0' * 64}", "bytes": 1}]}
     report = {"id": eviction["id"], "evict": evicted}
-    await asyncio.gather(
-        *(pg_mirror.http.post("/agents/heartbeat", json={**body(node), "reports": [report]}) for node in range(8))
-    )
-    done = (await pg_mirror.http.get(f"/evictions/{eviction['id']}")).json()
+    await asyncio.gather(*(agent.beat(reports=[report]) for agent in agents))
+    done = await pg_mirror.get(f"/evictions/{eviction['id']}")
     assert (done["status"], len(done["items"]), done["unreachable"]) == ("DONE", 8, [])
 
 
@@ -265,12 +253,10 @@ async def test_a_worker_survives_that_its_database_goes_away_and_goes_on_with_th
         server = database_url.rpartition("/")[0] + "/postgres"
         await fetch(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         await fetch(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
-        assert (await mirror.http.get("/readyz")).status_code == 503
-        assert (await mirror.http.get("/readyz")).json()["error"]["code"] == "STORE_UNAVAILABLE"
+        assert refusal(await mirror.http.get("/readyz")) == (503, "STORE_UNAVAILABLE")
         hub.release_stalled()
-        await until(
-            lambda: caplog.text.count("worker cannot reach its database") >= 2
-        )  # the mirror's, then the worker's
+        # The mirror's, then the worker's.
+        await until(lambda: caplog.text.count("worker cannot reach its database") >= 2)
         await fetch(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         await fetch(database_url, "UPDATE mirrors SET claim_expires_at = 1 WHERE status = 'SYNCING'")
         assert (await mirror.ended(begun["id"]))["status"] == "READY"

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import bdn
 from tests.doubles.hub import Hub
+from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import MirrorUnderTest, source
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -46,9 +47,8 @@ async def test_a_store_that_was_removed_or_cannot_be_read_is_not_ready_but_alive
     assert (await idle.http.get("/readyz")).status_code == 200
     shutil.rmtree(idle.data_dir / "store")
     assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
-    assert (
-        await idle.http.get(f"/chunks/b3:{'0' * 64}")
-    ).status_code == 503  # not "not found": agents would believe it
+    answer = await idle.http.get(f"/chunks/b3:{'0' * 64}")
+    assert answer.status_code == 503  # not "not found": agents would believe it
 
 
 async def test_a_mirror_into_a_store_that_is_gone_publishes_nothing(mirror: MirrorUnderTest, hub: Hub) -> None:
@@ -71,17 +71,8 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     hub.repo("org/model").commit({"a.txt": b"12345", "b.txt": b"12345", "empty.txt": b""})
     document = await mirror.ready(source("hf://org/model"))
     await mirror.mirror(source("hf://org/none"))
-    beat: dict[str, object] = {
-        "node": "n",
-        "cluster": "c",
-        "boot_id": "b",
-        "roles": [],
-        "advertise": None,
-        "version": "1",
-        "tiers": {},
-    }
-    await mirror.http.post("/agents/heartbeat", json={**beat, "holdings": []})
-    layout = (await mirror.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")).json()
+    await FakeAgent(mirror, "n").beat()
+    layout = await mirror.get(f"/manifests/{document['sources'][0]['manifest']}/layout")
     (chunk,) = [file["chunks"][0] for file in layout["files"] if file["size"]]
     async with httpx2.AsyncClient(trust_env=False) as plane:
         await plane.get(f"http://127.0.0.1:{layout['data_port']}/chunks/{chunk}", headers={"Range": "bytes=1-3"})

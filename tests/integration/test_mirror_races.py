@@ -11,15 +11,14 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.store import StoredChunk
-from bdn.mirror.db import contents
 from bdn.mirror.ingest import worker
 from bdn.mirror.ingest.copy_missing import Progress
-from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest
 from bdn.store.directory import DirectoryStore
 from bdn.transfer.ranged import RangedReader
 from tests.doubles.content import GeneratedContent
-from tests.doubles.faults import answer, stall
+from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source, until
 
@@ -62,7 +61,7 @@ async def test_a_mirror_that_another_process_cancels_is_not_brought_back_to_life
 
     monkeypatch.setattr(target, name, cancel_first)
     document = await mirror.mirror(MODEL)
-    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+    await mirror.released()
     assert document["status"] == "CANCELED"
     assert {row[5] for row in mirror.rows("mirror_sources")["mirror_sources"]} == {"CANCELED"}
     assert mirror.count("manifests") == 0
@@ -118,29 +117,6 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
     assert document["status"] in ("READY", "FAILED")
 
 
-async def test_a_signed_address_that_expires_is_renewed(upstreams: None, hub: Hub, tmp_path: Path) -> None:
-    hub.fail(stall(), origin="cdn")
-    async with mirror_under_test(tmp_path, transfers=1) as mirror:
-        begun = await mirror.begin({**MODEL, "allow_patterns": ["*.safetensors"]})
-        await until(lambda: hub.log.count(origin="cdn"))
-        hub.expire_links()
-        hub.release_stalled()
-        assert (await mirror.ended(begun["id"]))["bytes_transferred"] == LARGE.size
-    assert [request.status for request in hub.log.find(origin="cdn")] == [206, 403, 206]
-    assert hub.log.count("/resolve/", method="HEAD") == 2
-
-
-async def test_an_address_that_is_refused_is_asked_for_once_more(mirror: MirrorUnderTest, hub: Hub) -> None:
-    hub.fail(answer(403), origin="cdn", times=2)  # both chunks, once each
-    await mirror.ready(MODEL)
-    assert hub.log.count("/resolve/.*safetensors", method="HEAD") == 2
-    hub.repo("org/other").commit({"other.bin": b"other"})
-    hub.fail(answer(403), origin="cdn", times=None)
-    error = await mirror.failed(source("hf://org/other"))
-    assert error["code"] == "AUTH_REQUIRED"
-    assert hub.log.count("/resolve/.*other.bin") == 2
-
-
 @pytest.mark.parametrize("lost", ["before the copy", "meanwhile"])
 async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(
     mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch, lost: str
@@ -148,9 +124,9 @@ async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(
     hub.fail(stall(), origin="cdn", skip=1)
     begun = await mirror.begin(MODEL)
     await until(lambda: mirror.rows("copied_chunks")["copied_chunks"])
-    await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+    await mirror.canceled(begun["id"])
     hub.release_stalled()
-    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+    await mirror.released()
     for _, _, digest, _ in mirror.rows("copied_chunks")["copied_chunks"]:
         (mirror.data_dir / "store/chunks" / Digest(digest).fanout).unlink()
     if lost == "meanwhile":
@@ -159,7 +135,7 @@ async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(
             error = await mirror.failed(MODEL)
         assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
         assert mirror.count("copied_chunks") == 0
-    await mirror.tree((await mirror.ready(MODEL))["sources"][0]["manifest"])
+    await mirror.tree(await mirror.manifest(MODEL))
 
 
 async def test_a_mirror_that_goes_on_stays_at_its_commit(upstreams: None, hub: Hub, tmp_path: Path) -> None:
@@ -175,8 +151,7 @@ async def test_a_mirror_that_goes_on_stays_at_its_commit(upstreams: None, hub: H
         document = await mirror.ended(begun["id"])
         assert document["sources"][0]["resolved_revision"] == first
         assert (await mirror.tree(document["sources"][0]["manifest"]))["b.txt"] == b"old"
-        newer = await mirror.ready(source("hf://org/moving@main"))
-        assert (await mirror.tree(newer["sources"][0]["manifest"]))["b.txt"] == b"new"
+        assert (await mirror.tree(await mirror.manifest(source("hf://org/moving@main"))))["b.txt"] == b"new"
 
 
 async def test_a_copy_that_begins_while_a_collection_deletes_counts_on_nothing_that_goes(
@@ -196,23 +171,6 @@ async def test_a_copy_that_begins_while_a_collection_deletes_counts_on_nothing_t
         assert (await mirror.evict(all=True))["status"] == "DONE"
         assert documents[0]["bytes_transferred"] == LARGE.size + 2
         await mirror.tree(documents[0]["sources"][0]["manifest"])
-
-
-async def test_a_survey_counts_half_copied_files(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    surveys: list[Survey] = []
-    survey = Surveyor.survey
-
-    async def note(self: Surveyor, *given: Any) -> Survey:
-        surveys.append(await survey(self, *given))
-        return surveys[-1]
-
-    async def last_chunk_only(_: Any, keys: list[str]) -> dict[str, list[int]]:
-        return {key: [1] for key in keys}
-
-    monkeypatch.setattr(Surveyor, "survey", note)
-    monkeypatch.setattr(contents, "half_copied", last_chunk_only)
-    await mirror.plan({**MODEL, "allow_patterns": ["*.safetensors"]})
-    assert surveys[0].bytes_missing == CHUNK_SIZE
 
 
 async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(
@@ -236,7 +194,7 @@ async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(
     begun = await mirror.begin(MODEL)
     await until(reached.is_set)
     try:
-        await mirror.http.post(f"/mirror/{begun['id']}/cancel")
+        await mirror.canceled(begun["id"])
         status, _, expires_at = claim()
         assert status == "CANCELED"
         await until(lambda: claim()[2] > expires_at + 0.2)

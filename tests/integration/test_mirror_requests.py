@@ -2,14 +2,12 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
-from huggingface_hub import close_session
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from tests.doubles.content import GeneratedContent
@@ -19,7 +17,7 @@ from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.doubles.s3_numbers import NAME, NumberedBucket
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until, with_secret
-from tests.support.network.egress_streets import Doorbell, Names, note_attempts
+from tests.support.network.egress_streets import Names, note_attempts
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 LARGE = GeneratedContent(CHUNK_SIZE + 5)
@@ -62,26 +60,6 @@ async def test_what_is_read_back_from_the_mirror_is_the_upstream_s_tree(
     assert mirror.count("copied_chunks") == 0
 
 
-@pytest.mark.parametrize("upstream", ["hf", "s3"])
-async def test_the_same_request_again_reads_no_byte_and_asks_no_more_than_for_a_listing(
-    mirror: MirrorUnderTest, hub: Hub, s3: S3Server, bucket: S3Bucket, upstream: str
-) -> None:
-    files = {f"shard-{number:05}.json": b"%d" % number for number in range(100)}
-    wanted = hub_model(hub, files=files) if upstream == "hf" else s3_folder(bucket, files=files)
-    first = await mirror.ready(wanted)
-    hub.log.clear()
-    s3.log.clear()
-    stored = mirror.chunks()
-    second = await mirror.ready(wanted)
-    assert second["id"] != first["id"]
-    assert (second["bytes_transferred"], second["bytes_reused"]) == (0, first["bytes_total"])
-    assert second["sources"][0]["manifest"] == first["sources"][0]["manifest"]
-    assert mirror.chunks() == stored
-    requests = [request for request in hub.log.find() + s3.log.find() if "agent-harnesses" not in request.target]
-    assert 0 < len(requests) <= 3 + len(files) / 1000
-    assert not [request for request in requests if "/resolve" in request.target or "shard-" in request.target]
-
-
 async def test_only_a_changed_file_moves(mirror: MirrorUnderTest, hub: Hub) -> None:
     repo = hub.repo("org/model")
     repo.commit(TREE)
@@ -90,9 +68,7 @@ async def test_only_a_changed_file_moves(mirror: MirrorUnderTest, hub: Hub) -> N
     hub.log.clear()
     document = await mirror.ready(source("hf://org/model"))
     assert document["bytes_transferred"] == 17
-    assert {request.target.partition("?")[0].rpartition("/")[2] for request in hub.log.find("/resolve")} == {
-        "config.json"
-    }
+    assert [request.target for request in hub.log.find("/resolve") if "config.json" not in request.target] == []
     assert hub.log.count(origin="cdn") == 0
     assert (await mirror.tree(document["sources"][0]["manifest"]))["config.json"] == b'{"changed": true}'
 
@@ -135,12 +111,18 @@ async def test_equal_files_within_a_source_are_read_once(mirror: MirrorUnderTest
     assert hub.log.bytes_served(origin="cdn") == LARGE.size
 
 
-async def test_two_sources_are_two_manifests_of_one_grant(mirror: MirrorUnderTest, hub: Hub, bucket: S3Bucket) -> None:
+async def test_the_sources_of_a_training_job_are_manifests_of_one_grant(
+    mirror: MirrorUnderTest, hub: Hub, bucket: S3Bucket
+) -> None:
     model, data = hub_model(hub), {**s3_folder(bucket, "data", {"a.csv": b"1,2"}), "mount_location": "/data"}
-    document = await mirror.ready(model, data)
+    job = {"image": {"base_image": "x", "docker_auth": None}, "compute": {"node_count": 1}, "name": None}
+    begun = await mirror.http.post("/mirror", json={"training_job": {**job, "weights": [model, data]}})
+    document = await mirror.ended(begun.json()["id"])
+    assert (document["status"], document["grant"] is None) == ("READY", False)
     assert [part["source"] for part in document["sources"]] == [model["source"], data["source"]]
     assert document["files_total"] == len(TREE) + 1
     assert await mirror.tree(document["sources"][1]["manifest"]) == {"a.csv": b"1,2"}
+    assert (await mirror.ready(model, data))["bytes_transferred"] == 0
 
 
 async def test_a_source_that_stands_twice_in_a_request_is_read_once(mirror: MirrorUnderTest, hub: Hub) -> None:
@@ -158,39 +140,6 @@ async def test_a_source_is_pinned_to_what_its_branch_was(mirror: MirrorUnderTest
     document = await mirror.ready(source("hf://org/model@v1"))
     assert document["sources"][0]["resolved_revision"] == sha
     assert await mirror.tree(document["sources"][0]["manifest"]) == {"a.txt": b"1"}
-
-
-async def test_the_truss_body_is_taken_as_it_is(mirror: MirrorUnderTest, hub: Hub, bucket: S3Bucket) -> None:
-    hub.repo("Qwen/Qwen3-0.6B").commit({"model.safetensors": b"weights"})
-    bucket.put(
-        {"training-data/a.safetensors": b"1", "training-data/sub/b.safetensors": b"2", "training-data/c.md": b"3"}
-    )
-    weights: list[Json] = [
-        {"source": "hf://Qwen/Qwen3-0.6B", "mount_location": "/app/models/q", "auth": None, "auth_secret_name": None}
-        | {"allow_patterns": None, "ignore_patterns": None},
-        {"source": f"s3://{bucket.name}/training-data", "mount_location": "/app/data"}
-        | {"auth": {"aws_oidc_role_arn": None, "aws_oidc_region": None, "gcp_oidc_service_account": None}
-           | {"gcp_oidc_workload_id_provider": None, "aws_assume_role_arn": None, "aws_assume_role_region": None}
-           | {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "s3-keys"}}
-        | {"auth_secret_name": None, "allow_patterns": ["*.safetensors"], "ignore_patterns": ["*.md"]},
-    ]  # fmt: skip
-    job = {"image": {"base_image": "x", "docker_auth": None}, "compute": {"node_count": 1}, "name": None}
-    answer = await mirror.http.post("/mirror", json={"training_job": {**job, "weights": weights}})
-    assert answer.status_code == 202, answer.text
-    document = await mirror.ended(answer.json()["id"])
-    assert document["status"] == "READY", document["error"]
-    assert await mirror.tree(document["sources"][1]["manifest"]) == {"a.safetensors": b"1"}
-    assert (await mirror.mirror(*weights))["bytes_transferred"] == 0
-
-
-async def test_a_pattern_that_matched_nothing_is_a_warning_that_names_it(mirror: MirrorUnderTest, hub: Hub) -> None:
-    wanted = hub_model(hub, files={"config.json": b"{}", "sub/model.safetensors": b"w"})
-    document = await mirror.ready({**wanted, "allow_patterns": ["*.json", "*.safetensors"], "ignore_patterns": ["x/"]})
-    hint = "; '**/*.safetensors' would have matched: '*' does not cross '/' here"
-    assert document["sources"][0]["warnings"] == [
-        f"allow_patterns '*.safetensors' matched no file{hint}",
-        "ignore_patterns 'x/' matched no file",
-    ]
 
 
 async def test_the_same_request_joins_the_one_that_runs(mirror: MirrorUnderTest, hub: Hub) -> None:
@@ -222,7 +171,6 @@ async def test_a_file_that_another_mirror_brings_meanwhile_is_not_read_again(mir
     documents = [await mirror.ended(mirror_id["id"]) for mirror_id in (first, second)]
     assert sum(document["bytes_transferred"] for document in documents) == 7000
     assert hub.log.bytes_served(origin="cdn") == 7000
-    assert all(older <= newer for older, newer in pairwise(sorted(document["created_at"] for document in documents)))
 
 
 # --- Listings of a mirror: narrowed where patterns allow it, few requests, and nothing read where nothing changed ---
@@ -289,37 +237,12 @@ async def test_an_unchanged_bucket_is_known_by_its_listing(numbers: NumberedBuck
     assert (await mirror.plan(wanted))["bytes_to_transfer"] == numbers.bytes_total  # the double does tell changes
 
 
-async def test_a_pattern_lists_its_part_of_a_bucket_alone(numbers: NumberedBucket, mirror: MirrorUnderTest) -> None:
-    plan = await mirror.plan(source(f"s3://{NAME}/data", allow_patterns=["0001/000100?.txt", "0002/**"]))
-    assert plan["files"] == 10 + 500
-    prefixes = [parse_qs(request.target.partition("?")[2])["prefix"][0] for request in numbers.log.find()]
-    assert prefixes == ["data", "data/0001/000100", "data/0002/"]  # first: is "data" an object or a folder?
-
-
 async def test_a_pattern_with_a_literal_beginning_lists_its_folder_alone(
     mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
 ) -> None:
-    narrow = source("hf://org/large", allow_patterns=["weights/*"])
-    document = await mirror.ready(narrow)
+    document = await mirror.ready(source("hf://org/large", allow_patterns=["weights/*"]))
     assert (document["files_total"], document["sources"][0]["warnings"]) == (1, [])
     assert [request.target.partition("?")[0].rpartition("/")[2] for request in hub.log.find("/tree/")] == ["weights"]
-
-    hub.log.clear()
-    assert (await mirror.ready(narrow))["bytes_transferred"] == 0
-    assert hub.log.count() == 1  # recalled: nothing is listed
-
-
-async def test_a_pattern_that_matches_nothing_in_its_folder_is_told_as_after_a_whole_listing(
-    mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
-) -> None:
-    document = await mirror.ready(source("hf://org/large", allow_patterns=["config.json", "a.txt"]))
-    (warning,) = document["sources"][0]["warnings"]
-    assert "'a.txt' matched no file; '**/a.txt' would have matched" in warning
-    assert hub.log.count("/tree/") == 1 + 4  # the root, where the file should be, and then everything
-
-    error = await mirror.failed(source("hf://org/large", allow_patterns=["weights/b*"]))
-    assert error["code"] == "NO_FILES_MATCHED"
-    assert f"none of the {FILES} files" in error["message"]
 
 
 # --- A commit that was published before is published again without looking at its files ---
@@ -329,24 +252,25 @@ SIZE = 1002
 
 @pytest.fixture
 def small_repository(hub: Hub) -> HubRepository:
-    small_repository = hub.repo("org/model")
-    small_repository.commit(MODEL)
-    return small_repository
+    repository = hub.repo("org/model")
+    repository.commit(MODEL)
+    return repository
 
 
 async def test_an_unchanged_repository_costs_one_request(
     mirror: MirrorUnderTest, hub: Hub, small_repository: HubRepository
 ) -> None:
     first = await mirror.ready(source("hf://org/model@main", allow_patterns=["*.json", "*.nope"]))
+    stored = mirror.chunks()
     hub.log.clear()
 
     again = await mirror.ready(source("hf://org/model", "/elsewhere", allow_patterns=["*.json", "*.nope"]))
 
-    assert hub.log.count() == 1
+    assert (hub.log.count(), mirror.chunks(), again["id"] == first["id"]) == (1, stored, False)
     assert (again["bytes_transferred"], again["bytes_reused"], again["files_total"]) == (0, 2, 1)
-    assert again["sources"][0]["manifest"] == first["sources"][0]["manifest"]
-    assert again["sources"][0]["warnings"] == first["sources"][0]["warnings"] != []
-    assert again["sources"][0]["resolved_revision"] == first["sources"][0]["resolved_revision"]
+    for same in ("manifest", "warnings", "resolved_revision"):
+        assert again["sources"][0][same] == first["sources"][0][same]
+    assert again["sources"][0]["warnings"]
 
 
 @pytest.mark.parametrize("other", ["patterns", "commit", "evicted", "repository"])
@@ -375,8 +299,7 @@ async def test_whatever_differs_is_listed(
 async def test_access_is_asked_for_again(mirror: MirrorUnderTest, hub: Hub) -> None:
     """What one request could read with its secret is not recalled for one that has none."""
     hub.repo("org/private", private=True).commit(MODEL)
-    secret = {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "hub-token"}
-    await mirror.ready(source("hf://org/private", auth=secret))
+    await mirror.ready(source("hf://org/private", **with_secret("hub-token")))
 
     error = await mirror.failed(source("hf://org/private"))
 
@@ -454,8 +377,6 @@ async def test_evicting_everything_leaves_the_evidence(upstreams: None, hub: Hub
 
 # --- R2 through the whole mirror, at the address that the operator's setting names ---
 NUMBERS = count()
-
-
 IN_R2 = GeneratedContent(CHUNK_SIZE + 5).read(0, CHUNK_SIZE + 5)
 
 
@@ -496,44 +417,20 @@ async def pause_never(_: float) -> None:
     pytest.fail("a refusal is not asked again")
 
 
-@pytest.fixture
-async def guarded(upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MirrorUnderTest]:
-    """A mirror without a word in BDN_EGRESS_ALLOW."""
-    monkeypatch.delenv("BDN_EGRESS_ALLOW")
-    async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
-        yield mirror
-
-
-@pytest.fixture
-def attempts(guarded: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return note_attempts(monkeypatch)
-
-
 async def test_an_endpoint_that_the_operator_configured_is_refused_as_well(
-    guarded: MirrorUnderTest, attempts: list[str], hub: Hub, s3: S3Server, bucket: S3Bucket
+    upstreams: None, hub: Hub, s3: S3Server, bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repo("org/model").commit(CONTENT)
     bucket.put(CONTENT)
-    for wanted in (source("hf://org/model"), {**source(f"s3://{bucket.name}"), **with_secret("s3-keys")}):
-        document = await guarded.mirror(wanted)
-        assert document["status"] == "FAILED"
-        error = document["sources"][0]["error"]
-        assert error["code"] == "EGRESS_REFUSED"
-        assert error["details"]["host"] == "127.0.0.1"
-        assert "BDN_EGRESS_ALLOW" in error["message"]
+    monkeypatch.delenv("BDN_EGRESS_ALLOW")
+    async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
+        attempts = note_attempts(monkeypatch)
+        for wanted in (source("hf://org/model"), source(f"s3://{bucket.name}", **with_secret("s3-keys"))):
+            error = await mirror.failed(wanted)
+            assert (error["code"], error["details"]["host"]) == ("EGRESS_REFUSED", "127.0.0.1")
+            assert "BDN_EGRESS_ALLOW" in error["message"]
     assert not attempts
     assert (hub.log.count(), s3.log.count()) == (0, 0)
-
-
-@pytest.mark.parametrize("endpoint", ["http://2130706433:{}", "http://0177.0.0.1:{}", "http://[::ffff:127.0.0.1]:{}"])
-async def test_no_spelling_of_an_endpoint_helps(
-    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
-) -> None:
-    monkeypatch.delenv("BDN_EGRESS_ALLOW")
-    monkeypatch.setenv("HF_ENDPOINT", endpoint.format(hub.url.rpartition(":")[2]))
-    async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
-        assert (await mirror.failed(source("hf://org/model")))["code"] == "EGRESS_REFUSED"
-    assert hub.log.count() == 0
 
 
 async def test_bytes_are_not_read_from_a_refused_address_that_a_listed_host_names(
@@ -550,31 +447,3 @@ async def test_bytes_are_not_read_from_a_refused_address_that_a_listed_host_name
     assert (error["code"], error["details"]["host"]) == ("EGRESS_REFUSED", "127.0.0.1")
     assert hub.log.count("tree", origin="hub") == 1
     assert hub.log.count(origin="cdn") == 0
-
-
-async def test_a_hub_that_is_another_address_when_it_is_asked_again_is_not_followed(
-    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DNS rebinding, over the requests of one mirror: the listing's connection goes on, a new one is refused."""
-    hub.repo("org/model").commit(CONTENT)
-    close_session()
-    names = Names(monkeypatch)
-    port = int(hub.url.rpartition(":")[2])
-    names.say("hub.example", ["127.0.0.1"], ["127.0.0.2"])
-    monkeypatch.setenv("HF_ENDPOINT", f"http://hub.example:{port}")
-    monkeypatch.setenv("BDN_EGRESS_ALLOW", "127.0.0.1")
-    with Doorbell("127.0.0.2", port) as forbidden:
-        async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
-            error = await mirror.failed(source("hf://org/model"))
-        assert not forbidden.rang
-    assert (error["code"], error["details"]["host"]) == ("EGRESS_REFUSED", "hub.example")
-
-
-async def test_what_is_allowed_is_mirrored(
-    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.repo("org/model").commit(CONTENT)
-    monkeypatch.setenv("BDN_EGRESS_ALLOW", "10.0.0.0/8\n127.0.0.0/8")
-    async with mirror_under_test(tmp_path / "mirror") as mirror:
-        ready = await mirror.ready(source("hf://org/model"))
-        assert await mirror.tree(ready["sources"][0]["manifest"]) == CONTENT

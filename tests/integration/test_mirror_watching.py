@@ -43,9 +43,9 @@ async def test_a_plan_is_what_the_real_run_does(mirror: MirrorUnderTest, hub: Hu
     hub.repo("org/other").commit({"a.bin": LARGE, "b.bin": LARGE})
     wanted = [MODEL, source("hf://org/other", "/o"), source("hf://org/other", "/p", allow_patterns=["a.*", "z"])]
     if held == "half a file":
-        await mirror.http.post(f"/mirror/{(await half_copied(mirror, hub))['id']}/cancel")
+        await mirror.canceled((await half_copied(mirror, hub))["id"])
         hub.release_stalled()
-        await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+        await mirror.released()
     elif held != "nothing":
         await mirror.ready({**MODEL, "allow_patterns": ["*.json"] if held == "a part" else None})
     before = written(mirror), mirror.chunks()
@@ -61,28 +61,21 @@ async def test_a_plan_is_what_the_real_run_does(mirror: MirrorUnderTest, hub: Hu
             assert planned[same] == done[same]
 
 
-async def test_waiting_ends_with_the_mirror_or_in_time(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
-    begun = await half_copied(mirror, hub)
-    answer = await mirror.http.get(f"/mirror/{begun['id']}", params={"wait": 0.01})
-    assert answer.json()["status"] == "SYNCING"
-    hub.release_stalled()
-    document = (await mirror.http.get(f"/mirror/{begun['id']}", params={"wait": 60})).json()
-    assert document["status"] == "READY"
-    assert document["bytes_per_second"] > 0
-    assert document["eta_seconds"] is None
-    assert (await mirror.http.get(f"/mirror/{begun['id']}", params={"wait": 61})).status_code == 422
-
-
-async def test_a_running_mirror_tells_how_far_it_is(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
-    begun = await half_copied(mirror, hub)
+async def test_who_waits_is_told_how_far_it_is_and_when_it_ends(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
+    place = f"/mirror/{(await half_copied(mirror, hub))['id']}"
+    assert (await mirror.get(place, wait=0.01))["status"] == "SYNCING"
     seen: Json = {}
     while not seen.get("bytes_transferred"):
-        seen = (await mirror.http.get(f"/mirror/{begun['id']}", params={"wait": 0.6})).json()
+        seen = await mirror.get(place, wait=0.6)
     assert seen["bytes_total"] == LARGE.size + 2
     assert 0 < seen["bytes_transferred"] < seen["bytes_total"]
     assert seen["eta_seconds"] > 0
     hub.release_stalled()
-    assert (await mirror.ended(begun["id"]))["bytes_transferred"] == LARGE.size + 2
+    document = await mirror.get(place, wait=60)
+    assert (document["status"], document["bytes_transferred"]) == ("READY", LARGE.size + 2)
+    assert document["bytes_per_second"] > 0
+    assert document["eta_seconds"] is None
+    assert (await mirror.http.get(place, params={"wait": 61})).status_code == 422
 
 
 async def events_of(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, Json]]:
@@ -118,11 +111,11 @@ async def test_events_are_progress_until_done(mirror: MirrorUnderTest, hub: Hub,
 
 async def test_canceling_keeps_what_was_stored(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
     begun = await half_copied(mirror, hub)
-    canceled = (await mirror.http.post(f"/mirror/{begun['id']}/cancel")).json()
+    canceled = await mirror.canceled(begun["id"])
     assert (canceled["status"], canceled["sources"][0]["status"]) == ("CANCELED", "CANCELED")
     hub.release_stalled()
-    await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))  # its worker has let go
-    again = (await mirror.http.post(f"/mirror/{begun['id']}/cancel")).json()
+    await mirror.released()
+    again = await mirror.canceled(begun["id"])
     assert again["completed_at"] == canceled["completed_at"]
     assert again["status"] == "CANCELED"
     assert again["grant"] is None
@@ -147,40 +140,32 @@ async def test_a_mirror_that_waits_is_canceled_at_once(upstreams: None, hub: Hub
     async with mirror_under_test(tmp_path, pause=pause_for_ever) as mirror:
         begun = await mirror.begin(MODEL)
         await until(lambda: waiting)
-        assert (await mirror.http.post(f"/mirror/{begun['id']}/cancel")).json()["status"] == "CANCELED"
-        await until(lambda: not any(row[7] for row in mirror.rows("mirrors")["mirrors"]))
+        assert (await mirror.canceled(begun["id"]))["status"] == "CANCELED"
+        await mirror.released()
 
 
 async def test_a_terminal_state_stays(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:
     for document in (await mirror.ready(MODEL), await mirror.mirror(source("hf://org/none"))):
-        after = (await mirror.http.post(f"/mirror/{document['id']}/cancel")).json()
-        assert (after["status"], after["completed_at"]) == (document["status"], document["completed_at"])
-        assert after["error"] == document["error"]
+        after = await mirror.canceled(document["id"])
+        for same in ("status", "completed_at", "error"):
+            assert after[same] == document[same]
 
 
 async def test_a_mirror_that_nobody_works_on_yet_can_be_canceled(idle: MirrorUnderTest) -> None:
     begun = await idle.begin(MODEL)
     assert begun["status"] == "PENDING"
-    assert (await idle.http.post(f"/mirror/{begun['id']}/cancel")).json()["status"] == "CANCELED"
+    assert (await idle.canceled(begun["id"]))["status"] == "CANCELED"
     assert (await idle.begin(MODEL))["id"] != begun["id"]
 
 
 async def test_pages_are_newest_first_and_meet_without_gap_or_overlap(idle: MirrorUnderTest) -> None:
     begun = [(await idle.begin(source(f"hf://org/m{number}")))["id"] for number in range(7)]
-    seen: list[str] = []
-    params: dict[str, str] = {"limit": "3"}
-    sizes = []
-    while True:
-        page = (await idle.http.get("/mirror", params=params)).json()
-        sizes.append(len(page["items"]))
-        seen += [item["id"] for item in page["items"]]
-        if page["next_cursor"] is None:
-            break
-        params["cursor"] = page["next_cursor"]
-        if len(sizes) == 1:  # what comes meanwhile is newer, and on no later page
-            await idle.begin(source("hf://org/late"))
-    assert seen == begun[::-1]
-    assert sizes == [3, 3, 1]
+    pages = [await idle.get("/mirror", limit=3)]
+    await idle.begin(source("hf://org/late"))  # what comes meanwhile is newer, and on no later page
+    while cursor := pages[-1]["next_cursor"]:
+        pages.append(await idle.get("/mirror", limit=3, cursor=cursor))
+    assert [item["id"] for page in pages for item in page["items"]] == begun[::-1]
+    assert [len(page["items"]) for page in pages] == [3, 3, 1]
 
 
 async def test_mirrors_made_at_the_same_moment_are_paged_too(
@@ -188,21 +173,19 @@ async def test_mirrors_made_at_the_same_moment_are_paged_too(
 ) -> None:
     monkeypatch.setattr("bdn.mirror.ingest.requests.time.time", lambda: 1_800_000_000.123456)
     begun = {(await idle.begin(source(f"hf://org/m{number}")))["id"] for number in range(4)}
-    first = (await idle.http.get("/mirror", params={"limit": 2})).json()
-    rest = (await idle.http.get("/mirror", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    first = await idle.get("/mirror", limit=2)
+    rest = await idle.get("/mirror", limit=2, cursor=first["next_cursor"])
     assert {item["id"] for page in (first, rest) for item in page["items"]} == begun
     assert rest["next_cursor"] is None
 
 
 async def test_pages_can_be_narrowed_to_a_status_and_a_source(idle: MirrorUnderTest) -> None:
-    one, two = (
-        await idle.begin(source("hf://org/one")),
-        await idle.begin(source("hf://org/two@v1"), source("s3://bucket/x", "/x")),
-    )
-    await idle.http.post(f"/mirror/{one['id']}/cancel")
+    one = await idle.begin(source("hf://org/one"))
+    two = await idle.begin(source("hf://org/two@v1"), source("s3://bucket/x", "/x"))
+    await idle.canceled(one["id"])
 
     async def found(**params: str) -> list[str]:
-        return [item["id"] for item in (await idle.http.get("/mirror", params=params)).json()["items"]]
+        return [item["id"] for item in (await idle.get("/mirror", **params))["items"]]
 
     assert await found(status="CANCELED") == [one["id"]]
     assert await found(status="PENDING") == [two["id"]]

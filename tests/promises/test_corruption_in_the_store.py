@@ -14,8 +14,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.mirror.scrub.keeper import StoreVerification
-from bdn.mirror.scrub.repair import AGAIN_SECONDS
+from bdn.mirror.scrub import AGAIN_SECONDS, Keeper
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER
@@ -342,7 +341,7 @@ async def test_a_repair_waits_for_no_verification(store: Store, tally: Tally, mo
 
     store.rot("flipped", "middle")
     await store.verify(all=True, repair=False)
-    monkeypatch.setattr(StoreVerification, "go_on", another_part)  # of a store that is never read to its end
+    monkeypatch.setattr(Keeper, "verify_next", another_part)  # of a store that is never read to its end
     await until(lambda: parts)
     store.clock.now += AGAIN_SECONDS
     some_later = parts + 3

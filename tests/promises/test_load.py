@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bdn.mirror.api import mirrors
+from bdn.mirror.api import routes
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.net.api_server import bind_tcp, serving
 from node_agent.app import Agent
@@ -109,7 +109,7 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
 ) -> None:
     """They ask for the events and leave them lying: their generators stand still, and one who reads hears it all."""
     count = scale.of(30, 100)
-    monkeypatch.setattr(mirrors, "_EVENT_SECONDS", 0.001)
+    monkeypatch.setattr(routes, "_EVENT_SECONDS", 0.001)
     hub.repo("org/model").commit({"w.bin": noise(100_000)})
     hub.fail(stall(), "w.bin", times=None)
     async with mirror_under_test(tmp_path / "mirror") as mirror, AsyncExitStack() as stack:

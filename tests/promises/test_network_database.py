@@ -14,13 +14,13 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from bdn.mirror.api import control
+from bdn.mirror import scrub
+from bdn.mirror.api import routes
 from bdn.mirror.db import postgres
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.postgres import LockLostError
 from bdn.mirror.ingest import worker
-from bdn.mirror.scrub import keeper as keeping
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
@@ -137,7 +137,7 @@ async def test_a_mirror_whose_database_falls_silent_says_so_and_goes_on_without_
 ) -> None:
     """In the middle of a mirror; afterwards the network forgets the connections that were there, as networks do."""
     limits(CONNECT_SECONDS=0.5, PING_SECONDS=0.3, STATEMENT_SECONDS=1.0)
-    monkeypatch.setattr(control, "PROBE_SECONDS", 0.4)
+    monkeypatch.setattr(routes, "PROBE_SECONDS", 0.4)
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
         monkeypatch.setattr(worker, name, seconds)
     hub.repo("org/model").commit(FILES)
@@ -184,7 +184,7 @@ def hasty(upstreams: None, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that looks at everything often, and an upstream whose copies stand still."""
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
         monkeypatch.setattr(worker, name, seconds)
-    monkeypatch.setattr(control, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(routes, "PROBE_SECONDS", 0.3)
     for name, files in LOCKED_FILES.items():
         hub.repo(name.removeprefix("hf://")).commit(files)
     hub.fail(stall(), origin="cdn", times=None)
@@ -399,7 +399,7 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two keepers that scrub without a pause, and collections and evictions beside mirrors."""
-    monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
     monkeypatch.setattr(postgres, "CONFIRM_SECONDS", 0.01)
     if how == "nobody is alone":
         monkeypatch.setattr(Database, "alone", _everybody)

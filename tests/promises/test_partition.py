@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from bdn.core.errors import BdnError
-from bdn.mirror.api import control
+from bdn.mirror import scrub
+from bdn.mirror.api import routes
 from bdn.mirror.ingest import worker
-from bdn.mirror.scrub import keeper as keeping
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
@@ -105,7 +105,7 @@ async def test_a_database_that_goes_away_is_named_and_what_ran_goes_on_when_it_i
     """Connections cut (as in a failover), the server stopped, or all packets lost."""
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
         monkeypatch.setattr(worker, name, seconds)
-    monkeypatch.setattr(control, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(routes, "PROBE_SECONDS", 1.0)
     proxy, url = database
     hub.repo("org/model").commit({"w.bin": FILES["large"]})
     hub.fail(stall(), origin="cdn", times=None)
@@ -299,7 +299,7 @@ async def test_a_store_that_is_away_is_named_to_everybody(disk: ForgetfulDisk, t
 async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back(
     disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
-    monkeypatch.setattr(keeping, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
     async with mirror_on(disk, tmp_path) as mirror:
         document = await mirror.ready(MODEL)
         switch_off(disk)

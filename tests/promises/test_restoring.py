@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.chunk import Digest
 from bdn.mirror import access
-from bdn.mirror.retention.collector import Collector
+from bdn.mirror.retention import Collector
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import DAY, Calendar
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source

@@ -13,7 +13,7 @@ import pytest
 from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db.database import Database
-from bdn.mirror.scrub.repair import AGAIN_SECONDS
+from bdn.mirror.scrub import AGAIN_SECONDS
 from bdn.mirror.waiting import Watch
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub

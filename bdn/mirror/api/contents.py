@@ -10,10 +10,10 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.errors import NotFoundError
 from bdn.core.store import manifest_fault
 from bdn.mirror.access import Access
-from bdn.mirror.api.parameters import Controller, Organisation
+from bdn.mirror.api.parameters import Controller, Organisation, digest_in
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import agents, contents, mirrors
 from bdn.mirror.db.database import Database
@@ -52,45 +52,6 @@ _CHUNK: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class HeldManifestsService:
-    """The service behind ``GET /manifests``."""
-
-    database: Database
-
-    async def held(self, organisation: str) -> HeldManifests:
-        """Every manifest of the organisation that some tier holds."""
-        async with self.database.read() as session:
-            sources = await mirrors.sources_by_manifest(session, organisation)
-            readable = await mirrors.readable(session, organisation, list(sources))
-            published = {
-                digest: (files, size)
-                for digest, files, size, _ in await contents.manifests(session)
-                if digest in readable
-            }
-            rows = await agents.all_agents(session)
-        nodes: dict[str, dict[str, Holding]] = {}
-        for row in rows:
-            for holding in map(Holding.model_validate, row.holdings):
-                nodes.setdefault(holding.manifest.removeprefix("b3:"), {})[f"{row.cluster}/{row.node}"] = holding
-        items: list[HeldManifest] = []
-        for digest, names in sources.items():
-            if digest not in published and digest not in nodes:
-                continue
-            files, size = published.get(digest, (None, None))
-            items.append(
-                HeldManifest(
-                    manifest=f"b3:{digest}",
-                    sources=names,
-                    files_total=files,
-                    bytes_total=size,
-                    mirror=digest in published,
-                    nodes=nodes.get(digest, {}),
-                )
-            )
-        return HeldManifests(items=items)
-
-
-@dataclass(frozen=True)
 class ContentsService:
     """What the routes need."""
 
@@ -98,7 +59,6 @@ class ContentsService:
     access: Access
     shelf: StoreShelf
     damaged_records: DamagedRecords
-    holdings: HeldManifestsService
     data_port: int | None
 
 
@@ -109,13 +69,38 @@ router = new_router("contents")
 
 @router.get("/manifests", summary="What is held where")
 async def held(service: _Service, caller: Controller) -> HeldManifests:
-    found = await service.holdings.held(caller.organisation)
+    """Every manifest of the organisation that some tier holds."""
+    async with service.database.read() as session:
+        sources = await mirrors.sources_by_manifest(session, caller.organisation)
+        readable = await mirrors.readable(session, caller.organisation, list(sources))
+        published = {
+            digest: (files, size) for digest, files, size, _ in await contents.manifests(session) if digest in readable
+        }
+        rows = await agents.all_agents(session)
+    nodes: dict[str, dict[str, Holding]] = {}
+    for row in rows:
+        for holding in map(Holding.model_validate, row.holdings):
+            nodes.setdefault(holding.manifest.removeprefix("b3:"), {})[f"{row.cluster}/{row.node}"] = holding
+    found = HeldManifests(
+        items=[
+            HeldManifest(
+                manifest=f"b3:{digest}",
+                sources=names,
+                files_total=published[digest][0] if digest in published else None,
+                bytes_total=published[digest][1] if digest in published else None,
+                mirror=digest in published,
+                nodes=nodes.get(digest, {}),
+            )
+            for digest, names in sources.items()
+            if digest in published or digest in nodes
+        ]
+    )
     return found if caller.role is Role.OPERATOR else found.without_holders()
 
 
 @router.get("/manifests/{digest}", summary="The canonical manifest")
 async def manifest(service: _Service, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
-    name = _digest(digest)
+    name = digest_in(digest)
     await service.access.check_manifest(bearer, name, organisation)
     async with service.database.write() as session:
         row = await contents.manifest(session, name.hex)
@@ -130,7 +115,7 @@ async def manifest(service: _Service, digest: str, bearer: Bearer, organisation:
 
 @router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
 async def layout(service: _Service, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
-    name = _digest(digest)
+    name = digest_in(digest)
     owner = await service.access.check_manifest(bearer, name, organisation)
     async with service.database.read() as session:
         with service.damaged_records.noted():
@@ -145,7 +130,7 @@ async def layout(service: _Service, digest: str, bearer: Bearer, organisation: O
 @router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
 @router.head("/chunks/{digest}", summary="A chunk's size", **_CHUNK)
 async def chunk(service: _Service, digest: str, request: Request, bearer: Bearer) -> Response:
-    name = _digest(digest)
+    name = digest_in(digest)
     await service.access.check_chunk(bearer, name)
     asked = ChunkRequest(name, bearer, is_suspect=SUSPECT_HEADER.lower() in request.headers)
     opened = await service.shelf.opened(asked)
@@ -172,13 +157,6 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
         while size and (piece := await asyncio.to_thread(file.read, min(size, _PIECE))):
             size -= len(piece)
             yield piece
-
-
-def _digest(text: str) -> Digest:
-    try:
-        return Digest.parse(text)
-    except ValueError as error:
-        raise InvalidRequestError(str(error)) from error
 
 
 def layout_document(manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> str:

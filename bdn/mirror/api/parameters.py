@@ -1,4 +1,4 @@
-"""What routes take: who may call them (``caller: Controller``), how long they wait, where a page begins."""
+"""What routes take: who may call them (``caller: Controller``), how long they wait, digests, and where a page begins."""
 
 import base64
 import binascii
@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Query
 
+from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.access import Access
 from bdn.net.api_server import Bearer, provided
@@ -20,7 +21,6 @@ Organisation = Annotated[
         description="Whom an operator acts for; others: themselves",
     ),
 ]
-
 
 _Access = Annotated[Access, provided(Access)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, description="Answer early on a terminal state, at the latest then")]
@@ -41,6 +41,14 @@ async def _agent(access: _Access, bearer: Bearer) -> Caller:
 Operator = Annotated[Caller, Depends(_operator)]
 Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
 Agent = Annotated[Caller, Depends(_agent)]
+
+
+def digest_in(text: str) -> Digest:
+    """The digest that a caller names. Raises ``InvalidRequestError``."""
+    try:
+        return Digest.parse(text)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 def write_cursor(at: float, row_id: str) -> str:

@@ -1,11 +1,13 @@
 """What a digest stands for, what a damaged object was made of, and where its bytes came from."""
 
+import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sqlalchemy import func, select
 
-from bdn.core.chunk import Digest, chunk_range
+from bdn.core.chunk import Digest, Manifest, chunk_range
 from bdn.core.store import Needed, Piece, manifest_fault, scope_of
 from bdn.mirror.db.contents import is_of, split_digests
 from bdn.mirror.db.database import ReadSession
@@ -84,10 +86,18 @@ async def origins(session: ReadSession, content: str) -> list[Origin]:
     return list(found.values())[:_ORIGINS]
 
 
-async def canonical(session: ReadSession, manifest: str) -> bytes | None:
-    """A published manifest's bytes, unless they are not what its name says."""
-    found = (await session.execute(select(ManifestRow.canonical).where(ManifestRow.digest == manifest))).scalar()
-    return None if found is None or manifest_fault(Digest(manifest), found) else found
+async def paths(session: ReadSession, manifest: str, contents: Collection[str]) -> dict[str, str]:
+    """By content the first path under which the manifest names it; of a manifest that is damaged nothing is known."""
+    query = select(ManifestRow.canonical).where(ManifestRow.digest == manifest)
+    canonical = (await session.execute(query)).scalar()
+    return {} if canonical is None else await asyncio.to_thread(_paths_in, manifest, canonical, contents)
+
+
+def _paths_in(manifest: str, canonical: bytes, contents: Collection[str]) -> dict[str, str]:
+    if manifest_fault(Digest(manifest), canonical):
+        return {}
+    files = Manifest.parse(canonical).files
+    return {entry.digest.hex: entry.path for entry in reversed(files) if entry.digest.hex in contents}
 
 
 _LONGEST = 1000  # places that are looked up

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from bdn.core.chunk import Buffer, ByteRange, Digest, FileLayout, PlacedChunk, Slab, chunk_count, chunk_range, digest_of
 from bdn.core.errors import ChecksumMismatchError, NotFoundError, single_error
@@ -21,11 +21,13 @@ from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
 
 ChunkStored = Callable[[int, Digest, int], None]
+PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
+WrongContent = Callable[[LocatedFile, Digest, ChecksumMismatchError], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Copier:
-    """Copies files into the store."""
+    """Copies files into the store, and packs parcels of small ones."""
 
     store: ChunkStore
     reader: UpstreamReader
@@ -63,23 +65,68 @@ class Copier:
             elif stated is not None and len(content) == file.size:
                 check_at_once(stated, content, located.subject)
 
-        async def work(indexes: Iterator[int]) -> None:
-            for index in indexes:
-
-                def accept_chunk(content: memoryview, stated: Checksum | None, index: int = index) -> None:
-                    accept(index, content, stated)
-
-                wanted = FileRange(located, chunk_range(file.size, index), accept_chunk)
+        async def work() -> None:
+            for index in missing:
+                wanted = FileRange(located, chunk_range(file.size, index), partial(accept, index))
                 await self.reader.read([wanted], on_cancel=None if check is None else check.stop)
 
         with single_error():
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self.reader.threads.count, chunk_count(file.size) - len(chunks))):
-                    group.create_task(work(missing))
+                    group.create_task(work())
         layout = FileLayout.of(file.size, tuple(chunks[index] for index in range(len(chunks))))
         if check is not None:
             await self._check(located, layout, check)
         return layout
+
+    async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
+        """Make every file of the parcel durable in the store.
+
+        An interruption makes a smaller slab of what arrived, and another one of the rest: no file is read twice.
+
+        Args:
+            parcel: files of one scope that fit one chunk together, none of them empty.
+            on_packed: told of each file once it is durable.
+            on_wrong: told of a file that came with the wrong content, and under which name that is kept.
+
+        Raises:
+            UpstreamError, AuthRequiredError, StoreUnavailableError: what was told of stays stored.
+        """
+        loop = asyncio.get_running_loop()
+        scope = parcel[0].file.identity.scope
+        seal = seal_of(scope)
+        left = list(parcel)
+        digests: list[Digest] = []  # of the files in the buffer
+
+        def accept(located: LocatedFile, content: memoryview, stated: Checksum | None) -> None:
+            if stated is not None:
+                check_at_once(stated, content, located.subject)
+            digests.append(digest_of(content))
+
+        def store_slab(buffer: memoryview, count: int, size: int) -> None:
+            content = buffer[: size + len(seal)]
+            content[size:] = seal
+            slab = Slab(digest_of(content), len(content), scope)
+            self.store.put(slab.digest, content)
+            packed, offset = [], 0
+            for located, digest in zip(left[:count], digests, strict=True):
+                packed.append((located, FileLayout.packed(digest, located.file.size, slab, offset)))
+                offset += located.file.size
+            del left[:count]
+            digests.clear()
+            loop.call_soon_threadsafe(tell, packed, slab)
+
+        def tell(packed: list[tuple[LocatedFile, FileLayout]], slab: Slab) -> None:
+            for located, layout in packed:
+                on_packed(located, layout, slab)
+
+        async def keep_wrong(located: LocatedFile, content: bytes, error: ChecksumMismatchError) -> None:
+            digest = digest_of(content)
+            await asyncio.to_thread(self.store.put, digest, memoryview(content))
+            await on_wrong(located, digest, error)
+
+        wanted = [FileRange(file, ByteRange(0, file.file.size), partial(accept, file)) for file in parcel]
+        await self.reader.read(wanted, on_batch=store_slab, spare=SEAL_SIZE, on_wrong=keep_wrong)
 
     @staticmethod
     async def _expected(located: LocatedFile) -> Checksum | None:
@@ -116,30 +163,6 @@ TURN_SECONDS: Final = 1.0  # how long a byte thread that holds a chunk waits for
 ReadBack = Callable[[Digest, memoryview], None]
 
 
-class WholeCheck(Protocol):
-    """Takes chunks, then says whether the file is the right one."""
-
-    def take(self, index: int, digest: Digest, buffer: memoryview) -> None:
-        """A chunk that is stored, while it is hot. Called in byte threads, in any order; ``buffer`` may be used up."""
-        ...
-
-    def left(self) -> Sequence[int]:
-        """Once every chunk is stored: the chunks that have to be read back, in this order, and given to ``take_back``."""
-        ...
-
-    def take_back(self, index: int, content: Buffer) -> None:
-        """A chunk that was read back."""
-        ...
-
-    def check(self, subject: str) -> None:
-        """Raise ``ChecksumMismatchError`` unless it is the right file."""
-        ...
-
-    def stop(self) -> None:
-        """Nobody waits for the outcome any more, so threads stop waiting, too."""
-        ...
-
-
 def check_at_once(expected: Checksum, content: Buffer, subject: str) -> None:
     """For a file whose bytes are all in one buffer: raise ``ChecksumMismatchError`` unless it is the right file."""
     checksum = RunningChecksum(expected, len(content))
@@ -148,7 +171,12 @@ def check_at_once(expected: Checksum, content: Buffer, subject: str) -> None:
 
 
 def whole_check(expected: Checksum, size: int, stored: Mapping[int, Digest], read_back: ReadBack) -> WholeCheck:
-    """The check for a file of ``size`` bytes of which the chunks ``stored`` will not be fetched."""
+    """The check for a file of ``size`` bytes of which the chunks ``stored`` will not be fetched.
+
+    ``take`` gets each chunk that was fetched, once it is stored and while it is hot, in byte threads and in any order, and may
+    use up its buffer. Then the chunks that are ``left`` have to be read back, in this order, and given to ``take_back``; then
+    ``check`` raises ``ChecksumMismatchError`` unless it is the right file. After ``stop`` no thread waits any more.
+    """
     if expected.kind.is_combinable:
         return _Parts(expected, size)
     return _InOrder(expected, size, stored, read_back)
@@ -227,62 +255,4 @@ class _InOrder:
         self._ordered.hand_over()
 
 
-PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
-WrongContent = Callable[[LocatedFile, Digest, ChecksumMismatchError], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class Packer:
-    """Packs parcels into the store."""
-
-    store: ChunkStore
-    reader: UpstreamReader
-
-    async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
-        """Make every file of the parcel durable in the store.
-
-        An interruption makes a smaller slab of what arrived, and another one of the rest: no file is read twice.
-
-        Args:
-            parcel: files of one scope that fit one chunk together, none of them empty.
-            on_packed: told of each file once it is durable.
-            on_wrong: told of a file that came with the wrong content, and under which name that is kept.
-
-        Raises:
-            UpstreamError, AuthRequiredError, StoreUnavailableError: what was told of stays stored.
-        """
-        loop = asyncio.get_running_loop()
-        scope = parcel[0].file.identity.scope
-        seal = seal_of(scope)
-        left = list(parcel)
-        digests: list[Digest] = []  # of the files in the buffer
-
-        def accept(located: LocatedFile, content: memoryview, stated: Checksum | None) -> None:
-            if stated is not None:
-                check_at_once(stated, content, located.subject)
-            digests.append(digest_of(content))
-
-        def store_slab(buffer: memoryview, count: int, size: int) -> None:
-            content = buffer[: size + len(seal)]
-            content[size:] = seal
-            slab = Slab(digest_of(content), len(content), scope)
-            self.store.put(slab.digest, content)
-            packed, offset = [], 0
-            for located, digest in zip(left[:count], digests, strict=True):
-                packed.append((located, FileLayout.packed(digest, located.file.size, slab, offset)))
-                offset += located.file.size
-            del left[:count]
-            digests.clear()
-            loop.call_soon_threadsafe(tell, packed, slab)
-
-        def tell(packed: list[tuple[LocatedFile, FileLayout]], slab: Slab) -> None:
-            for located, layout in packed:
-                on_packed(located, layout, slab)
-
-        async def keep_wrong(located: LocatedFile, content: bytes, error: ChecksumMismatchError) -> None:
-            digest = digest_of(content)
-            await asyncio.to_thread(self.store.put, digest, memoryview(content))
-            await on_wrong(located, digest, error)
-
-        wanted = [FileRange(file, ByteRange(0, file.file.size), partial(accept, file)) for file in parcel]
-        await self.reader.read(wanted, on_batch=store_slab, spare=SEAL_SIZE, on_wrong=keep_wrong)
+WholeCheck = _Parts | _InOrder

@@ -23,7 +23,7 @@ from bdn.core.store import ChunkStore, is_small, parcels
 from bdn.mirror.db import contents, damaged, mirrors
 from bdn.mirror.db.damaged import WrongFile
 from bdn.mirror.db.database import Database, WriteSession
-from bdn.mirror.ingest.copier import ChunkStored, Copier, Packer
+from bdn.mirror.ingest.copier import ChunkStored, Copier
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.mirror.waiting import SingleFlight
@@ -112,7 +112,6 @@ class CopyMissing:
 
     stored: StoredContents
     copier: Copier
-    packer: Packer
     copies: CopiesInProgress
     progress: Progress
     source: Source
@@ -251,7 +250,7 @@ class CopyMissing:
         async def on_wrong(located: LocatedFile, kept: Digest, error: ChecksumMismatchError) -> None:
             await self._quarantine(located.file, error, kept)
 
-        await self.packer.pack([self._located(file) for file in files], packed, on_wrong)
+        await self.copier.pack([self._located(file) for file in files], packed, on_wrong)
 
     async def _quarantine(self, file: UpstreamFile, error: ChecksumMismatchError, *kept: Digest) -> str:
         """The name of the evidence."""
@@ -314,14 +313,14 @@ class Progress:
     def chunk_stored(self, position: int, identity_key: str, index: int, digest: Digest, size: int) -> None:
         """A chunk came from the upstream and is durable."""
         self._chunks.append((identity_key, index, digest))
-        counters = self.counters[position]
-        counters.transferred += size
-        counters.changed = True
-        self.on_transferred(size)
+        self._transferred(position, size)
 
     def packed(self, position: int, slab: Slab, size: int) -> None:
         """``size`` bytes, one whole file, came from the upstream and are durable in a slab."""
         self.lies_in(slab)
+        self._transferred(position, size)
+
+    def _transferred(self, position: int, size: int) -> None:
         counters = self.counters[position]
         counters.transferred += size
         counters.changed = True

@@ -1,7 +1,5 @@
 """Mirrors as their callers see them: asking for one, joining one that runs, watching it, canceling it."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time
@@ -25,7 +23,7 @@ from bdn.mirror.upstream.issuer import DRY_RUN
 from bdn.mirror.waiting import SharedReads, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
-from bdn.wire.shapes import ErrorBody, moment
+from bdn.wire.shapes import moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
@@ -40,7 +38,8 @@ class MirrorRequests:
 
     database: Database
     surveyor: Surveyor
-    views: MirrorViews
+    signer: GrantSigner
+    grant_seconds: int
     watch: Watch
     watched: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
     asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
@@ -115,7 +114,7 @@ class MirrorRequests:
             found = await mirrors.get(session, mirror_id, organisation)
         if found is None:
             raise NotFoundError(f"mirror {mirror_id}")
-        return (await self.views.of([found]))[0]
+        return (await self._documents([found], organisation))[0]
 
     async def page(
         self,
@@ -130,7 +129,7 @@ class MirrorRequests:
             found = await mirrors.page(
                 session, organisation, status=status, source=source, before=before, limit=limit + 1
             )
-        items = await self.views.of(found[:limit])
+        items = await self._documents(found[:limit], organisation)
         last = found[limit - 1][0] if len(found) > limit else None
         return items, (last.created_at, last.id) if last else None
 
@@ -165,42 +164,15 @@ class MirrorRequests:
         self.watch.notify(mirror_id)
         return await self.get(mirror_id, organisation)
 
-
-def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
-    """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
-    missing = sum(survey.bytes_missing_of(file) for file in survey.diff.missing if file.identity.key not in counted)
-    counted.update(file.identity.key for file in survey.diff.missing)
-    return PlannedSource(
-        source=str(wanted.source),
-        mount_location=wanted.mount_location,
-        resolved_revision=survey.resolution.revision,
-        files=len(survey.files),
-        bytes=survey.bytes_total,
-        bytes_to_transfer=missing,
-        bytes_reused=survey.bytes_total - missing,
-        warnings=list(survey.warnings),
-    )
-
-
-@dataclass(frozen=True)
-class MirrorViews:
-    """Makes documents. A grant is made anew for each look at a READY mirror and is never stored."""
-
-    database: Database
-    signer: GrantSigner
-    grant_seconds: int
-
-    async def of(self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]]) -> list[Mirror]:
-        """The documents of these mirrors."""
-        ready: dict[str, list[str]] = {}
-        for row, sources in found:
-            if row.status == "READY":
-                ready.setdefault(row.organisation, []).extend(source.manifest for source in sources if source.manifest)
+    async def _documents(
+        self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]], organisation: str
+    ) -> list[Mirror]:
+        ready = [source for row, sources in found if row.status == "READY" for source in sources]
         async with self.database.read() as session:
-            held = {name: await mirrors.readable(session, name, sorted(set(own))) for name, own in ready.items()}
-        return [self._of(row, sources, held.get(row.organisation, set())) for row, sources in found]
+            held = await mirrors.readable(session, organisation, sorted({str(source.manifest) for source in ready}))
+        return [self._document(row, sources, held) for row, sources in found]
 
-    def _of(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> Mirror:
+    def _document(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> Mirror:
         known = [source for source in sources if source.bytes_total is not None]
         complete = len(known) == len(sources)
         bytes_total = sum(source.bytes_total or 0 for source in known) if complete else None
@@ -234,7 +206,7 @@ class MirrorViews:
         return transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
 
     def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> str | None:
-        """None when a manifest may no longer be read: a grant for it would promise what nobody can deliver."""
+        """Made anew for each look, and never stored. None when a manifest may no longer be read: nobody could deliver it."""
         if not all(source.manifest in held for source in sources):
             return None
         mounts = tuple(
@@ -245,19 +217,22 @@ class MirrorViews:
         return self.signer.sign(Grant(row.organisation, mounts, time.time() + self.grant_seconds))
 
 
-def _source(row: MirrorSourceRow) -> MirrorSource:
-    return MirrorSource.model_validate(
-        {
-            "source": row.source,
-            "mount_location": row.mount_location,
-            "status": row.status,
-            "resolved_revision": row.resolved_revision,
-            "manifest": row.manifest and f"b3:{row.manifest}",
-            "files_total": row.files_total,
-            "bytes_total": row.bytes_total,
-            "bytes_transferred": row.bytes_transferred,
-            "bytes_reused": row.bytes_reused,
-            "warnings": row.warnings,
-            "error": row.error and ErrorBody.model_validate(row.error),
-        }
+def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
+    """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
+    missing = sum(survey.bytes_missing_of(file) for file in survey.diff.missing if file.identity.key not in counted)
+    counted.update(file.identity.key for file in survey.diff.missing)
+    return PlannedSource(
+        source=str(wanted.source),
+        mount_location=wanted.mount_location,
+        resolved_revision=survey.resolution.revision,
+        files=len(survey.files),
+        bytes=survey.bytes_total,
+        bytes_to_transfer=missing,
+        bytes_reused=survey.bytes_total - missing,
+        warnings=list(survey.warnings),
     )
+
+
+def _source(row: MirrorSourceRow) -> MirrorSource:
+    columns = {name: getattr(row, name) for name in MirrorSource.model_fields}
+    return MirrorSource.model_validate(columns | {"manifest": row.manifest and f"b3:{row.manifest}"})

@@ -137,38 +137,23 @@ class Selector:
             NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
         """
         within = literal_prefixes(wanted.patterns)
-        if within == _EVERYTHING:
-            selected = await self._from_everything(wanted, source, resolution)
-        else:
-            selected = await self._from_a_part(wanted, source, resolution, within)
+        selected = Selected((), ())
+        if within != _EVERYTHING:
+            selected = await asyncio.to_thread(_select, wanted, await self._list(wanted, source, resolution, within))
+        # A pattern that matched nothing there may match elsewhere (ignored there), or nearly (the hint). Then everything is
+        # listed after all, so that what a user reads does not depend on how it was found out; unless that is over the
+        # limit, and something was selected.
+        if not selected.files or selected.warnings:
+            try:
+                listed = await self._list(wanted, source, resolution, _EVERYTHING)
+            except LimitExceededError:
+                if not selected.files:
+                    raise
+            else:
+                selected = await asyncio.to_thread(_select, wanted, listed)
+                if not selected.files:
+                    raise await asyncio.to_thread(_nothing_matched, wanted, [file.path for file in listed])
         await asyncio.to_thread(self._check, wanted, selected.files)
-        return selected
-
-    async def _from_a_part(
-        self, wanted: WeightsSource, source: Source, resolution: Resolution, within: Sequence[str]
-    ) -> Selected:
-        """A pattern that matched nothing here may match elsewhere (ignored there), or nearly (the hint).
-
-        Then everything is listed after all, so that what a user reads does not depend on how it was found out; unless that
-        is over the limit, and something was selected.
-        """
-        listed = await self._list(wanted, source, resolution, within)
-        selected = await asyncio.to_thread(_select, wanted, listed)
-        if selected.files and not selected.warnings:
-            return selected
-        del listed
-        try:
-            return await self._from_everything(wanted, source, resolution)
-        except LimitExceededError:
-            if selected.files:
-                return selected
-            raise
-
-    async def _from_everything(self, wanted: WeightsSource, source: Source, resolution: Resolution) -> Selected:
-        listed = await self._list(wanted, source, resolution, _EVERYTHING)
-        selected = await asyncio.to_thread(_select, wanted, listed)
-        if not selected.files:
-            raise await asyncio.to_thread(_nothing_matched, wanted, [file.path for file in listed])
         return selected
 
     async def _list(

@@ -23,7 +23,7 @@ from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.copier import Copier, Packer
+from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import (
     ClaimLostError,
     CopiesInProgress,
@@ -78,17 +78,14 @@ class Worker:
                 claimant = f"{self.name}:{next(self._claims)}"
                 mirror_id = None
                 with self._surviving():
-                    mirror_id = await self._claim(claimant)
+                    now = time.time()
+                    async with self.database.write() as session:
+                        mirror_id = await mirrors.claim(session, claimant, now=now, until=now + CLAIM_SECONDS)
                 if mirror_id is not None:
                     works.create_task(self._work(mirror_id, claimant)).add_done_callback(lambda _: free.release())
                 else:
                     free.release()
                     await self.watch.changed(NEW_WORK, POLL_SECONDS)
-
-    async def _claim(self, claimant: str) -> str | None:
-        now = time.time()
-        async with self.database.write() as session:
-            return await mirrors.claim(session, claimant, now=now, until=now + CLAIM_SECONDS)
 
     @staticmethod
     @contextmanager
@@ -102,7 +99,6 @@ class Worker:
             logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
 
     async def _work(self, mirror_id: str, claimant: str) -> None:
-        """Bring a claimed mirror to its end."""
         with self._surviving():
             async with self.database.read() as session:
                 found = await mirrors.get_any(session, mirror_id)
@@ -110,6 +106,7 @@ class Worker:
                 await self._work_on(*found, claimant)
 
     async def _work_on(self, row: MirrorRow, sources: list[MirrorSourceRow], claimant: str) -> None:
+        """Bring a claimed mirror to its end."""
         self.watch.notify(row.id)
         logger.info("mirroring", extra={"mirror": row.id, "sources": len(sources)})
 
@@ -118,19 +115,16 @@ class Worker:
             self.watch.notify(row.id)
 
         progress = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                holding = group.create_task(self._hold_claim(row.id, claimant))
-                try:
-                    await self._run(row, sources, progress)
-                except ClaimLostError:
-                    logger.info("mirror was taken away", extra={"mirror": row.id})
-                    async with self.database.write() as writing:
-                        await mirrors.release_claims(writing, claimant)
-                finally:
-                    progress.abandon()
-                    holding.cancel()
-                    self.watch.notify(row.id)
+        async with in_background(self._hold_claim(row.id, claimant)):
+            try:
+                await self._run(row, sources, progress)
+            except ClaimLostError:
+                logger.info("mirror was taken away", extra={"mirror": row.id})
+                async with self.database.write() as session:
+                    await mirrors.release_claims(session, claimant)
+            finally:
+                progress.abandon()
+                self.watch.notify(row.id)
 
     async def _hold_claim(self, mirror_id: str, claimant: str) -> None:
         """Until this worker has come to its end, also with a mirror that was canceled, nothing is collected that it brings.
@@ -148,13 +142,8 @@ class Worker:
     async def _run(self, row: MirrorRow, sources: list[MirrorSourceRow], progress: Progress) -> None:
         failure: BdnError | None = None
         try:
-            with single_error():
-                async with asyncio.TaskGroup() as group:
-                    keeper = group.create_task(self._keep_claim(row.id, progress.claimant))
-                    flusher = group.create_task(self._flush(progress))
-                    await self.ingest.run(row.id, row.organisation, sources, progress)
-                    keeper.cancel()
-                    flusher.cancel()
+            async with in_background(self._keep_claim(row.id, progress.claimant)), in_background(self._flush(progress)):
+                await self.ingest.run(row.id, row.organisation, sources, progress)
         except asyncio.CancelledError:
             with suppress(BdnError, ClaimLostError):
                 await progress.flush()
@@ -206,7 +195,6 @@ class Ingest:
     database: Database
     surveyor: Surveyor
     copier: Copier
-    packer: Packer
     copies: CopiesInProgress
     damages: Damages
 
@@ -257,7 +245,6 @@ class Ingest:
                     copying = CopyMissing(
                         StoredContents(self.database, self.copier.store),
                         self.copier,
-                        self.packer,
                         self.copies,
                         progress,
                         source,

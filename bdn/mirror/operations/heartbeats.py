@@ -5,29 +5,19 @@ A member joins, leaves or falls silent; each change is a new epoch of its cluste
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
-from bdn.mirror.db.tables import AgentRow, ClusterRow, OperationRow
-from bdn.mirror.operations.operations import EVICTION, PREFETCH, Operations
-from bdn.mirror.operations.prefetches import Prefetches
-from bdn.mirror.operations.verifications import VerificationService
+from bdn.mirror.db.tables import AgentRow, ClusterRow
+from bdn.mirror.operations.operations import Operations
+from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
 from bdn.wire.grants import GrantSigner
-from bdn.wire.operation_schema import (
-    AgentDocument,
-    Cluster,
-    Command,
-    EvictCommand,
-    Heartbeat,
-    HeartbeatReply,
-    MemberDocument,
-    Report,
-)
+from bdn.wire.operation_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
 from bdn.wire.shapes import Items, moment
 from bdn.wire.stage_schema import TierUse
 
@@ -35,73 +25,104 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 15.0  # in which nobody at all is heard of: it is us who cannot be reached
+_LOOK_AGAIN_SECONDS: Final = 1.0
+
+_Members = tuple[int, list[MemberDocument]]  # the epoch, and who is a member in it, in the order of their names
 
 
-class Hearing:
-    """Since when heartbeats have been coming without a break.
+@dataclass
+class Membership:
+    """The service behind ``/agents`` and ``/clusters``. An agent that stays what it is costs one statement.
 
     A mirror or a database that was away for a minute has not heard of anybody. If that made everybody a stranger, the
-    first agents to be back would be told that they are alone, and would each read everything from the mirror.
+    first agents to be back would be told that they are alone, and would each read everything from the mirror. So nobody is
+    silent before heartbeats have been coming for ``ALIVE_SECONDS`` without a break.
     """
 
-    def __init__(self, now: float) -> None:
-        self._since = now
-        self._last = now
+    database: Database
+    operations: Operations
+    requests: OperationRequests
+    events: Events
+    signer: GrantSigner
+    watch: Watch
+    clock: Callable[[], float]
+    _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, for all who ask
 
-    def heard(self, now: float) -> None:
-        """A heartbeat came and was recorded."""
-        if now - self._last > _SILENCE_SECONDS:
-            self._since = now
-        self._last = max(self._last, now)
+    def __post_init__(self) -> None:
+        self._hearing_since = self._heard_at = self.clock()
 
-    def may_judge(self, now: float) -> bool:
-        """Whether an agent that was not heard of for ``ALIVE_SECONDS`` is silent, rather than we deaf."""
-        return now - self._since >= agents.ALIVE_SECONDS and now - self._last <= _SILENCE_SECONDS
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
+        await self._note(heartbeat)
+        await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
+        for report in heartbeat.reports:
+            result = report.evict or report.prefetch or report.verify
+            await self.operations.answer(
+                report.id,
+                None if result is None else result.model_dump(mode="json"),
+                report.error,
+                cluster=heartbeat.cluster,
+                node=heartbeat.node,
+                is_running=report.running,
+            )
+        reply, _ = await self.watch.look_until(
+            agent_topic(heartbeat.cluster, heartbeat.node),
+            partial(self._look, heartbeat),
+            lambda seen: seen[1],
+            heartbeat.wait_seconds,
+            _LOOK_AGAIN_SECONDS,
+        )
+        return reply
 
+    async def _look(self, heartbeat: Heartbeat) -> tuple[HeartbeatReply, bool]:
+        """The answer as it is now, and whether it tells the agent to do something, or of other members."""
+        epoch, members = await self._members(heartbeat.cluster).get()
+        are_known = heartbeat.epoch == epoch
+        commands = [] if heartbeat.leaving else await self._commands(heartbeat)
+        reply = HeartbeatReply(
+            members=None if are_known else members,
+            epoch=epoch,
+            pending=commands,
+            public_keys=[self.signer.public_key],
+            interval_seconds=INTERVAL_SECONDS,
+        )
+        are_others = heartbeat.epoch is not None and not are_known
+        return reply, bool(heartbeat.leaving or commands or are_others)
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """The members at one epoch, in the order of their names."""
+    async def _commands(self, heartbeat: Heartbeat) -> list[Command]:
+        """What the agent is asked and does not know yet."""
+        cluster, node = heartbeat.cluster, heartbeat.node
+        running = {report.id for report in heartbeat.reports if report.running}
+        asked = await self.operations.asked_of(cluster, node, running)
+        return [await self.requests.command(row, cluster, node) for row in asked]
 
-    epoch: int
-    members: list[MemberDocument]
-
-
-class Roll:
-    """Keeps it in the database. An agent that stays what it is costs one statement; members are read once for all who ask."""
-
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
-        self._database = database
-        self._clock = clock
-        self._hearing = Hearing(clock())
-        self._looks: dict[str, SharedRead[ClusterView]] = {}
-
-    async def note(self, heartbeat: Heartbeat) -> None:
-        """Take down an agent's state; it joins, leaves, or is known already."""
-        now = self._clock()
+    async def _note(self, heartbeat: Heartbeat) -> None:
+        now = self.clock()
         columns = heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
         if heartbeat.holdings is not None:
             columns["holdings"] = [holding.model_dump() for holding in heartbeat.holdings]
         columns["last_heartbeat"] = now
         if not await self._note_known(heartbeat, columns):
             await self._note_change(heartbeat, columns, now)
-            self._look(heartbeat.cluster).forget()
-        self._hearing.heard(now)
+            self._members(heartbeat.cluster).forget()
+        if now - self._heard_at > _SILENCE_SECONDS:
+            self._hearing_since = now
+        self._heard_at = max(self._heard_at, now)
 
     async def _note_known(self, heartbeat: Heartbeat, columns: dict[str, Any]) -> bool:
         """False when the cluster's row must be locked: something about its members may be another now."""
         if heartbeat.leaving:
             return False
-        async with self._database.read() as session:
+        async with self.database.read() as session:
             row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
         if row is None or row.joined_at is None or _who(row) != _who(heartbeat):
             return False
-        async with self._database.write() as session:
+        async with self.database.write() as session:
             # Meanwhile somebody may have found it silent; then it joins again.
             return await agents.note_heartbeat(session, heartbeat.cluster, heartbeat.node, **columns)
 
     async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> None:
-        async with self._database.write() as session:
+        async with self.database.write() as session:
             cluster = await agents.change_cluster(session, heartbeat.cluster)
             row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
             before, after = _member(row), None if heartbeat.leaving else _announced(heartbeat)
@@ -111,35 +132,62 @@ class Roll:
             if before != after:
                 _advance(cluster, now)
 
-    async def view(self, cluster: str) -> ClusterView:
-        """The members now, or half a second ago; who has fallen silent is dropped first."""
-        return await self._look(cluster).get()
+    def _members(self, cluster: str) -> SharedRead[_Members]:
+        if cluster not in self._reads:
+            self._reads[cluster] = SharedRead(partial(self._read_living, cluster), LOOK_SECONDS)
+        return self._reads[cluster]
 
-    def _look(self, cluster: str) -> SharedRead[ClusterView]:
-        if cluster not in self._looks:
-            self._looks[cluster] = SharedRead(partial(self._read, cluster), LOOK_SECONDS)
-        return self._looks[cluster]
-
-    async def _read(self, cluster: str) -> ClusterView:
-        now = self._clock()
-        epoch, rows = await self._members(cluster)
-        if self._hearing.may_judge(now) and any(row.last_heartbeat < now - agents.ALIVE_SECONDS for row in rows):
+    async def _read_living(self, cluster: str) -> _Members:
+        """Who has fallen silent is dropped first."""
+        now = self.clock()
+        epoch, rows = await self._read(cluster)
+        may_judge = now - self._hearing_since >= agents.ALIVE_SECONDS and now - self._heard_at <= _SILENCE_SECONDS
+        if may_judge and any(row.last_heartbeat < now - agents.ALIVE_SECONDS for row in rows):
             await self._drop_silent(cluster, now)
-            epoch, rows = await self._members(cluster)
-        return ClusterView(epoch, [member for row in rows if (member := _member(row))])
+            epoch, rows = await self._read(cluster)
+        return epoch, [member for row in rows if (member := _member(row))]
 
-    async def _members(self, cluster: str) -> tuple[int, list[AgentRow]]:
-        async with self._database.read() as session:
+    async def _read(self, cluster: str) -> tuple[int, list[AgentRow]]:
+        async with self.database.read() as session:
             return await agents.epoch_of(session, cluster), await agents.members_of(session, cluster)
 
     async def _drop_silent(self, name: str, now: float) -> None:
-        async with self._database.write() as session:
+        async with self.database.write() as session:
             cluster = await agents.change_cluster(session, name)
             dropped = await agents.drop_silent(session, name, now - agents.ALIVE_SECONDS)
             if dropped:
                 _advance(cluster, now)
         if dropped:
             logger.warning("cluster %s: not heard of for %.0f s: %s", name, agents.ALIVE_SECONDS, ", ".join(dropped))
+
+    async def agents(self) -> Items[AgentDocument]:
+        """Every agent."""
+        return Items[AgentDocument](items=[_agent(row, self.clock()) for row in await self._rows()])
+
+    async def clusters(self) -> Items[Cluster]:
+        """Every cluster, with the space of its living agents added up."""
+        now = self.clock()
+        by_cluster: dict[str, list[AgentDocument]] = {}
+        for row in await self._rows():
+            by_cluster.setdefault(row.cluster, []).append(_agent(row, now))
+        async with self.database.read() as session:
+            epochs = await agents.epochs(session)
+        return Items[Cluster](
+            items=[
+                Cluster(
+                    cluster=name,
+                    epoch=epochs.get(name, 0),
+                    agents=len(members),
+                    agents_alive=sum(member.alive for member in members),
+                    tiers=_sum_tiers([member for member in members if member.alive]),
+                )
+                for name, members in by_cluster.items()
+            ]
+        )
+
+    async def _rows(self) -> list[AgentRow]:
+        async with self.database.read() as session:
+            return await agents.all_agents(session)
 
 
 def _advance(cluster: ClusterRow, now: float) -> None:
@@ -184,109 +232,6 @@ def _speaker(one: AgentRow | Heartbeat) -> str:
     return f"{one.boot_id} {one.advertise}"
 
 
-_LOOK_AGAIN_SECONDS: Final = 1.0
-
-
-@dataclass(frozen=True)
-class Membership:
-    """The service behind ``/agents`` and ``/clusters``."""
-
-    database: Database
-    roll: Roll
-    operations: Operations
-    prefetches: Prefetches
-    verifications: VerificationService
-    events: Events
-    signer: GrantSigner
-    watch: Watch
-    clock: Callable[[], float]
-
-    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
-        await self.roll.note(heartbeat)
-        await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
-        for report in heartbeat.reports:
-            await self._answer(heartbeat, report)
-        reply, _ = await self.watch.look_until(
-            agent_topic(heartbeat.cluster, heartbeat.node),
-            partial(self._look, heartbeat),
-            lambda seen: seen[1],
-            heartbeat.wait_seconds,
-            _LOOK_AGAIN_SECONDS,
-        )
-        return reply
-
-    async def _look(self, heartbeat: Heartbeat) -> tuple[HeartbeatReply, bool]:
-        """The answer as it is now, and whether it tells the agent to do something, or of other members."""
-        view = await self.roll.view(heartbeat.cluster)
-        are_known = heartbeat.epoch == view.epoch
-        commands = [] if heartbeat.leaving else await self._commands(heartbeat)
-        reply = HeartbeatReply(
-            members=None if are_known else view.members,
-            epoch=view.epoch,
-            pending=commands,
-            public_keys=[self.signer.public_key],
-            interval_seconds=INTERVAL_SECONDS,
-        )
-        are_others = heartbeat.epoch is not None and not are_known
-        return reply, bool(heartbeat.leaving or commands or are_others)
-
-    async def _answer(self, heartbeat: Heartbeat, report: Report) -> None:
-        result = report.evict or report.prefetch or report.verify
-        await self.operations.answer(
-            report.id,
-            None if result is None else result.model_dump(mode="json"),
-            report.error,
-            cluster=heartbeat.cluster,
-            node=heartbeat.node,
-            is_running=report.running,
-        )
-
-    async def _commands(self, heartbeat: Heartbeat) -> list[Command]:
-        """What the agent is asked and does not know yet."""
-        cluster, node = heartbeat.cluster, heartbeat.node
-        running = {report.id for report in heartbeat.reports if report.running}
-        return [
-            await self._command(row, cluster, node) for row in await self.operations.asked_of(cluster, node, running)
-        ]
-
-    async def _command(self, row: OperationRow, cluster: str, node: str) -> Command:
-        if row.kind == EVICTION.name:
-            return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
-        if row.kind == PREFETCH.name:
-            return Command(id=row.id, prefetch=self.prefetches.command(row))
-        return Command(id=row.id, verify=await self.verifications.command(row, cluster, node))
-
-    async def agents(self) -> Items[AgentDocument]:
-        """Every agent."""
-        return Items[AgentDocument](items=[_agent(row, self.clock()) for row in await self._rows()])
-
-    async def clusters(self) -> Items[Cluster]:
-        """Every cluster, with the space of its living agents added up."""
-        now = self.clock()
-        by_cluster: dict[str, list[AgentDocument]] = {}
-        for row in await self._rows():
-            by_cluster.setdefault(row.cluster, []).append(_agent(row, now))
-        async with self.database.read() as session:
-            epochs = await agents.epochs(session)
-        return Items[Cluster](
-            items=[
-                Cluster(
-                    cluster=name,
-                    epoch=epochs.get(name, 0),
-                    agents=len(members),
-                    agents_alive=sum(member.alive for member in members),
-                    tiers=_sum_tiers([member for member in members if member.alive]),
-                )
-                for name, members in by_cluster.items()
-            ]
-        )
-
-    async def _rows(self) -> list[AgentRow]:
-        async with self.database.read() as session:
-            return await agents.all_agents(session)
-
-
 def _agent(row: AgentRow, now: float) -> AgentDocument:
     return AgentDocument(
         node=row.node,
@@ -303,15 +248,12 @@ def _agent(row: AgentRow, now: float) -> AgentDocument:
 
 
 def _sum_tiers(members: list[AgentDocument]) -> dict[str, TierUse]:
-    total: dict[str, TierUse] = {}
+    uses: dict[str, list[TierUse]] = {}
     for member in members:
         for name, use in member.tiers.items():
-            sofar = total.get(name, TierUse(budget=0, committed=0, reserved=0, leased=0))
-            total[name] = TierUse(
-                budget=sofar.budget + use.budget,
-                committed=sofar.committed + use.committed,
-                reserved=sofar.reserved + use.reserved,
-                leased=sofar.leased + use.leased,
-                pressed=sofar.pressed + use.pressed,
-            )
-    return total
+            uses.setdefault(name, []).append(use)
+    sizes = ("budget", "committed", "reserved", "leased", "pressed")
+    return {
+        name: TierUse.model_validate({size: sum(getattr(use, size) for use in own) for size in sizes})
+        for name, own in uses.items()
+    }

@@ -1,12 +1,10 @@
 """What a digest or a source stands for, to an organisation."""
 
-import asyncio
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.mirror.db import mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession
@@ -64,10 +62,8 @@ class Names:
             wanted.setdefault(place.manifest, set()).add(place.content)
         paths: dict[tuple[str, str], str] = {}
         for digest, contents in wanted.items():
-            canonical = await origins.canonical(session, digest)
-            if canonical is not None:
-                found = await asyncio.to_thread(_paths_in, canonical, contents)
-                paths |= {(digest, content): path for content, path in found.items()}
+            found = await origins.paths(session, digest, contents)
+            paths |= {(digest, content): path for content, path in found.items()}
         return [
             NamedPlace(
                 manifest=f"b3:{place.manifest}",
@@ -77,12 +73,6 @@ class Names:
             )
             for place in places
         ]
-
-
-def _paths_in(canonical: bytes, contents: AbstractSet[str]) -> dict[str, str]:
-    """Of each of these contents the first path."""
-    files = Manifest.parse(canonical).files
-    return {entry.digest.hex: entry.path for entry in reversed(files) if entry.digest.hex in contents}
 
 
 def _digest(text: str) -> str:

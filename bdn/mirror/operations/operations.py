@@ -14,13 +14,12 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from bdn.core.errors import NotFoundError
-from bdn.mirror.db import agents, operations
-from bdn.mirror.db.agents import is_alive
+from bdn.mirror.db import operations
+from bdn.mirror.db.agents import ALIVE_SECONDS, all_agents, is_alive
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.operations import MIRROR, OPEN
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.operation_schema import EvictionRequest, VerificationRequest
 from bdn.wire.shapes import ErrorBody, moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
@@ -73,6 +72,10 @@ class OperationKind:
     answer_seconds: float | None = None
     silent_seconds: float | None = None
 
+    def new_id(self) -> str:
+        """An id for one that is to begin."""
+        return f"{self.prefix}{secrets.token_hex(12)}"
+
     def is_late(self, row: OperationRow, now: float) -> bool:
         """Nobody carries out today what was given up yesterday."""
         return self.answer_seconds is not None and now - row.created_at > self.answer_seconds
@@ -88,7 +91,7 @@ VERIFICATION: Final = OperationKind(
     "verification",
     "ver_",
     lambda operation: "DAMAGED" if any(item["outcome"] != "repaired" for item in operation.all("items")) else "DONE",
-    silent_seconds=agents.ALIVE_SECONDS,  # reading takes as long as it takes: no limit so long as the agent is heard of
+    silent_seconds=ALIVE_SECONDS,  # reading takes as long as it takes: no limit so long as the agent is heard of
 )
 PREFETCH: Final = OperationKind(
     "prefetch",
@@ -98,9 +101,6 @@ PREFETCH: Final = OperationKind(
 )
 COLLECTION: Final = OperationKind("collection", "col_")
 _KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, COLLECTION)}
-
-
-Narrowed = EvictionRequest | VerificationRequest  # for one tier, one cluster or one node; null is any
 
 
 class Operations:
@@ -116,15 +116,16 @@ class Operations:
     async def begin(
         self,
         kind: OperationKind,
+        operation_id: str,
         request: BaseModel,
-        command: Callable[[str], dict[str, Any]],
+        command: dict[str, Any],
         *,
         organisation: str | None = None,
-        agents: Sequence[AgentRow] = (),
+        asked: Sequence[AgentRow] = (),
         mirror: bool = False,
-    ) -> str:
-        """Record it, tell the agents, and return its id, of which ``command`` makes what is to be remembered."""
-        operation_id, now = f"{kind.prefix}{secrets.token_hex(12)}", self._clock()
+    ) -> None:
+        """Record it with a part for each who is asked, and tell the agents. ``command`` is what is to be remembered."""
+        now = self._clock()
         row = OperationRow(
             id=operation_id,
             kind=kind.name,
@@ -133,32 +134,20 @@ class Operations:
             created_at=now,
             completed_at=None,
             request=request.model_dump(),
-            command=command(operation_id),
+            command=command,
         )
-        parts = [_part(row, "", MIRROR, "PENDING")] if mirror else []
-        parts += [
-            _part(row, agent.cluster, agent.node, "PENDING" if is_alive(agent, now) else "UNREACHABLE")
-            for agent in agents
+        states = {(agent.cluster, agent.node): "PENDING" if is_alive(agent, now) else "UNREACHABLE" for agent in asked}
+        if mirror:
+            states["", MIRROR] = "PENDING"
+        parts = [
+            OperationPartRow(operation=operation_id, cluster=cluster, node=node, state=state, result={}, error=None)
+            for (cluster, node), state in states.items()
         ]
         async with self._database.write() as session:
             await operations.insert(session, row, parts)
         self._open.forget()
-        for agent in agents:
+        for agent in asked:
             self._watch.notify(agent_topic(agent.cluster, agent.node))
-        return operation_id
-
-    async def agents_asked(self, request: Narrowed) -> list[AgentRow]:
-        """The agents that the request is for. Whatever an agent's role, it may hold chunks from when it had another one.
-
-        Raises:
-            NotFoundError: it names a cluster or a node, and no such agent was ever heard of.
-        """
-        async with self._database.read() as session:
-            rows = await agents.all_agents(session)
-        found = [row for row in rows if request.tier != MIRROR and _is_there(request, row)]
-        if not found and _names_agents(request):
-            raise NotFoundError(f"an agent of {request.cluster or 'any cluster'}, {request.node or 'any node'}")
-        return found
 
     async def asked_of(self, cluster: str, node: str, running: Collection[str]) -> list[OperationRow]:
         """What an agent has not answered and still may, but for those that it says to be at work on, oldest first."""
@@ -232,7 +221,7 @@ class Operations:
         if silence is None or now - self._began_at < silence:
             return []
         async with self._database.read() as session:
-            heard = {(row.cluster, row.node): row.last_heartbeat for row in await agents.all_agents(session)}
+            heard = {(row.cluster, row.node): row.last_heartbeat for row in await all_agents(session)}
         return [
             part
             for part in operation.open
@@ -250,11 +239,6 @@ class Operations:
             return await operations.open_of_agents(session)
 
 
-def asks_mirror(request: Narrowed) -> bool:
-    """Whether the mirror's own store is meant, too."""
-    return request.tier == MIRROR or (request.tier is None and not _names_agents(request))
-
-
 def _status(operation: OperationState) -> str | None:
     """None while somebody has to answer."""
     if operation.open:
@@ -264,17 +248,5 @@ def _status(operation: OperationState) -> str | None:
     return _KINDS[operation.row.kind].verdict(operation)
 
 
-def _part(row: OperationRow, cluster: str, node: str, state: str) -> OperationPartRow:
-    return OperationPartRow(operation=row.id, cluster=cluster, node=node, state=state, result={}, error=None)
-
-
 def _name(part: OperationPartRow) -> str:
     return f"{part.cluster}/{part.node}" if part.cluster else part.node
-
-
-def _is_there(request: Narrowed, agent: AgentRow) -> bool:
-    return request.cluster in (None, agent.cluster) and request.node in (None, agent.node)
-
-
-def _names_agents(request: Narrowed) -> bool:
-    return request.cluster is not None or request.node is not None

@@ -22,8 +22,7 @@ from bdn.mirror.db import contents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
 from bdn.mirror.ingest.copy_missing import StoredContents
-from bdn.mirror.retention.collector import Collected, Collector
-from bdn.mirror.retention.store_eviction import Restorations, StoreEviction
+from bdn.mirror.retention import Collected, Collector, StoreEviction
 from bdn.store.directory import DirectoryStore
 from bdn.wire.operation_schema import EvictCommand, RestorationRequest
 from tests.support.mirror.slabs import pack
@@ -92,7 +91,7 @@ class World:
         part = OperationPartRow(operation=command.id, cluster="", node=operations.MIRROR, state="PENDING", result={})
         async with self.database.write() as session:
             await operations.insert(session, row, [part])
-        await StoreEviction(self.database, self.collector(), TOMBSTONE_SECONDS, self.clock).run(command, organisation)
+        await self.store_eviction().run(command, organisation)
         async with self.database.read() as session:
             given_up = manifest not in await mirrors.readable(session, organisation, [manifest])
         if given_up and self.promised.get((organisation, manifest), 0.0) is None:
@@ -102,13 +101,14 @@ class World:
         self.now += 1
         given_up_at = self.promised.get((organisation, manifest))
         try:
-            await Restorations(self.database, self.clock).restore(
-                RestorationRequest(manifest=f"b3:{manifest}"), organisation
-            )
+            await self.store_eviction().restore(RestorationRequest(manifest=f"b3:{manifest}"), organisation)
         except NotFoundError:
             assert given_up_at is None or self.is_expired(manifest), "what could be restored was not"
         else:
             self.promised[organisation, manifest] = None
+
+    def store_eviction(self) -> StoreEviction:
+        return StoreEviction(self.database, self.collector(), TOMBSTONE_SECONDS, self.clock)
 
     def collector(self) -> Collector:
         damaged_records = DamagedRecords(self.database, self.clock)

@@ -43,6 +43,11 @@ async def until(condition: Callable[[], object], what: str = "", *, seconds: flo
     assert condition(), what
 
 
+def refusal(answer: httpx2.Response) -> tuple[int, str]:
+    """The status of an answer and the code of its error."""
+    return answer.status_code, answer.json()["error"]["code"]
+
+
 async def pause_not(_: float) -> None:
     """Instead of waiting before an upstream is asked again."""
 
@@ -77,6 +82,30 @@ class MirrorUnderTest:
         assert document["status"] == "READY", document["error"]
         return document
 
+    async def manifest(self, *sources: Json) -> str:
+        """Of the first source, once all are READY."""
+        return str((await self.ready(*sources))["sources"][0]["manifest"])
+
+    async def canceled(self, mirror_id: str) -> Json:
+        answer = await self.http.post(f"/mirror/{mirror_id}/cancel")
+        return dict(answer.json())
+
+    async def released(self) -> None:
+        """Come back when no worker is at work on any mirror, canceled ones included."""
+        await until(lambda: not any(row[7] for row in self.rows("mirrors")["mirrors"]))
+
+    async def get(self, path: str, **params: Any) -> Json:
+        """A document."""
+        answer = await self.http.get(path, params=params)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def ask(self, operations: str, wait: float = 0, **request: Any) -> Json:
+        """An operation as it is recorded; ``operations`` is such as ``evictions``."""
+        answer = await self.http.post(f"/{operations}", params={"wait": wait}, json=request)
+        assert answer.status_code == 202, answer.text
+        return dict(answer.json())
+
     async def failed(self, *sources: Json) -> Json:
         """The error of a mirror that fails, after a look at what it left behind: nothing."""
         before = self.published()
@@ -94,14 +123,10 @@ class MirrorUnderTest:
         return dict(answer.json())
 
     async def evict(self, **request: Any) -> Json:
-        answer = await self.http.post("/evictions", params={"wait": LONGEST_SECONDS}, json=request)
-        assert answer.status_code == 202, answer.text
-        return dict(answer.json())
+        return await self.ask("evictions", LONGEST_SECONDS, **request)
 
     async def collect(self, **request: Any) -> Json:
-        answer = await self.http.post("/collections", params={"wait": LONGEST_SECONDS}, json=request)
-        assert answer.status_code == 202, answer.text
-        document: Json = answer.json()
+        document = await self.ask("collections", LONGEST_SECONDS, **request)
         assert document["status"] == "DONE", document
         return document
 

@@ -22,7 +22,7 @@ from bdn.core.errors import (
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, UpstreamFile
 from bdn.core.store import seal_of
 from bdn.mirror.ingest import copier as module
-from bdn.mirror.ingest.copier import Copier, Packer, WholeCheck, whole_check
+from bdn.mirror.ingest.copier import Copier, WholeCheck, whole_check
 from bdn.mirror.upstream.budget import UpstreamBudgets, UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
 from bdn.net.http1.pool import ConnectionPool
@@ -95,7 +95,7 @@ class Bench:
         self.store, self.upstream, self.source = CountingStore(), Upstream(), Places()
         self.pauses: list[float] = []
         reader = UpstreamReader(self.upstream, threads, UpstreamRetries(UpstreamBudgets(pause=self._pause)))
-        self.copier, self.packer = Copier(self.store, reader), Packer(self.store, reader)
+        self.copier = Copier(self.store, reader)
         self.told: list[tuple[int, Digest, int]] = []
         self.wrong: list[tuple[str, Digest]] = []
         self.packed: dict[str, tuple[FileLayout, Slab]] = {}
@@ -120,7 +120,7 @@ class Bench:
     async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None, scope: str = "public") -> None:
         files = [UpstreamFile(p, len(SMALL[p]), Identity.of(scope, p), p, "v", checksum) for p in paths]
         parcel = [LocatedFile("s3://bucket", self.source, file) for file in files]
-        await self.packer.pack(parcel, self._note, self._note_wrong)
+        await self.copier.pack(parcel, self._note, self._note_wrong)
 
     def _note(self, located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
         assert located.file.path not in self.packed

@@ -18,7 +18,7 @@ from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, Packer, WrongContent
+from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, WrongContent
 from bdn.mirror.ingest.copy_missing import (
     ClaimLostError,
     CopiesInProgress,
@@ -307,12 +307,10 @@ class Rig:
         half = {files[0].identity.key: stored} if stored else {}
         survey = Survey(Resolution(None), files, Diff({}, files), half, ())
         copier: Copier = self.copies  # type: ignore[assignment]
-        packer: Packer = self.copies  # type: ignore[assignment]
         unused: Any = None
         copying = CopyMissing(
             StoredContents(self.database, self.copies.store),
             copier,
-            packer,
             self.in_progress,
             progress,
             unused,

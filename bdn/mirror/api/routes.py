@@ -1,0 +1,421 @@
+"""All routes of the mirror's API but those of contents: what they take, who may call them, and which service answers."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Path, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from bdn.core.chunk import EMPTY
+from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.store import ChunkStore
+from bdn.mirror.access import check_may_evict, check_may_verify
+from bdn.mirror.api.contents import router as contents_router
+from bdn.mirror.api.parameters import (
+    Agent,
+    Controller,
+    Operator,
+    Organisation,
+    WaitSeconds,
+    digest_in,
+    read_cursor,
+    write_cursor,
+)
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.events import Events, Wanted
+from bdn.mirror.db.tokens import TokenTable
+from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.metrics import Metrics
+from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.names import Names
+from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
+from bdn.mirror.upstream.sign_ins import Secrets
+from bdn.net.api_server import EVENTS, EventStream, new_router, provided
+from bdn.wire.access_schema import (
+    NAME_PATTERN,
+    Caller,
+    NewToken,
+    Role,
+    SecretBody,
+    SecretEntry,
+    SecretRotation,
+    Token,
+    TokenRequest,
+)
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
+from bdn.wire.http_fields import LONGEST_SOURCE
+from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorRequestBody, MirrorStatus, Plan
+from bdn.wire.operation_schema import (
+    AgentDocument,
+    Cluster,
+    Collection,
+    CollectionRequest,
+    Eviction,
+    EvictionRequest,
+    Heartbeat,
+    HeartbeatReply,
+    Prefetch,
+    PrefetchRequest,
+    RestorationRequest,
+    RestoredItem,
+    Verification,
+    VerificationRequest,
+)
+from bdn.wire.shapes import Items, Page, moment
+
+logger = logging.getLogger(__name__)
+
+PROBE_SECONDS = 5.0
+_EVENT_SECONDS = 0.9  # one event at least every second
+# An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
+_CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
+_TEXT: Final = r"^[^\x00]*$"
+
+
+def _id(prefix: str) -> Any:  # noqa: ANN401 - what FastAPI makes of it
+    return Path(pattern=rf"^{prefix}_[0-9a-f]{{24}}$")
+
+
+MirrorId = Annotated[str, _id("mir")]
+EvictionId = Annotated[str, _id("evi")]
+PrefetchId = Annotated[str, _id("pre")]
+VerificationId = Annotated[str, _id("ver")]
+CollectionId = Annotated[str, _id("col")]
+TokenId = Annotated[str, _id("tok")]
+SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
+_Name = Annotated[str | None, Query(max_length=256, pattern=_TEXT)]
+_Limit = Annotated[int, Query(ge=1, le=1000)]
+
+_Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
+_Membership = Annotated[Membership, provided(Membership)]
+_Operations = Annotated[OperationRequests, provided(OperationRequests)]
+_Collections = Annotated[Collections, provided(Collections)]
+_Events = Annotated[Events, provided(Events)]
+_Names = Annotated[Names, provided(Names)]
+_Secrets = Annotated[Secrets, provided(Secrets)]
+_Tokens = Annotated[TokenTable, provided(TokenTable)]
+
+mirrors_router = new_router("mirror")
+control_router = new_router("control")
+events_router = new_router("events")
+secrets_router = new_router("secrets")
+tokens_router = new_router("tokens")
+identity_router = new_router("identity")
+probes_router = new_router("probes")
+ROUTERS: Final = (  # in the order of the document
+    mirrors_router,
+    contents_router,
+    control_router,
+    events_router,
+    secrets_router,
+    tokens_router,
+    identity_router,
+    probes_router,
+)
+
+
+@mirrors_router.post(
+    "/mirror", status_code=202, response_model=Mirror | Plan, summary="Mirror sources, or plan it with dry_run"
+)
+async def post(
+    requests: _Requests,
+    body: MirrorRequestBody,
+    response: Response,
+    caller: Controller,
+    dry_run: Annotated[bool, Query()] = False,
+) -> Mirror | Plan:
+    sources = body.sources()
+    if dry_run:
+        response.status_code = 200
+        return await requests.plan(sources, caller.organisation)
+    return await requests.request(sources, caller.organisation)
+
+
+@mirrors_router.get("/mirror", summary="Mirrors, newest first")
+async def page(
+    *,
+    requests: _Requests,
+    caller: Controller,
+    status: MirrorStatus | None = None,
+    source: Annotated[str | None, Query(max_length=LONGEST_SOURCE)] = None,
+    cursor: str | None = None,
+    limit: _Limit = 100,
+) -> Page[Mirror]:
+    items, before = await requests.page(caller.organisation, status, source, read_cursor(cursor), limit)
+    return Page[Mirror](items=items, next_cursor=before and write_cursor(*before))
+
+
+@mirrors_router.get("/mirror/{mirror_id}", summary="A mirror")
+async def get(requests: _Requests, mirror_id: MirrorId, caller: Controller, wait: WaitSeconds = 0) -> Mirror:
+    return await requests.wait(mirror_id, caller.organisation, wait)
+
+
+@mirrors_router.get(
+    "/mirror/{mirror_id}/events",
+    status_code=200,
+    response_class=EventStream,
+    responses=EVENTS,
+    summary="Progress as server-sent events",
+)
+async def events(requests: _Requests, mirror_id: MirrorId, caller: Controller) -> EventStream:
+    await requests.get(mirror_id, caller.organisation)  # a refusal has to come before the stream has begun
+    followed = requests.follow(mirror_id, caller.organisation, _EVENT_SECONDS)
+    return EventStream(followed, lambda mirror: mirror.status in TERMINAL)
+
+
+@mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
+async def cancel(requests: _Requests, mirror_id: MirrorId, caller: Controller) -> Mirror:
+    return await requests.cancel(mirror_id, caller.organisation)
+
+
+@control_router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
+async def agents(membership: _Membership, _: Controller) -> Items[AgentDocument]:
+    return await membership.agents()
+
+
+@control_router.get("/clusters", summary="Clusters: their agents and space together")
+async def clusters(membership: _Membership, _: Controller) -> Items[Cluster]:
+    return await membership.clusters()
+
+
+@control_router.post("/agents/heartbeat", summary="Agents only: report state, receive members, commands and keys")
+async def heartbeat(membership: _Membership, body: Heartbeat, caller: Agent) -> HeartbeatReply:
+    caller.check_cluster(body.cluster)
+    return await membership.heartbeat(body)
+
+
+@control_router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
+async def evict(operations: _Operations, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
+    check_may_evict(caller, body)
+    return _shown(caller, await operations.evict(body, caller.organisation, wait))
+
+
+@control_router.get("/evictions/{eviction_id}", summary="A recorded eviction")
+async def eviction(
+    operations: _Operations, eviction_id: EvictionId, caller: Controller, wait: WaitSeconds = 0
+) -> Eviction:
+    return _shown(caller, await operations.get_eviction(eviction_id, caller.organisation, wait))
+
+
+def _shown(caller: Caller, eviction: Eviction) -> Eviction:
+    return eviction if caller.role is Role.OPERATOR else eviction.without_holders()
+
+
+@control_router.post("/prefetches", status_code=202, summary="Place READY manifests on nodes")
+async def prefetch(
+    operations: _Operations, body: PrefetchRequest, caller: Controller, wait: WaitSeconds = 0
+) -> Prefetch:
+    return await operations.prefetch(body, caller.organisation, wait)
+
+
+@control_router.get("/prefetches/{prefetch_id}", summary="A recorded prefetch, node by node")
+async def prefetched(
+    operations: _Operations, prefetch_id: PrefetchId, caller: Controller, wait: WaitSeconds = 0
+) -> Prefetch:
+    return await operations.get_prefetch(prefetch_id, caller.organisation, wait)
+
+
+@control_router.post("/verifications", status_code=202, summary="Read what is held again, and repair what is wrong")
+async def verify(
+    operations: _Operations, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
+) -> Verification:
+    check_may_verify(caller, body)
+    return await operations.verify(body, caller.organisation, wait)
+
+
+@control_router.get("/verifications/{verification_id}", summary="A recorded verification")
+async def verification(
+    operations: _Operations, verification_id: VerificationId, caller: Controller, wait: WaitSeconds = 0
+) -> Verification:
+    return await operations.get_verification(verification_id, caller.organisation, wait)
+
+
+@control_router.post("/collections", status_code=202, summary="Collect what nothing names, or plan it with dry_run")
+async def collect(collections: _Collections, body: CollectionRequest, _: Operator, wait: WaitSeconds = 0) -> Collection:
+    return await collections.start(body, wait)
+
+
+@control_router.get("/collections/{collection_id}", summary="A recorded collection")
+async def collection(
+    collections: _Collections, collection_id: CollectionId, _: Operator, wait: WaitSeconds = 0
+) -> Collection:
+    return await collections.get(collection_id, wait)
+
+
+@control_router.post("/restorations", summary="Bring back what was evicted from the mirror and is not collected yet")
+async def restore(operations: _Operations, body: RestorationRequest, caller: Controller) -> Items[RestoredItem]:
+    return await operations.store_eviction.restore(body, caller.organisation)
+
+
+def _wanted(
+    manifest: Annotated[list[str] | None, Query(max_length=MANIFESTS_AT_ONCE)] = None,
+    digest: Annotated[str | None, Query(description="Of a content or a chunk")] = None,
+    node: _Name = None,
+) -> Wanted:
+    manifests = [digest_in(one).hex for one in manifest] if manifest else None
+    return Wanted(manifests, digest and digest_in(digest).hex, node)
+
+
+@events_router.get("/events", summary="What was decided, newest first")
+async def events_page(
+    events: _Events,
+    caller: Controller,
+    wanted: Annotated[Wanted, Depends(_wanted)],
+    cursor: _Name = None,
+    limit: _Limit = 100,
+) -> Page[EventDocument]:
+    items, before = await events.page(caller.organisation, wanted, read_cursor(cursor), limit)
+    return Page[EventDocument](items=items, next_cursor=before and write_cursor(*before))
+
+
+@events_router.get("/names", summary="What a digest or a source stands for")
+async def find(
+    names: _Names, caller: Controller, of: Annotated[str, Query(min_length=1, max_length=4096, pattern=_TEXT)]
+) -> Named:
+    return await names.find(of, caller.organisation)
+
+
+@secrets_router.get("/secrets", summary="Secrets: names and dates, never values")
+async def list_secrets(secrets: _Secrets, caller: Controller) -> Items[SecretEntry]:
+    return await _entries(secrets, caller.organisation)
+
+
+@secrets_router.put("/secrets/{name}", summary="Keep a secret, or give it a new value")
+async def put_secret(secrets: _Secrets, name: SecretName, body: SecretBody, caller: Controller) -> SecretEntry:
+    organisation = caller.organisation
+    body.check()
+    await secrets.table.set(organisation, name, body.value)
+    logger.info("secret set", extra={"secret": name, "organisation": organisation})
+    entry = next((entry for entry in (await _entries(secrets, organisation)).items if entry.name == name), None)
+    if entry is None:  # somebody removed it at this very moment
+        raise NotFoundError(f"secret {name!r}")
+    return entry
+
+
+@secrets_router.post("/secrets/rotate", summary="Encrypt secrets with the first key of BDN_SECRETS_KEY")
+async def rotate_secrets(secrets: _Secrets, caller: Controller, named: Organisation = None) -> SecretRotation:
+    """Those of all organisations, where an operator asks who names none; otherwise the organisation's own."""
+    organisation = caller.organisation
+    is_for_all = caller.role is Role.OPERATOR and named is None
+    await secrets.table.rotate(organisation)
+    left = await secrets.table.rotate_others(organisation) if is_for_all else None
+    logger.info("secrets rotated", extra={"organisation": "all" if is_for_all else organisation})
+    return SecretRotation(items=(await _entries(secrets, organisation)).items, others_left=left)
+
+
+@secrets_router.delete("/secrets/{name}", status_code=204, summary="Forget a secret")
+async def remove_secret(secrets: _Secrets, name: SecretName, caller: Controller) -> None:
+    organisation = caller.organisation
+    await secrets.table.remove(organisation, name)
+    logger.info("secret removed", extra={"secret": name, "organisation": organisation})
+
+
+async def _entries(secrets: Secrets, organisation: str) -> Items[SecretEntry]:
+    items = [
+        SecretEntry(
+            name=row.name,
+            created_at=moment(row.created_at),
+            updated_at=moment(row.updated_at),
+            sealed_with=secrets.table.keyring.sealed_with(row.ciphertext),
+            outranked=await secrets.is_outranked(row.name),
+        )
+        for row in await secrets.table.rows(organisation)
+    ]
+    return Items[SecretEntry](items=items)
+
+
+@tokens_router.post("/tokens", status_code=201, summary="Make a token; it is shown once")
+async def create_token(table: _Tokens, body: TokenRequest, _: Operator) -> NewToken:
+    body.check()
+    made = await table.create(body)
+    logger.info("token made", extra={"token_id": made.id, "organisation": made.organisation, "role": made.role})
+    return made
+
+
+@tokens_router.get("/tokens", summary="All tokens, of all organisations, without themselves")
+async def list_tokens(table: _Tokens, _: Operator) -> Items[Token]:
+    return Items[Token](items=await table.all())
+
+
+@tokens_router.delete("/tokens/{token_id}", summary="Revoke a token: it is good for nothing from now on")
+async def revoke_token(table: _Tokens, token_id: TokenId, _: Operator) -> Token:
+    revoked = await table.revoke(token_id)
+    logger.info("token revoked", extra={"token_id": revoked.id, "organisation": revoked.organisation})
+    return revoked
+
+
+async def _issuer(request: Request) -> IdentityIssuer:
+    found: IdentityIssuer | None = request.app.state.provided.get(IdentityIssuer)
+    if found is None:
+        raise NotFoundError("an OpenID issuer (the operator sets BDN_ISSUER_URL)")
+    return found
+
+
+_Issuer = Annotated[IdentityIssuer, Depends(_issuer)]
+
+
+@identity_router.get(DISCOVERY_PATH, summary="OpenID Connect discovery of this mirror's identity tokens")
+async def discovery(issuer: _Issuer, response: Response) -> dict[str, str | list[str]]:
+    document = issuer.discovery()
+    response.headers.update(_CACHEABLE)
+    return document
+
+
+@identity_router.get(JWKS_PATH, summary="The public keys of this mirror's identity tokens")
+async def jwks(issuer: _Issuer, response: Response) -> dict[str, list[Jwk]]:
+    document = issuer.jwks()
+    response.headers.update(_CACHEABLE)
+    return document
+
+
+@asynccontextmanager
+async def _in_time(what: str) -> AsyncIterator[None]:
+    """An orchestrator that gets no answer learns nothing; what is behind a broken network never answers."""
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            yield
+    except TimeoutError:
+        raise StoreUnavailableError(f"{what} has not answered for {PROBE_SECONDS:g} s") from None
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Liveness, readiness and numbers, without authentication: orchestrators have no tokens."""
+
+    database: Database
+    store: ChunkStore
+    metrics: Metrics
+
+    async def check(self) -> None:
+        """Raise ``StoreUnavailableError``, which says which, when the database or the store does not answer in time."""
+        async with _in_time("the database"):
+            await self.database.check_version()
+        self.database.check_writable(PROBE_SECONDS)
+        async with _in_time("the store"):
+            with suppress(NotFoundError):  # it answered
+                (await asyncio.to_thread(self.store.open, EMPTY)).close()
+
+
+_Probes = Annotated[Probes, provided(Probes)]
+
+
+@probes_router.get("/healthz", summary="The process lives")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@probes_router.get("/readyz", summary="Database and store are reachable")
+async def readyz(probes: _Probes) -> dict[str, str]:
+    await probes.check()
+    return {"status": "ok"}
+
+
+@probes_router.get("/metrics", summary="Prometheus", response_class=PlainTextResponse)
+async def metrics(probes: _Probes) -> Response:
+    return Response(await probes.metrics.render(), media_type=CONTENT_TYPE_LATEST)

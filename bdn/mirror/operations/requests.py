@@ -1,0 +1,404 @@
+"""What callers ask of the tiers and see of it: evictions, prefetches, verifications, and collections of the store.
+
+Agents are told through their heartbeats, and report. Of the mirror's own part, an eviction's is carried out at once, a
+verification's by the store's keeper, and a collection by a worker.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bdn.core.chunk import Digest
+from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError
+from bdn.core.pace.rounds import is_round_due
+from bdn.core.store import KINDS
+from bdn.mirror.damages import DAMAGE
+from bdn.mirror.db import agents, mirrors, operations
+from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.db.operations import MIRROR
+from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
+from bdn.mirror.operations.operations import COLLECTION, EVICTION, PREFETCH, VERIFICATION, Operations
+from bdn.mirror.retention import Collected, Collector, StoreEviction
+from bdn.mirror.waiting import Watch
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.operation_schema import (
+    CollectedKind,
+    Collection,
+    CollectionRequest,
+    Command,
+    DamagedItem,
+    EvictCommand,
+    EvictedItem,
+    Eviction,
+    EvictionRequest,
+    Prefetch,
+    PrefetchCommand,
+    PrefetchNode,
+    PrefetchRequest,
+    Verification,
+    VerificationRequest,
+    VerifyCommand,
+)
+from bdn.wire.shapes import ErrorBody, added, body_of
+
+logger = logging.getLogger(__name__)
+
+_ANYWHERE: Final = "/prefetched"  # a grant names mounts, and these are never shown
+_GRANTED_AT_ONCE: Final = 256  # manifests of one grant, which has to fit into the head of a request
+
+_Mount = dict[str, Any]
+_Narrowed = EvictionRequest | VerificationRequest  # for one tier, one cluster or one node; null is any
+
+
+@dataclass(frozen=True)
+class OperationRequests:
+    """The service behind ``/evictions``, ``/prefetches`` and ``/verifications``.
+
+    Whoever gets an operation gets it once it is over or when the time is; ``NotFoundError`` also when it is another
+    organisation's.
+    """
+
+    database: Database
+    operations: Operations
+    store_eviction: StoreEviction
+    watch: Watch
+    signer: GrantSigner
+    grant_seconds: int
+
+    async def evict(self, request: EvictionRequest, organisation: str, wait_seconds: float) -> Eviction:
+        """Record the eviction, carry out the mirror's part, and tell the agents theirs.
+
+        Raises:
+            InvalidRequestError: the selectors do not go together.
+            NotFoundError: no such source or manifest was mirrored, or no agent of that name was ever heard of.
+        """
+        request.check()
+        command = EvictCommand(
+            **request.model_dump(include={"tier", "job", "lru_bytes", "all", "dry_run", "force"}),
+            id=EVICTION.new_id(),
+            manifests=await self._manifests(request, organisation),
+            asked_by=f"an operator of {organisation}",
+            organisation=organisation,
+        )
+        # What is named by its age or by a job is in the caches of nodes, unless the mirror's tier is named as well.
+        is_spared = request.tier is None and (request.lru_bytes is not None or request.job is not None)
+        is_for_mirror = _asks_mirror(request) and not is_spared
+        await self.operations.begin(
+            EVICTION,
+            command.id,
+            request,
+            command.model_dump(),
+            organisation=organisation,
+            asked=await self._agents_asked(request),
+            mirror=is_for_mirror,
+        )
+        if is_for_mirror:
+            try:
+                await self.store_eviction.run(command, organisation)
+            except BdnError as error:
+                await self.operations.answer(command.id, None, body_of(error))
+                raise
+            await self.operations.answer(command.id, None)
+        return await self.get_eviction(command.id, organisation, wait_seconds)
+
+    async def get_eviction(self, eviction_id: str, organisation: str, wait_seconds: float) -> Eviction:
+        """The recorded eviction."""
+        operation = await self.operations.get(EVICTION, eviction_id, organisation, wait_seconds)
+        items = [EvictedItem.model_validate(item) for item in operation.all("items")]
+        manifests = [item.manifest.removeprefix("b3:") for item in items]
+        async with self.database.read() as session:
+            sources = await mirrors.sources_by_manifest(session, organisation, manifests) if items else {}
+        for item, manifest in zip(items, manifests, strict=True):
+            item.sources = sources.get(manifest, [])
+        freed = sum(item.bytes for item in items if not item.refused)
+        return Eviction(**operation.document(), items=items, bytes_freed=freed)
+
+    async def verify(self, request: VerificationRequest, organisation: str, wait_seconds: float) -> Verification:
+        """Record it and tell those who shall read. Raises what ``evict`` does."""
+        request.check()
+        command = VerifyCommand(
+            **request.model_dump(include={"tier", "all", "repair"}),
+            id=VERIFICATION.new_id(),
+            manifests=await self._manifests(request, organisation),
+        )
+        await self.operations.begin(
+            VERIFICATION,
+            command.id,
+            request,
+            command.model_dump(),
+            organisation=organisation,
+            asked=await self._agents_asked(request),
+            mirror=_asks_mirror(request),
+        )
+        self.watch.notify(DAMAGE)
+        return await self.get_verification(command.id, organisation, wait_seconds)
+
+    async def get_verification(self, verification_id: str, organisation: str, wait_seconds: float) -> Verification:
+        """The recorded verification."""
+        operation = await self.operations.get(VERIFICATION, verification_id, organisation, wait_seconds)
+        items: list[DamagedItem] = []
+        chunks_read = bytes_read = 0
+        for part in operation.parts:
+            place = {"cluster": part.cluster, "node": part.node} if part.cluster else {}
+            items += [DamagedItem.model_validate(item | place) for item in part.result.get("items", [])]
+            chunks_read = added(chunks_read, part.result.get("chunks_read", 0))
+            bytes_read = added(bytes_read, part.result.get("bytes_read", 0))
+        return Verification(**operation.document(), items=items, chunks_read=chunks_read, bytes_read=bytes_read)
+
+    async def prefetch(self, request: PrefetchRequest, organisation: str, wait_seconds: float) -> Prefetch:
+        """Record it and tell the agents.
+
+        Raises:
+            InvalidRequestError: the digest is none, the mirror is not READY, or a named agent keeps no files for jobs.
+            NotFoundError: nothing of this organisation that the mirror holds, or no such agents.
+        """
+        request.check()
+        prefetch_id = PREFETCH.new_id()
+        command = {"mounts": await self._mounts(request, organisation)}
+        nodes = await self._nodes(request)
+        await self.operations.begin(PREFETCH, prefetch_id, request, command, organisation=organisation, asked=nodes)
+        return await self.get_prefetch(prefetch_id, organisation, wait_seconds)
+
+    async def get_prefetch(self, prefetch_id: str, organisation: str, wait_seconds: float) -> Prefetch:
+        """The recorded prefetch, over once all nodes have ended."""
+        operation = await self.operations.get(PREFETCH, prefetch_id, organisation, wait_seconds)
+        mounts = operation.row.command["mounts"]
+        return Prefetch.model_validate(
+            operation.document()
+            | {
+                "manifests": [f"b3:{mount['manifest']}" for mount in mounts],
+                "sources": [mount["source"] for mount in mounts],
+                "nodes": [_node(part) for part in operation.parts],
+            }
+        )
+
+    async def command(self, row: OperationRow, cluster: str, node: str) -> Command:
+        """What an agent is told. Grants are made anew: a node that was away for days gets one that is valid."""
+        if row.kind == EVICTION.name:
+            return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
+        organisation = row.organisation or ""
+        if row.kind == PREFETCH.name:
+            mounts = [
+                GrantedMount(mount["mount_location"], Digest(mount["manifest"]), mount["source"])
+                for mount in row.command["mounts"]
+            ]
+            return Command(id=row.id, prefetch=PrefetchCommand(id=row.id, grant=self._signed(organisation, mounts)))
+        command = VerifyCommand.model_validate(row.command)
+        if command.repair:
+            command.grants = await self._grants(organisation, cluster, node, command.manifests)
+        return Command(id=row.id, verify=command)
+
+    async def _grants(self, organisation: str, cluster: str, node: str, manifests: Sequence[str] | None) -> list[str]:
+        """For what the node holds of these manifests (None: of any) and was ever mirrored for the organisation.
+
+        Also for what the organisation gave up: the node holds that all the same, and other agents may have the right bytes.
+        """
+        async with self.database.read() as session:
+            held = await agents.manifests_on(session, cluster, node)
+            wanted = [name.removeprefix("b3:") for name in sorted(held if manifests is None else held & set(manifests))]
+            sources = await mirrors.sources_by_manifest(session, organisation, wanted)
+        mounts = [
+            GrantedMount(f"/{number}", Digest(name), sources[name][0])
+            for number, name in enumerate(wanted)
+            if name in sources
+        ]
+        return [
+            self._signed(organisation, mounts[start : start + _GRANTED_AT_ONCE])
+            for start in range(0, len(mounts), _GRANTED_AT_ONCE)
+        ]
+
+    def _signed(self, organisation: str, mounts: Sequence[GrantedMount]) -> str:
+        return self.signer.sign(Grant(organisation, tuple(mounts), time.time() + self.grant_seconds))
+
+    async def _manifests(self, request: _Narrowed, organisation: str) -> list[str] | None:
+        """What a selector by source or manifest names; None for the other selectors."""
+        if request.manifest is None and request.source is None:
+            return None
+        async with self.database.read() as session:
+            found = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
+            is_one_read = isinstance(request, VerificationRequest) and request.manifest is not None
+            if is_one_read and not await mirrors.may_read(session, organisation, found[0]):
+                raise NotFoundError(f"manifest {request.manifest}")
+        return [f"b3:{digest}" for digest in found]
+
+    async def _agents_asked(self, request: _Narrowed) -> list[AgentRow]:
+        """The agents that the request is for. Whatever an agent's role, it may hold chunks from when it had another one."""
+        async with self.database.read() as session:
+            rows = await agents.all_agents(session)
+        found = [
+            row
+            for row in rows
+            if request.tier != MIRROR and request.cluster in (None, row.cluster) and request.node in (None, row.node)
+        ]
+        if not found and _names_agents(request):
+            raise NotFoundError(f"an agent of {request.cluster or 'any cluster'}, {request.node or 'any node'}")
+        return found
+
+    async def _mounts(self, request: PrefetchRequest, organisation: str) -> list[_Mount]:
+        """What is to be prefetched, as mounts of a grant."""
+        async with self.database.read() as session:
+            found = await self._named(session, request, organisation)
+            held = await mirrors.readable(session, organisation, [mount["manifest"] for mount in found])
+        for mount in found:
+            if mount["manifest"] not in held:
+                raise NotFoundError(f"manifest b3:{mount['manifest']} on the mirror")
+        return found
+
+    @staticmethod
+    async def _named(session: ReadSession, request: PrefetchRequest, organisation: str) -> list[_Mount]:
+        if request.manifest is not None:
+            [digest] = await mirrors.named_manifests(session, organisation, request.manifest, None)
+            [source, *_] = (await mirrors.sources_by_manifest(session, organisation, [digest]))[digest]
+            return [_mount(digest, source)]
+        if request.mirror_id is None:
+            newest = await mirrors.newest_ready(session, organisation, request.source or "")
+            if newest is None:
+                raise NotFoundError(f"a READY mirror of {request.source}")
+            return [_mount(newest.manifest, newest.source)]
+        mirror = await mirrors.get(session, request.mirror_id, organisation)
+        if mirror is None:
+            raise NotFoundError(f"mirror {request.mirror_id}")
+        row, sources = mirror
+        if row.status != "READY":
+            raise InvalidRequestError(f"mirror {row.id} is {row.status}; what is prefetched must be READY")
+        return [_mount(source.manifest, source.source, source.mount_location) for source in sources]
+
+    async def _nodes(self, request: PrefetchRequest) -> list[AgentRow]:
+        """The agents that shall hold it: of a cluster those that live, of named ones all."""
+        async with self.database.read() as session:
+            rows = await agents.all_agents(session)
+        there = [row for row in rows if request.cluster in (None, row.cluster)]
+        if request.nodes:
+            return [row for name in dict.fromkeys(request.nodes) for row in _of_name(name, there)]
+        living = [row for row in there if "node" in row.roles and agents.is_alive(row, time.time())]
+        if not living:
+            raise NotFoundError(f"a living agent with the role node in cluster {request.cluster}")
+        return living
+
+
+def _asks_mirror(request: _Narrowed) -> bool:
+    """Whether the mirror's own store is meant, too."""
+    return request.tier == MIRROR or (request.tier is None and not _names_agents(request))
+
+
+def _names_agents(request: _Narrowed) -> bool:
+    return request.cluster is not None or request.node is not None
+
+
+def _of_name(name: str, rows: list[AgentRow]) -> list[AgentRow]:
+    found = [row for row in rows if row.node == name]
+    if not found:
+        raise NotFoundError(f"agent {name}")
+    if not any("node" in row.roles for row in found):
+        raise InvalidRequestError(f"agent {name} has not the role node: it keeps no files for jobs")
+    return [row for row in found if "node" in row.roles]
+
+
+def _mount(manifest: str | None, source: str, mount_location: str = _ANYWHERE) -> _Mount:
+    return {"mount_location": mount_location, "manifest": manifest, "source": source}
+
+
+def _node(part: OperationPartRow) -> PrefetchNode:
+    state = "READY" if part.state == "DONE" else part.state
+    place = {"cluster": part.cluster, "node": part.node, "state": state, "error": part.error}
+    return PrefetchNode.model_validate(place | part.result)
+
+
+_LOOK_SECONDS: Final = 5.0  # between two looks for what another process was asked for
+_ASKED: Final = "a collection was asked for"
+
+
+@dataclass(frozen=True)
+class Collections:
+    """The service behind ``/collections``. Any process takes the request, one worker carries it out.
+
+    Args:
+        grace_seconds: where the request names none.
+        period_seconds: after which a collection is begun that nobody asked for; 0 is never.
+        on_collected: told the bytes that became free.
+    """
+
+    database: Database
+    operations: Operations
+    collector: Collector
+    watch: Watch
+    grace_seconds: float
+    period_seconds: float
+    on_collected: Callable[[int], object]
+    clock: Callable[[], float] = time.time
+
+    async def start(self, request: CollectionRequest, wait_seconds: float) -> Collection:
+        """Record what a worker is to do."""
+        collection_id = await self._begin(request)
+        self.watch.notify(_ASKED)
+        return await self.get(collection_id, wait_seconds)
+
+    async def _begin(self, request: CollectionRequest) -> str:
+        collection_id = COLLECTION.new_id()
+        await self.operations.begin(COLLECTION, collection_id, request, {}, mirror=True)
+        return collection_id
+
+    async def get(self, collection_id: str, wait_seconds: float) -> Collection:
+        """The collection, once it is over or when the time is."""
+        operation = await self.operations.get(COLLECTION, collection_id, None, wait_seconds)
+        kinds = [CollectedKind.model_validate(kind) for kind in operation.all("kinds")]
+        return Collection(**operation.document(), kinds=kinds, bytes_freed=sum(kind.bytes for kind in kinds))
+
+    async def work(self) -> None:
+        """Until canceled: carry out what was asked for, what is due, and what a killed worker had begun."""
+        while True:
+            try:
+                await self._begin_what_is_due()
+                async with self.database.read() as session:
+                    asked = await operations.open_of_mirror(session, COLLECTION.name)
+                for row in asked:
+                    await self._carry_out(row.id)
+                if asked:
+                    continue  # somebody may have asked meanwhile
+            except BdnError as error:  # the database is away: what is open stays open
+                logger.warning("nothing can be collected now", extra={"error": str(error)})
+            await self.watch.changed(_ASKED, _LOOK_SECONDS)
+
+    async def _begin_what_is_due(self) -> None:
+        if await self._is_due():
+            async with self.database.alone("collections"):
+                if await self._is_due():
+                    await self._begin(CollectionRequest())
+
+    async def _is_due(self) -> bool:
+        """A period after the last one, or else after the first mirror: before that there is nothing to collect."""
+        now = self.clock()
+        async with self.database.read() as session:
+            since = await operations.newest_collection(session, now) or await mirrors.first_at(session)
+        return since is not None and is_round_due(since, self.period_seconds, now)
+
+    async def _carry_out(self, collection_id: str) -> None:
+        """A and B see the same request; A carries it out, and B, who waited, sees that it is over."""
+        async with self.database.alone("collections"):
+            async with self.database.read() as session:
+                row = await operations.get(session, collection_id)
+            if row is None or row.status != "RUNNING":
+                return
+            request = CollectionRequest.model_validate(row.request)
+            grace = self.grace_seconds if request.grace_seconds is None else request.grace_seconds
+            collected = Collected()
+            failure: ErrorBody | None = None
+            try:
+                collected = await self.collector.collect(grace_seconds=grace, dry_run=request.dry_run)
+            except BdnError as error:
+                failure = body_of(error)
+            except Exception as error:
+                # A bug is no reason to end the mirror, nor to try the same again at its next start.
+                logger.exception("a collection failed", extra={"collection": collection_id})
+                failure = body_of(InternalError(f"{type(error).__name__} while collecting"))
+            if not request.dry_run:
+                self.on_collected(sum(collected.bytes.values()))
+            kinds = [
+                CollectedKind(kind=kind, count=collected.counts[kind], bytes=collected.bytes[kind]).model_dump()
+                for kind in KINDS
+            ]
+            await self.operations.answer(collection_id, {"kinds": kinds}, failure)
+        facts: dict[str, object] = {kind: count for kind, count in collected.counts.items() if count}
+        logger.info("collected", extra={"collection": collection_id, "dry_run": request.dry_run, **facts})
