@@ -6,8 +6,7 @@ from urllib.parse import urljoin, urlsplit
 
 from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.pace.retry import StallPolicy
-from bdn.net.http1.answer import TICK_SECONDS, Answer, AnswerDeadline, StalledError
+from bdn.net.http1.answer import TICK, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
@@ -16,7 +15,6 @@ from bdn.wire.shapes import error_from
 
 _REDIRECT_LIMIT: Final = 2  # the mirror may send us to a signed URL of its store
 _WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error
-_TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | Non
     goes_on()
     while True:
         try:
-            answer.fill(rest[answer.received :], stall=_TICK, is_wanted=goes_on, on_bytes=chunk.received)
+            answer.fill(rest[answer.received :], stall=TICK, is_wanted=goes_on, on_bytes=chunk.received)
         except StalledError:
             continue  # a tick without bytes, which the deadline has heard of
         return

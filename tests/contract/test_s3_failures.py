@@ -106,36 +106,28 @@ FAILURES = [
     (answer(200, body=b"not a listing"), UpstreamUnavailableError, "is not XML"),
     (answer(200, body=b"<html><body>a proxy's page</body></html>"), UpstreamUnavailableError, "a document 'html'"),
     (error_answer(200, "InternalError"), UpstreamUnavailableError, "a document 'Error'"),
+    (answer(200, body=b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"),
+        UpstreamUnavailableError, "does not tell where"),
     (answer(502, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "502"),
     (drop(), UpstreamUnavailableError, "could not be asked"),
     (truncate(10), UpstreamUnavailableError, "could not be asked"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "expected", "said"), FAILURES)
-async def test_a_failing_request_is_made_once_and_mapped(
-    server: S3Server, fault: Fault, expected: type[BdnError], said: str
+@pytest.mark.parametrize(("query", "before"), [("", 0), ("continuation-token", 1000)])
+async def test_a_failing_page_is_asked_for_once_and_mapped_around_the_iteration(
+    server: S3Server, fault: Fault, expected: type[BdnError], said: str, query: str, before: int
 ) -> None:
-    server.fail(fault, times=None)
-    async with opened(server, keys_of(server.account)) as source:
-        with pytest.raises(expected, match=said):
-            await listed(source)
-    # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
-    assert server.log.count() <= (2 if fault == drop() else 1)
-
-
-@pytest.mark.parametrize("fault", [error_answer(500, "InternalError"), drop(), truncate(10)])
-async def test_a_listing_that_fails_at_its_second_page_is_mapped_around_the_iteration(
-    server: S3Server, fault: Fault
-) -> None:
-    server.fail(fault, "continuation-token", times=None)
+    server.fail(fault, query, times=None)
     async with opened(server, keys_of(server.account)) as source:
         files = source.list(await source.resolve())
-        for number in range(1000):
+        for number in range(before):
             assert (await anext(files)).path == f"{number:04}.txt"
-        with pytest.raises(UpstreamUnavailableError):
+        with pytest.raises(expected, match=said):
             await anext(files)
-    assert server.log.count("continuation-token") <= (2 if fault == drop() else 1)
+    # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
+    assert server.log.count(query) <= (2 if fault == drop() else 1)
 
 
 # Locating a large file of S3 asks for its head.
@@ -169,14 +161,6 @@ async def test_a_failing_head_is_asked_for_once_and_mapped(
     assert "s3://failures" in str(raised.value)
     # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
     assert server.log.count(method="HEAD") <= (2 if fault == drop() else 1)
-
-
-async def test_a_listing_that_goes_on_without_telling_where_is_not_taken_for_complete(server: S3Server) -> None:
-    cut = b"<ListBucketResult><IsTruncated>true</IsTruncated><KeyCount>0</KeyCount></ListBucketResult>"
-    server.fail(answer(200, body=cut))
-    async with opened(server, keys_of(server.account)) as source:
-        with pytest.raises(UpstreamUnavailableError, match="does not tell where"):
-            await listed(source)
 
 
 async def test_slow_down_tells_how_long_to_wait_where_s3_says_so(server: S3Server) -> None:

@@ -15,7 +15,7 @@ from bdn.disk.direct import DirectWrites
 from bdn.net.http1.pool import ConnectionPool, dial
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
-from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
+from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, missing, refused, truncated
 from tests.support.agent.points import Points
 from tests.support.agent.rig import MIB, Rig, disk_bytes, metrics, noise, staged
 from tests.support.content.trees import tree
@@ -178,20 +178,6 @@ async def test_a_layout_that_does_not_make_up_the_file_is_refused(rig: Rig, mirr
         with pytest.raises(BdnError, match="the layout of"):
             await staged(agent, mirror, manifest)
         assert mirror.requests == 0
-
-
-async def test_an_agent_that_ends_does_not_wait_for_a_silent_mirror(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(SENT)
-    gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
-    mirror.every = held_by(gate)
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
-    async with asyncio.timeout(10):  # far less than the time after which a read gives up
-        async with rig.agent() as agent:
-            stage = await agent.stages.start("job", mirror.grant(manifest))
-            await asked.wait()
-    gate.set()
-
-    assert stage.record.state == "STAGING"
 
 
 def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

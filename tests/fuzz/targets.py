@@ -48,7 +48,7 @@ from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 from bdn.wire.operation_schema import Heartbeat
 from bdn.wire.shapes import error_from
 from node_agent.fill.part import Bitmap
-from node_agent.stage.record import StageRecord
+from node_agent.stage.stage import StageRecord
 
 NOW: Final = 1_800_000_000.0
 

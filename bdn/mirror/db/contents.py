@@ -235,10 +235,13 @@ class ContentLayout(NamedTuple):
 
 
 async def layouts(session: ReadSession, manifest: str, organisation: str) -> list[ContentLayout]:
-    """Every distinct content of a manifest, by digest. ``RecordDamagedError`` where the database has it wrong.
+    """Every distinct content of a manifest, by digest.
 
     Of several slabs, a content's is the one that serves most of the manifest: an agent fetches slabs as a whole. What no
     slab of this organisation holds is left out; ``publish`` sees to it that there is none.
+
+    Raises:
+        RecordDamagedError: the database does not say what was written there.
     """
     query = (
         select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
@@ -293,7 +296,10 @@ async def objects(session: ReadSession, manifest: str, organisation: str) -> fro
 
 
 async def opens(session: ReadSession, manifest: str, organisation: str, digest: str) -> bool:
-    """Whether a grant for the manifest opens this content or slab, by one look. Also what came after ``objects``."""
+    """Whether a grant for the manifest opens this: a content that it names, or a slab that holds one.
+
+    Costs one look, unlike ``objects``; for packed contents, and for slabs that came after ``objects`` was asked.
+    """
     content = select(ManifestContentRow.content).where(
         ManifestContentRow.manifest == manifest, ManifestContentRow.content == digest
     )
@@ -323,7 +329,11 @@ async def a_slice(session: ReadSession, content: str) -> tuple[Slice, int] | Non
 
 
 async def unreadable(session: ReadSession, names: str | Sequence[str], scope: str) -> list[str]:
-    """Which of these contents, or of those that a manifest names, are lost, or damaged, or not for this scope."""
+    """Which contents the store does not hold, or only damaged, or only where this scope may not read.
+
+    Args:
+        names: the contents' digests, or the manifest that names them.
+    """
     if isinstance(names, str):
         query = (
             select(ManifestContentRow.content)

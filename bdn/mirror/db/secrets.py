@@ -28,7 +28,11 @@ class SecretTable:
     keyring: Keyring
 
     async def value(self, organisation: str, name: str) -> str | None:
-        """The value now, None where there is none; ``SecretMalformedError`` where it cannot be decrypted."""
+        """The value now, or None where there is no such secret.
+
+        Raises:
+            SecretMalformedError: it is there and cannot be decrypted.
+        """
         async with self.database.read() as session:
             row = await session.get(SecretRow, (organisation, name))
         return None if row is None else self.keyring.open(organisation, name, row.ciphertext)
@@ -54,7 +58,11 @@ class SecretTable:
                 raise NotFoundError(f"secret {name!r}")
 
     async def rotate(self, organisation: str) -> None:
-        """Encrypt all secrets of the organisation with the first key, or, by ``SecretMalformedError``, none."""
+        """Encrypt every secret of the organisation with the first key.
+
+        Raises:
+            SecretMalformedError: one cannot be decrypted; then none has changed.
+        """
         async with self.database.write() as session:
             for row in await _rows(session, organisation):
                 await self.reseal(session, row)
@@ -114,7 +122,11 @@ class Keyring:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """From the setting: keys in base64, comma separated. ``InvalidRequestError`` says which one is no key."""
+        """From the setting: keys in base64, comma separated.
+
+        Raises:
+            InvalidRequestError: saying which key is none, without showing it.
+        """
         words = [word.strip() for word in (text or "").split(",")]
         return cls(tuple(_parse_key(word, position) for position, word in enumerate(words, start=1) if word))
 
@@ -130,7 +142,11 @@ class Keyring:
         return head + nonce + AESGCM(key).encrypt(nonce, value.encode(), _bound_to(head, organisation, name))
 
     def open(self, organisation: str, name: str, sealed: bytes) -> str:
-        """The value; ``SecretMalformedError`` for one of an unknown key, or of another name or organisation."""
+        """The value.
+
+        Raises:
+            SecretMalformedError: no key of ours sealed it, or it was sealed for another name or organisation.
+        """
         head, rest = sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:]
         key = next((key for key in self.keys if head == _VERSION + _fingerprint(key)), None)
         if key is None:

@@ -19,6 +19,7 @@ from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
 from bdn.wire.http_fields import HeadRefusedError, keeps_alive, parse_headers
 
 TICK_SECONDS: Final = 0.25  # how long a wait may go unjudged
+TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 HEAD_LIMIT: Final = 64 * 1024  # bytes, status line included
 HEADERS_LIMIT: Final = 200
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")

@@ -118,6 +118,12 @@ class AgentMirror:
 
     # --- what a test does ---
 
+    def asked(self, condition: Callable[[Digest], bool] = lambda _: True) -> asyncio.Event:
+        """Set once a chunk is asked for that fulfils the condition."""
+        event, loop = asyncio.Event(), asyncio.get_running_loop()
+        self.on_request = lambda chunk: condition(chunk) and loop.call_soon_threadsafe(event.set)
+        return event
+
     def publish(self, files: Mapping[str, bytes]) -> Manifest:
         """Mirror a tree."""
         layouts: dict[Digest, FileLayout] = {}
@@ -186,7 +192,7 @@ class AgentMirror:
     @property
     def requests(self) -> int:
         """Chunk requests since the last ``forget``."""
-        return sum(self.chunk_requests.values())
+        return sum([*self.chunk_requests.values()])  # a copy: others count meanwhile
 
     def forget(self) -> None:
         """Start counting anew."""

@@ -5,23 +5,9 @@ import pytest
 
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import parse_source
-from bdn.sources.gcs.source import GcsSource
-from bdn.sources.huggingface.source import HuggingFaceSource
 from bdn.sources.opener import open_source
-from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Secret, SourceContext
-
-
-@pytest.mark.parametrize(("uri", "expected"), [
-    ("hf://o/r", HuggingFaceSource), ("hf://datasets/o/r@main", HuggingFaceSource), ("s3://bucket/p", S3Source),
-    ("gs://bucket/p", GcsSource), ("r2://account.bucket/p", S3Source),
-])  # fmt: skip
-async def test_a_uri_opens_the_source_of_its_scheme_without_a_request(uri: str, expected: type) -> None:
-    address = "http://nowhere.invalid"
-    nowhere = UpstreamSettings(hf_endpoint=address, s3_endpoint_url=address, gcs_endpoint_url=address)
-    async with open_source(parse_source(uri), SourceContext("acme", nowhere)) as source:
-        assert isinstance(source, expected)
 
 
 def test_the_sdk_of_a_scheme_is_loaded_when_a_source_of_it_is_opened_and_no_other() -> None:

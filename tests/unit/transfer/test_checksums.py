@@ -2,7 +2,9 @@
 
 import hashlib
 import zlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
@@ -266,46 +268,37 @@ class _Slow:
         return str(self.inner.hexdigest())
 
 
-@pytest.fixture
-def slow() -> tuple[OrderedChecksum, _Slow]:
+@contextmanager
+def while_the_first_chunk_is_hashed() -> Iterator[tuple[OrderedChecksum, ThreadPoolExecutor]]:
     checksum = ordered()
     running: Any = checksum._running
     running._hasher = hasher = _Slow(running._hasher)
-    return checksum, hasher
-
-
-def test_while_one_chunk_is_hashed_others_may_come_and_go(slow: tuple[OrderedChecksum, _Slow]) -> None:
-    checksum, hasher = slow
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(offer, checksum, 0)
         assert hasher.began.wait(10)
-        assert not offer(checksum, 1), "it is not its turn yet, and nobody holds a lock meanwhile"
-        second: Future[bool] = threads.submit(offer, checksum, 1, 60)
+        yield checksum, threads
         hasher.go_on.set()
         assert first.result(10)
-        assert second.result(10)
+
+
+def test_while_one_chunk_is_hashed_others_may_come_and_go() -> None:
+    with while_the_first_chunk_is_hashed() as (checksum, threads):
+        assert not offer(checksum, 1), "it is not its turn yet, and nobody holds a lock meanwhile"
+        second = threads.submit(offer, checksum, 1, 60)
+    assert second.result(10)
     assert finish(checksum) == 6
 
 
-def test_two_threads_with_the_same_chunk_hash_it_once(slow: tuple[OrderedChecksum, _Slow]) -> None:
-    checksum, hasher = slow
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(offer, checksum, 0)
-        assert hasher.began.wait(10)
+def test_two_threads_with_the_same_chunk_hash_it_once() -> None:
+    with while_the_first_chunk_is_hashed() as (checksum, threads):
         second = threads.submit(offer, checksum, 0)
         assert not second.done()
-        hasher.go_on.set()
-        assert (first.result(10), second.result(10)) == (True, True)
+    assert second.result(10)
     assert finish(checksum) == 7
 
 
-def test_handing_over_waits_for_the_chunk_that_is_being_hashed(slow: tuple[OrderedChecksum, _Slow]) -> None:
-    checksum, hasher = slow
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(offer, checksum, 0)
-        assert hasher.began.wait(10)
+def test_handing_over_waits_for_the_chunk_that_is_being_hashed() -> None:
+    with while_the_first_chunk_is_hashed() as (checksum, threads):
         finishing = threads.submit(finish, checksum)
         assert not finishing.done()
-        hasher.go_on.set()
-        assert first.result(10)
-        assert finishing.result(10) == 7
+    assert finishing.result(10) == 7

@@ -30,6 +30,7 @@ from tests.support.network.raw_server import (
 from tests.support.network.upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, read_range, upstream
 
 TEN = partial(CONTENT[:10], 0, SIZE)
+COMPRESSED = gzip.compress(CONTENT[:10])
 
 
 @pytest.fixture
@@ -106,19 +107,16 @@ def test_an_answer_about_other_bytes_is_no_data(reader: RangedReader, stated: st
     assert type(raised.value) is expected
 
 
-def test_a_compressed_answer_is_no_data(reader: RangedReader) -> None:
-    body = gzip.compress(CONTENT[:10])
-    stated = "Content-Range: bytes 0-9/4096"
-    for length in (f"Content-Length: {len(body)}", "Content-Length: 10"):
-        play = answering(message("206 Partial Content", stated, "Content-Encoding: gzip", length, body=body))
-        with pytest.raises(UpstreamUnavailableError, match="encoded or has the wrong length"):
-            read_raw(reader, play)
-
-
-@pytest.mark.parametrize("length", ["9", "11"])
-def test_a_length_that_does_not_fit_the_range_is_no_data(reader: RangedReader, length: str) -> None:
-    stated = "Content-Range: bytes 0-9/4096"
-    play = answering(message("206 Partial Content", stated, f"Content-Length: {length}", body=CONTENT[:11]))
+@pytest.mark.parametrize(("headers", "body"), [
+    (["Content-Encoding: gzip", f"Content-Length: {len(COMPRESSED)}"], COMPRESSED),
+    (["Content-Encoding: gzip", "Content-Length: 10"], COMPRESSED),
+    (["Content-Length: 9"], CONTENT[:11]),
+    (["Content-Length: 11"], CONTENT[:11]),
+])  # fmt: skip
+def test_an_answer_that_is_compressed_or_has_another_length_than_the_range_is_no_data(
+    reader: RangedReader, headers: list[str], body: bytes
+) -> None:
+    play = answering(message("206 Partial Content", "Content-Range: bytes 0-9/4096", *headers, body=body))
     with pytest.raises(UpstreamUnavailableError, match="encoded or has the wrong length"):
         read_raw(reader, play)
 
@@ -136,9 +134,6 @@ def test_an_answer_in_pieces_of_unknown_length_is_read(reader: RangedReader) -> 
 
 @pytest.mark.parametrize("answer", [
     pytest.param(chunked(CONTENT[:4]), id="ends early"),
-    pytest.param(chunked(CONTENT[:4], end=b""), id="breaks off between pieces"),
-    pytest.param(chunked(CONTENT[:4], end=b"4\r\nab"), id="breaks off inside a piece"),
-    pytest.param(chunked(CONTENT[:4], end=b"what\r\n"), id="holds nonsense"),
     pytest.param(chunked(CONTENT[:12]), id="goes on past the range"),
 ])  # fmt: skip
 def test_an_answer_in_pieces_that_is_not_as_long_as_the_range_is_no_data(reader: RangedReader, answer: bytes) -> None:
