@@ -14,7 +14,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_what_an_agent_repeats_is_kept_once"),
     ],
     "node_agent/cache/node_cache.py": [
-        ("a refusal is not written down", "refusal = cache_events.refused(self.index, self.held, self.holder, error)",
+        ("a refusal is not written down", "refusal = refused(self.index, self.held, self.holder, error)",
          "refusal: list[Event] = []", "test_who_is_refused_hears_who_is_in_the_way"),
         ("an admission that is refused ends the leases that there were",
          "        for manifest in self._leased:\n            self.index.leases.take(manifest, self.holder)\n", "",
