@@ -4,17 +4,16 @@ import asyncio
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 
 import click
 
 from bdn import __version__
 from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of, log_to_stderr
 from bdn.core.errors import BdnError
-from bdn.net.api_server import bind_tcp, serving
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
-from node_agent.api import build_app, unix_socket
+from node_agent.api import serving_api
 from node_agent.app import open_agent
 from node_agent.settings import AgentSettings, load_settings
 
@@ -29,12 +28,7 @@ async def serve(settings: AgentSettings) -> int:
         BdnError: the agent cannot start: its directory, its socket or a port is somebody else's.
     """
     with _signals() as stop:
-        async with AsyncExitStack() as stack:
-            agent = await stack.enter_async_context(open_agent(settings))
-            app = build_app(agent)
-            await stack.enter_async_context(serving(app, stack.enter_context(unix_socket(settings.effective_socket))))
-            if settings.port is not None:  # without authentication of its own, the API is for this machine alone
-                await stack.enter_async_context(serving(app, bind_tcp("127.0.0.1", settings.port)))
+        async with open_agent(settings) as agent, serving_api(agent):
             return await stop
 
 

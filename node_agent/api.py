@@ -2,9 +2,9 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
@@ -13,10 +13,9 @@ from fastapi import FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.chunk import Digest
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors
-from bdn.net.api_server import EVENTS, EventStream, new_router, new_service, provided
+from bdn.net.api_server import EVENTS, EventStream, bind_tcp, new_router, new_service, provided, serving
 from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
@@ -24,69 +23,7 @@ from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageDocument, StageRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
-from node_agent.stage.record import MountRecord
-from node_agent.stage.stage import NodeStage
-
-
-@dataclass(frozen=True)
-class Story:
-    """The service behind ``GET /events`` of the control API."""
-
-    agent: Agent
-
-    async def of_path(self, path: str, limit: int) -> NodeEvents:
-        """What the path is, and the events of its manifest. A stage that was released is known for a week.
-
-        Raises:
-            NotFoundError: no stage ever showed it, or its manifest has no such file.
-        """
-        staged = await self._staged(PurePosixPath(path))
-        return NodeEvents(staged=staged, items=await self._items(staged.manifest, limit))
-
-    async def of(self, mention: str, limit: int) -> NodeEvents:
-        """The events that mention a digest or a name; with nothing to look for, all."""
-        return NodeEvents(items=await self._items(mention, limit))
-
-    async def _items(self, mention: str, limit: int) -> list[EventDocument]:
-        settings = self.agent.settings
-        found = await in_thread(lambda: list(islice(self.agent.journal.events(mention), limit)))
-        return [EventDocument.of(replace(one, cluster=settings.cluster, node=settings.node)) for one in found]
-
-    async def _staged(self, path: PurePosixPath) -> StagedPath:
-        stage, mount, name = self._find(path)
-        manifest = await in_thread(self.agent.cache.files.records.load, mount.digest)
-        inside = {} if manifest is None else {entry.path: entry for entry in manifest.files}
-        is_folder = name == "." or any(other.startswith(f"{name}/") for other in inside)
-        entry = inside.get(name)
-        if manifest is not None and entry is None and not is_folder:
-            raise NotFoundError(f"{name} of manifest {mount.manifest}")
-        return StagedPath(
-            path=str(path),
-            stage=self.agent.stages.document(stage),
-            mount_location=mount.mount_location,
-            manifest=mount.manifest,
-            name=name,
-            digest=str(entry.digest) if entry else None,
-            size=entry.size if entry else None,
-            cached=self._is_cached(entry.digest if entry else None, mount),
-        )
-
-    def _find(self, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
-        """The stage that shows the path now, or else the one that was asked for last."""
-        if not path.is_absolute():
-            raise InvalidRequestError(f"{path} is not an absolute path")
-        stages = sorted(self.agent.stages.registry.all(), key=lambda stage: stage.record.state != "READY")
-        for stage in stages:
-            for mount in stage.record.mounts:
-                root = self.agent.stages.path_of(stage.record, mount)
-                if path.is_relative_to(root):
-                    return stage, mount, str(path.relative_to(root))
-        raise NotFoundError(f"a stage of this node that shows {path}")
-
-    def _is_cached(self, content: Digest | None, mount: MountRecord) -> bool:
-        index = self.agent.cache.index
-        return index.is_complete(mount.digest) if content is None else index.ledger.is_committed(content)
-
+from node_agent.stage.stage import MountRecord, NodeStage
 
 _TEXT: Final = r"^[^\x00]*$"
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
@@ -171,8 +108,50 @@ async def events(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
 ) -> NodeEvents:
     """What was decided here, newest first: about what a path of a view shows, or all that mentions some words."""
-    story = Story(agent)
-    return await (story.of(mention, limit) if path is None else story.of_path(path, limit))
+    staged = None if path is None else await _staged(agent, PurePosixPath(path))
+    mention = mention if staged is None else staged.manifest
+    found = await in_thread(lambda: list(islice(agent.journal.events(mention), limit)))
+    here = agent.settings
+    events = [EventDocument.of(replace(one, cluster=here.cluster, node=here.node)) for one in found]
+    return NodeEvents(staged=staged, items=events)
+
+
+async def _staged(agent: Agent, path: PurePosixPath) -> StagedPath:
+    """What the path is: a stage that was released is known for a week.
+
+    Raises:
+        NotFoundError: no stage ever showed it, or its manifest has no such file.
+    """
+    stage, mount, name = _find(agent, path)
+    manifest = await in_thread(agent.cache.files.records.load, mount.digest)
+    inside = {} if manifest is None else {entry.path: entry for entry in manifest.files}
+    entry = inside.get(name)
+    is_folder = name == "." or any(other.startswith(f"{name}/") for other in inside)
+    if manifest is not None and entry is None and not is_folder:
+        raise NotFoundError(f"{name} of manifest {mount.manifest}")
+    index = agent.cache.index
+    return StagedPath(
+        path=str(path),
+        stage=agent.stages.document(stage),
+        mount_location=mount.mount_location,
+        manifest=mount.manifest,
+        name=name,
+        digest=str(entry.digest) if entry else None,
+        size=entry.size if entry else None,
+        cached=index.ledger.is_committed(entry.digest) if entry else index.is_complete(mount.digest),
+    )
+
+
+def _find(agent: Agent, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
+    """The stage that shows the path now, or else the one that was asked for last."""
+    if not path.is_absolute():
+        raise InvalidRequestError(f"{path} is not an absolute path")
+    for stage in sorted(agent.stages.registry.all(), key=lambda stage: stage.record.state != "READY"):
+        for mount in stage.record.mounts:
+            root = agent.stages.path_of(stage.record, mount)
+            if path.is_relative_to(root):
+                return stage, mount, str(path.relative_to(root))
+    raise NotFoundError(f"a stage of this node that shows {path}")
 
 
 @service_router.get("/healthz")
@@ -192,6 +171,21 @@ async def readyz(agent: _Agent) -> dict[str, str]:
 async def metrics(agent: _Agent) -> Response:
     """Figures for Prometheus."""
     return Response(agent.metrics.render(await agent.holdings.tiers()), media_type=CONTENT_TYPE_LATEST)
+
+
+@asynccontextmanager
+async def serving_api(agent: Agent) -> AsyncIterator[None]:
+    """The API on its unix socket and, if a port is set, on that port of the loopback: it has no authentication of its own.
+
+    Raises:
+        InUseError, InvalidRequestError: the socket or the port is somebody else's, or cannot be had.
+    """
+    app, settings = build_app(agent), agent.settings
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(app, stack.enter_context(unix_socket(settings.effective_socket))))
+        if settings.port is not None:
+            await stack.enter_async_context(serving(app, bind_tcp("127.0.0.1", settings.port)))
+        yield
 
 
 _LONGEST_PATH: Final = 107  # bytes; unix(7)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from bdn import __version__
@@ -15,6 +16,7 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
+from bdn.wire.operation_schema import Heartbeat
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
@@ -32,21 +34,20 @@ from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Pools, Provision
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
-from node_agent.mirror_link.evictions import EvictionCommands
-from node_agent.mirror_link.heartbeats import AgentHoldings, AgentIdentity, ChangeSignal, CommandInbox, Heartbeats
-from node_agent.mirror_link.prefetches import PrefetchCommands
-from node_agent.mirror_link.verifications import VerificationCommands
-from node_agent.scrub.findings import DamageReports, ScrubRecord
+from node_agent.mirror_link.commands import CommandInbox, EvictionCommands, PrefetchCommands, VerificationCommands
+from node_agent.mirror_link.heartbeats import AgentHoldings, ChangeSignal, Heartbeats
 from node_agent.scrub.reading import ScrubReader
-from node_agent.scrub.repair import FileRepair, StagedFiles
-from node_agent.scrub.repair_source import KnownLayouts, RepairGrants, RepairSource
-from node_agent.scrub.rounds import Rounds, StagesFirst
-from node_agent.scrub.scrubber import Scrubber
+from node_agent.scrub.repair import FileRepair, RepairGrants, RepairSource, StagedFiles
+from node_agent.scrub.scrubber import DamageReports, Rounds, Scrubber, ScrubRecord, StagesFirst
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.lifecycle import open_lifecycle
-from node_agent.stage.stage import StageRegistry
+from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.pulls import Pulls
+from node_agent.stage.stage import StageRecords, StageRegistry
 from node_agent.stage.stages import StageService
+from node_agent.stage.view.exposure import choose
+from node_agent.stage.view.views import Views
+from node_agent.stage.warm import Warmer
 from node_agent.trust import Trust
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
@@ -171,13 +172,16 @@ async def open_agent(
         stack.push_async_callback(in_thread, server.close)
 
         # Stage: files appear for jobs.
-        lifecycle = await open_lifecycle(
-            stack,
-            settings,
-            disk,
-            tiers,
-            registry,
-            provision=provision,
+        views = Views(places, await in_thread(choose, settings.exposure, places))
+        stage_tasks = await stack.enter_async_context(BackgroundTasks())
+        lifecycle = Lifecycle(
+            stage_tasks,
+            provision,
+            Warmer(stage_tasks, registry, views, settings.warm_rate),
+            cache=tiers.node,
+            views=views,
+            records=StageRecords(places),
+            pulls=Pulls(registry, tiers.manifests, places),
             clock=clock,
             elapsed=elapsed,
             on_ready=metrics.ready_seconds.observe,
@@ -190,14 +194,14 @@ async def open_agent(
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
         await in_thread(scrub_record.load)
-        staged, quarantine = StagedFiles(registry, lifecycle.views, tiers.manifests), Quarantine(places.quarantine)
+        staged, quarantine = StagedFiles(registry, views, tiers.manifests), Quarantine(places.quarantine)
         grants = RepairGrants(registry, trust, is_open=settings.auth == "off")
         scrubber = Scrubber(
             tiers.node,
             tiers.cluster,
             ScrubReader(buffers, quarantine, metrics, clock),
             FileRepair(places, quarantine, staged),
-            RepairSource(provision, grants, KnownLayouts(tiers.manifests), buffers, stop_scrub),
+            RepairSource(provision, grants, lru_cache(1)(tiers.manifests.load_layout), buffers, stop_scrub),
             scrub_record,
             DamageReports(settings.cluster, settings.node, registry, tiers.manifests),
         )
@@ -218,11 +222,15 @@ async def open_agent(
             trust=trust,
             members=members,
             holdings=holdings,
-            inbox=CommandInbox(lifecycle.background, evictions, prefetches, verifications, news.wake),
+            inbox=CommandInbox(
+                stage_tasks,
+                {"evict": evictions.run, "prefetch": prefetches.run, "verify": verifications.run},
+                news.wake,
+            ),
             news=news,
             journal=journal,
         )
-        stages = StageService(registry, lifecycle, trust, heartbeats.ask_for_keys, is_node="node" in settings.roles)
+        stages = StageService(registry, lifecycle, heartbeats.verify, is_node="node" in settings.roles)
 
         metrics.watch(
             "bdn_agent_direct_writes",
@@ -273,7 +281,7 @@ async def open_agent(
         )
 
 
-def _identity(settings: AgentSettings, data_port: int) -> AgentIdentity:
+def _identity(settings: AgentSettings, data_port: int) -> Heartbeat:
     advertise = settings.advertised(data_port)
     if advertise is None and "cluster" in settings.roles:
         logger.warning(
@@ -281,11 +289,13 @@ def _identity(settings: AgentSettings, data_port: int) -> AgentIdentity:
             "set BDN_AGENT_HOST or BDN_AGENT_ADVERTISE",
             settings.host,
         )
-    return AgentIdentity(
+    return Heartbeat(
         node=settings.node,
         cluster=settings.cluster,
         boot_id=boot_id(),
         roles=list(settings.roles),
         advertise=advertise,
         version=__version__,
+        tiers={},
+        holdings=None,
     )

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bdn.net.api_server import serving
 from bdn.wire.stage_schema import BytesFrom, StageDocument
-from node_agent.api import build_app, unix_socket
+from node_agent.api import serving_api
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
 from node_agent.settings import load_settings
@@ -53,7 +52,6 @@ async def open_embedded_agent(
         await agent.heartbeats.beat()
         address = ""
         if serve:
-            listener = stack.enter_context(unix_socket(settings.effective_socket))
-            await stack.enter_async_context(serving(build_app(agent), listener))
+            await stack.enter_async_context(serving_api(agent))
             address = f"unix:{settings.effective_socket}"
         yield LocalAgent(agent, address)

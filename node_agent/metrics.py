@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from bdn.wire.operation_schema import Outcome, Tier
+from bdn.wire.operation_schema import Tier
 from bdn.wire.stage_schema import StageState, TierUse
 from node_agent.stage.stage import StageRegistry
 
@@ -20,6 +20,7 @@ class AgentMetrics:
 
     def __init__(self, stages: StageRegistry) -> None:
         self.registry = CollectorRegistry()
+        self._stages = stages
         count = partial(Counter, registry=self.registry)
         self.fill_bytes = count(
             "bdn_agent_fill_bytes", "Bytes that fills brought, by the tier they came from", ["tier"]
@@ -50,7 +51,6 @@ class AgentMetrics:
             buckets=_READY_BUCKETS,
             registry=self.registry,
         )
-        self.registry.register(_StageCollector(stages))
 
     def filled(self, tier: Tier, size: int) -> None:
         """Bytes are here."""
@@ -69,46 +69,30 @@ class AgentMetrics:
         self.obtained_chunks.inc()
         self.obtained_bytes.inc(size)
 
-    def scrubbed(self, tier: Tier, size: int) -> None:
-        """Bytes were read again."""
-        self.scrubbed_bytes.labels(tier).inc(size)
-
-    def damaged(self, tier: Tier, outcome: Outcome) -> None:
-        """A chunk on this disk was wrong."""
-        self.damaged_chunks.labels(tier, outcome).inc()
-
-    def lost(self) -> None:
-        """A whole file was wrong and is gone."""
-        self.lost_files.inc()
-
     def watch(self, name: str, what: str, read: Callable[[], float]) -> None:
         """A figure that is read whenever somebody asks for it."""
         Gauge(name, what, registry=self.registry).set_function(read)
 
     def render(self, tiers: Mapping[str, TierUse]) -> bytes:
-        """The text that Prometheus reads; the tiers' figures are those of now."""
+        """The text that Prometheus reads; the figures of stages and tiers are those of now."""
         registry = CollectorRegistry()
-        registry.register(_UseCollector(tiers))
+        registry.register(_Now(self._stages, tiers))
         return generate_latest(self.registry) + generate_latest(registry)
 
 
-class _StageCollector:
-    def __init__(self, registry: StageRegistry) -> None:
-        self._registry = registry
+class _Now:
+    """What is so at the moment somebody asks."""
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily("bdn_agent_stages", "Stages, by state", labels=["state"])
-        counts = self._registry.count_by_state()
-        for state in _STATES:
-            family.add_metric([state], counts[state])
-        yield family
-
-
-class _UseCollector:
-    def __init__(self, tiers: Mapping[str, TierUse]) -> None:
+    def __init__(self, stages: StageRegistry, tiers: Mapping[str, TierUse]) -> None:
+        self._stages = stages
         self._tiers = tiers
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        states = GaugeMetricFamily("bdn_agent_stages", "Stages, by state", labels=["state"])
+        counts = self._stages.count_by_state()
+        for state in _STATES:
+            states.add_metric([state], counts[state])
+        yield states
         for name, what in (
             ("budget", "Bytes that the tier may hold"),
             ("committed", "Bytes of what is whole"),

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -60,13 +60,18 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 @contextmanager
-def open_folder(folder: Path) -> Iterator[int]:
-    """A descriptor for work relative to the folder, which saves looking up its path for each of thousands of files."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def opened(path: Path | str | bytes, flags: int, folder: int | None = None, mode: int = 0o600) -> Iterator[int]:
+    """A descriptor until the block ends. The path is relative to the descriptor ``folder``, if given."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=folder)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_folder(folder: Path) -> AbstractContextManager[int]:
+    """A descriptor for work relative to the folder, which saves looking up its path for each of thousands of files."""
+    return opened(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def sync_folder(folder: Path) -> None:

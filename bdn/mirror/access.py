@@ -8,7 +8,6 @@ from typing import Final
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.mirror.db import contents, mirrors
-from bdn.mirror.db.database import Database
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.waiting import SingleFlight
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
@@ -22,16 +21,11 @@ _OPERATOR: Final = Caller(DEFAULT_ORGANISATION, Role.OPERATOR)
 
 @dataclass(frozen=True)
 class Access:
-    """Checks bearers: a token for what its role may do, a grant for reading what it names.
-
-    ``token`` is the operator's, from the settings. None is authentication off; then the service is bound to loopback, and
-    everybody there is the operator.
-    """
+    """Checks tokens for what a role may do, grants for what they name. No ``token``: everybody is the operator."""
 
     token: str | None = field(repr=False)
     tokens: TokenTable
     verifier: GrantVerifier
-    database: Database
     _objects: dict[tuple[str, str], frozenset[bytes]] = field(default_factory=dict, repr=False)
     _standing: dict[tuple[str, str], float] = field(default_factory=dict, repr=False)
     _reads: SingleFlight[tuple[str, str], frozenset[bytes]] = field(default_factory=SingleFlight, repr=False)
@@ -48,10 +42,7 @@ class Access:
         raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
 
     async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
-        """May the bearer read this manifest? Returns for whom. Not yours and not there look alike: ``NotFoundError``.
-
-        ``organisation`` is the one that an operator acts for.
-        """
+        """For whom the bearer may read this manifest, or ``NotFoundError``. An operator acts for ``organisation``."""
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
             owner = reader.acting(Role.CONTROLLER, organisation).organisation
@@ -59,7 +50,7 @@ class Access:
             owner = reader.organisation
             if not reader.allows(manifest):
                 raise NotFoundError(f"manifest {manifest}")
-        async with self.database.read() as session:
+        async with self.tokens.database.read() as session:
             if not await mirrors.may_read(session, owner, manifest.hex):
                 raise NotFoundError(f"manifest {manifest}")
         return owner
@@ -98,7 +89,7 @@ class Access:
         return _OPERATOR if is_his else None
 
     async def _opens(self, manifest: Digest, organisation: str, chunk: Digest) -> bool:
-        async with self.database.read() as session:
+        async with self.tokens.database.read() as session:
             return await contents.opens(session, manifest.hex, organisation, chunk.hex)
 
     async def _stands(self, manifest: Digest, organisation: str) -> bool:
@@ -106,7 +97,7 @@ class Access:
         key, now = (manifest.hex, organisation), time.monotonic()
         if self._standing.get(key, 0.0) > now:
             return True
-        async with self.database.read() as session:
+        async with self.tokens.database.read() as session:
             stands = await mirrors.may_read(session, organisation, manifest.hex)
         if stands:
             self._standing[key] = now + _STANDING_SECONDS
@@ -121,7 +112,7 @@ class Access:
             return known
 
         async def read() -> frozenset[bytes]:
-            async with self.database.read() as session:
+            async with self.tokens.database.read() as session:
                 found = await contents.objects(session, manifest.hex, organisation)
             if sum(map(len, self._objects.values())) + len(found) > _OBJECTS_KEPT:
                 self._objects.clear()
@@ -136,13 +127,10 @@ class Access:
 
 
 def check_may_evict(caller: Caller, request: EvictionRequest) -> None:
-    """A caller who is no operator may evict what its organisation has on the mirror, and nothing from nodes.
+    """Raise ``NotPermittedError`` unless a caller who is no operator evicts from the mirror alone.
 
     The caches of nodes belong to all organisations together: an eviction there by age or of everything would take from others,
     one by a job's name could name another's, and a forced one breaks leases of other jobs.
-
-    Raises:
-        NotPermittedError: before anything is looked up.
     """
     if caller.role is not Role.OPERATOR and (request.tier != "mirror" or request.force):
         raise NotPermittedError(

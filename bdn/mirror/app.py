@@ -176,7 +176,7 @@ async def open_mirror(
         # Data plane: store → agents.
         tokens = TokenTable(database, clock)
         token = settings.token if settings.auth == "token" else None
-        access = Access(token, tokens, GrantVerifier([signer.public_key]), database)
+        access = Access(token, tokens, GrantVerifier([signer.public_key]))
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
         data_port: int | None = None
         if serve:

@@ -54,9 +54,6 @@ class Damages:
         """What is wrong with this object of the store, from now on registered; None when it is right, or nobody needs it.
 
         Of many who ask at once the first has it read, and the second for all others.
-
-        Raises:
-            StoreUnavailableError: it could not be found out, and nothing was concluded.
         """
         with self._examinations.of(digest, partial(self._examine, digest)) as look:
             return await look.get(anew=True)
@@ -93,10 +90,7 @@ class Damages:
         return is_needed
 
     async def heal(self) -> None:
-        """Take back what is registered and is right again: somebody fetched it once more.
-
-        Whoever publishes waits for this, and may need nothing of it: what the store cannot look at now is passed over.
-        """
+        """Take back what is registered and is right again. What the store cannot look at now is passed over."""
         async with self.database.read() as session:
             found = await contents.all_damaged(session)
         if not found:
@@ -164,10 +158,7 @@ class Damages:
 
 @dataclass(frozen=True)
 class DamagedRecords:
-    """The records that this process found wrong, by a reader, a collection or the scrub, with what is wrong.
-
-    Not in the database: whoever reads such a record finds again that it is wrong.
-    """
+    """The records that this process found wrong, with what is wrong. Whoever reads one anew finds that again."""
 
     database: Database
     clock: Callable[[], float]

@@ -5,7 +5,7 @@ Names: one prefix, base units, low-cardinality labels. Source: prometheus.io, "M
 
 import asyncio
 import time
-from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -22,37 +22,28 @@ class Metrics:
         self._database = database
         self._inspection = inspection
         self.registry = CollectorRegistry()
-        self.transferred_bytes = self._counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
-        self.served_bytes = self._counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
-        self.scrubbed_bytes = self._counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
-        self.repaired_chunks = self._counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
-        self.damaged_records = self._gauge(
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
+        self.served_bytes = counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
+        self.scrubbed_bytes = counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
+        self.repaired_chunks = counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
+        self.damaged_records = gauge(
             "bdn_mirror_damaged_records", "Records of manifests and files that this process found wrong in the database"
         )
-        self._damaged = self._gauge(
-            "bdn_mirror_damaged_chunks", "Chunks that the store does not hold as their names say"
-        )
-        self._evidence = self._gauge("bdn_mirror_evidence_chunks", "Wrong chunks kept for people")
-        self._scrubbed_at = self._gauge(
+        self._damaged = gauge("bdn_mirror_damaged_chunks", "Chunks that the store does not hold as their names say")
+        self._evidence = gauge("bdn_mirror_evidence_chunks", "Wrong chunks kept for people")
+        self._scrubbed_at = gauge(
             "bdn_mirror_scrub_round_timestamp_seconds", "When all of the store had last been read again"
         )
-        self.collected_bytes = self._counter(
-            "bdn_mirror_collected_bytes", "Bytes that collections took out of the store"
-        )
-        self._given_up = self._gauge("bdn_mirror_restorable_manifests", "Evictions that can still be taken back")
-        self._mirrors = self._gauge("bdn_mirror_mirrors", "Mirrors by status", ["status"])
-        self._contents = self._gauge("bdn_mirror_contents", "Distinct files in the store")
-        self._stored = self._gauge("bdn_mirror_stored_bytes", "Bytes of distinct files in the store")
-        self._quarantined = self._gauge("bdn_mirror_quarantined_files", "Files that came with the wrong content")
-        self._agents = self._gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
-        info = self._gauge("bdn_mirror_build_info", "The running version", ["version"])
+        self.collected_bytes = counter("bdn_mirror_collected_bytes", "Bytes that collections took out of the store")
+        self._given_up = gauge("bdn_mirror_restorable_manifests", "Evictions that can still be taken back")
+        self._mirrors = gauge("bdn_mirror_mirrors", "Mirrors by status", ["status"])
+        self._contents = gauge("bdn_mirror_contents", "Distinct files in the store")
+        self._stored = gauge("bdn_mirror_stored_bytes", "Bytes of distinct files in the store")
+        self._quarantined = gauge("bdn_mirror_quarantined_files", "Files that came with the wrong content")
+        self._agents = gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
+        info = gauge("bdn_mirror_build_info", "The running version", ["version"])
         info.labels(bdn.__version__).set(1)
-
-    def _counter(self, name: str, what: str) -> Counter:
-        return Counter(name, what, registry=self.registry)
-
-    def _gauge(self, name: str, what: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(name, what, labels, registry=self.registry)
 
     async def render(self) -> bytes:
         """The exposition text."""

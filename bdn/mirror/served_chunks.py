@@ -37,10 +37,7 @@ class StoreShelf:
         self._wait_for(self.access.check_chunk(request.bearer, request.digest))
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        """What is not here is nowhere: the mirror obtains nothing for a reader, whatever manifest he names.
-
-        Who got wrong bytes once says so, and gets none before they have been read here and found right.
-        """
+        """From the store alone. Who got wrong bytes says so, and gets none before these were found right here."""
         if request.is_suspect:
             self._wait_for(self.damages.examine(request.digest))
         try:
@@ -68,15 +65,11 @@ class StoreShelf:
         return OpenChunk(file, 0, size)
 
     def _part(self, place: Slice, size: int) -> OpenChunk:
-        """A part of a slab.
-
-        So everything that a manifest or a layout names can be read by its name, on this plane and on the other, also by
-        who knows nothing of slabs. The database is asked for what the store has no object of, and for nothing else.
-        """
+        """Of a slab: everything that a manifest names can be read by its name, also by who knows nothing of slabs."""
         return OpenChunk(self.store.open(place.slab), place.offset, size)
 
     async def _slice(self, content: Digest) -> tuple[Slice, int]:
-        async with self.access.database.read() as session:
+        async with self.damages.database.read() as session:
             found = await contents.a_slice(session, content.hex)
         reason = await self.damages.reason(found[0].slab if found else content)
         if reason is not None:

@@ -67,10 +67,7 @@ class Watch:
         wait_seconds: float,
         again_seconds: float,
     ) -> _Seen:
-        """What ``look`` saw when it was over, or else when the time was, or the service ended.
-
-        It looks at once, whenever something changes here, and after ``again_seconds``, because of what others change.
-        """
+        """What ``look`` saw last. It looks at once, at changes, and every ``again_seconds``, while there is time."""
         deadline = time.monotonic() + wait_seconds
         seen = await look()
         while not is_over(seen) and not self.stopping and (left := deadline - time.monotonic()) > 0:
@@ -94,10 +91,7 @@ _Result = TypeVar("_Result")
 
 
 class SingleFlight(Generic[_Key, _Result]):
-    """Work by key. A result stays until ``forget``: the caller says when others can find it elsewhere.
-
-    When the leader fails or is canceled, its failure is its own; a waiter takes over and tries again.
-    """
+    """Work by key. A result stays until ``forget``. When the leader fails or is canceled, a waiter takes over."""
 
     def __init__(self) -> None:
         self._flights: dict[_Key, asyncio.Future[_Result]] = {}
@@ -146,10 +140,7 @@ class SingleFlight(Generic[_Key, _Result]):
 
 
 class SharedRead(Generic[_Result]):
-    """What ``read`` returned, at most ``seconds`` ago.
-
-    A change by another process is seen after that time; a change in this process calls ``forget``.
-    """
+    """What ``read`` returned, at most ``seconds`` ago; a change in this process calls ``forget``."""
 
     def __init__(
         self, read: Callable[[], Awaitable[_Result]], seconds: float, clock: Callable[[], float] = time.monotonic

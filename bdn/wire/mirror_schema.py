@@ -11,15 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import (
-    Auth,
-    AuthMethod,
-    Patterns,
-    WeightsSource,
-    check_mounts,
-    normalise_mount,
-    parse_source,
-)
+from bdn.core.source.uri import Auth, AuthMethod, Patterns, WeightsSource, check_mounts, normalise_mount, parse_source
 from bdn.wire.shapes import ErrorBody, StrictModel
 
 SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request

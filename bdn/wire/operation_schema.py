@@ -21,7 +21,6 @@ from bdn.wire.stage_schema import BytesFrom, TierUse
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
 Tier = Literal["node", "cluster", "mirror"]
-EvictionStatus = Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
 
 
 class EvictionRequest(Selector):
@@ -64,7 +63,7 @@ class EvictedItem(BaseModel):
 class Eviction(OperationModel):
     """A recorded eviction. ``bytes_freed`` is what a dry run would free."""
 
-    status: EvictionStatus
+    status: Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
     request: EvictionRequest
     items: list[EvictedItem] = []
     unreachable: list[str] = []
@@ -102,10 +101,6 @@ class EvictReport(BaseModel):
     items: list[EvictedItem] = []
 
 
-PrefetchStatus = Literal["RUNNING", "READY", "FAILED"]
-NodeState = Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
-
-
 class PrefetchRequest(Selector):
     """Exactly one of ``mirror_id``, ``manifest`` and ``source`` says what; ``cluster`` and ``nodes`` say where.
 
@@ -133,7 +128,7 @@ class PrefetchNode(BaseModel):
 
     cluster: str
     node: str
-    state: NodeState
+    state: Literal["PENDING", "RUNNING", "READY", "FAILED", "UNREACHABLE"]
     bytes_total: int | None = None
     bytes_from: BytesFrom = BytesFrom()
     error: ErrorBody | None = None
@@ -142,7 +137,7 @@ class PrefetchNode(BaseModel):
 class Prefetch(OperationModel):
     """A recorded prefetch: READY when all nodes are, FAILED when all ended and some are not."""
 
-    status: PrefetchStatus
+    status: Literal["RUNNING", "READY", "FAILED"]
     request: PrefetchRequest
     manifests: list[str]
     sources: list[str]
@@ -163,7 +158,6 @@ class PrefetchReport(BaseModel):
     bytes_from: BytesFrom = BytesFrom()
 
 
-VerificationStatus = Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
 Outcome = Literal["damaged", "repaired", "lost"]
 LISTED: Final = 500  # by each who reads: a disk may lose a million files, and a heartbeat has to fit into a request
 
@@ -211,7 +205,7 @@ class DamagedItem(BaseModel):
 class Verification(OperationModel):
     """A recorded verification. DAMAGED: something was wrong and is not repaired."""
 
-    status: VerificationStatus
+    status: Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
     request: VerificationRequest
     items: list[DamagedItem] = []
     chunks_read: int = 0
@@ -262,9 +256,6 @@ def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[Damag
     )
 
 
-CollectionStatus = Literal["RUNNING", "DONE", "FAILED"]
-
-
 class CollectionRequest(StrictModel):
     """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go."""
 
@@ -283,7 +274,7 @@ class CollectedKind(BaseModel):
 class Collection(OperationModel):
     """A recorded collection. ``bytes_freed`` is what a dry run would free."""
 
-    status: CollectionStatus
+    status: Literal["RUNNING", "DONE", "FAILED"]
     request: CollectionRequest
     kinds: list[CollectedKind] = []
     bytes_freed: int = 0

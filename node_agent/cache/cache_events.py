@@ -10,7 +10,8 @@ from bdn.core.events import Event
 from bdn.wire.operation_schema import EvictCommand, Tier
 from node_agent.cache.records import Held
 
-Decided = Callable[[Sequence[Event]], None]
+Decisions = Sequence[Event]
+Decided = Callable[[Decisions], None]
 Account = Callable[[Victim, float], Event]  # why this victim goes, given its last use
 
 

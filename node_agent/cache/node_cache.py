@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,73 +10,21 @@ from typing import Final
 from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheTooSmallError
-from bdn.core.events import Event
-from bdn.disk.durable import disk_errors
 from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.cache import cache_events
-from node_agent.cache.cache_events import Account, CacheEvents, dropped, kept, over_budget
+from node_agent.cache.cache_events import (
+    Account,
+    CacheEvents,
+    Decisions,
+    admitted,
+    dropped,
+    for_room,
+    kept,
+    over_budget,
+    refused,
+)
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.records import CacheFiles, Held
 from node_agent.cache.space import Space
-from node_agent.disk.places import Places
-
-
-@dataclass(frozen=True)
-class ScannedManifest:
-    """A manifest as it is on disk: its contents, which of them are whole (True) or in progress (False), its last use."""
-
-    manifest: Digest
-    contents: Mapping[Digest, int]
-    present: Mapping[Digest, bool]
-    last_used: float
-
-    def restore(self, index: CacheIndex) -> None:
-        """Count it."""
-        index.restore(self.manifest, self.contents, self.present, last_used=self.last_used)
-
-
-@dataclass(frozen=True)
-class CacheFiles:
-    """The node tier on disk: records of manifests, and files whole or in progress. Blocking; methods raise ``DiskFailedError``."""
-
-    places: Places
-    records: ManifestRecords
-
-    def delete(self, victims: Iterable[Victim]) -> None:
-        """Records of manifests first, then contents: after a crash in between, the start-up scan deletes what nobody names."""
-        for victim in victims:
-            self.records.forget(victim.manifest)
-            for content in victim.contents:
-                for path in (self.places.file(content), self.places.part(content), self.places.bitmap(content)):
-                    with disk_errors(path):
-                        path.unlink(missing_ok=True)
-
-    def left_of(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
-        """After a deletion that failed half-way: what is still recorded. Manifests without a record are gone."""
-        found: list[ScannedManifest] = []
-        for victim in victims:
-            manifest = self.records.load(victim.manifest)
-            if manifest is not None:
-                present, last_used = self._present(manifest.contents), self.records.last_used(victim.manifest)
-                found.append(ScannedManifest(victim.manifest, manifest.contents, present, last_used))
-        return found
-
-    def _present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:
-        found: dict[Digest, bool] = {}
-        for content, size in contents.items():
-            path = self.places.file(content)
-            with disk_errors(path):
-                if path.exists() and path.stat().st_size == size:
-                    found[content] = True
-                elif self.places.part(content).exists():
-                    found[content] = False
-        return found
-
-    def unbegun(self, contents: Iterable[Digest]) -> list[Digest]:
-        """Those of which not a byte is on disk."""
-        with disk_errors(self.places.filling):
-            return [content for content in contents if not self.places.part(content).exists()]
-
 
 _STEP_SECONDS: Final = 1e-6  # what a float of seconds since the epoch and a file's time can tell apart
 
@@ -265,7 +213,7 @@ class NodeCache:
             self.announce([victim for victim in decided.victims if victim.manifest not in held], reason)
         return decided
 
-    async def forget(self, manifests: Iterable[Digest], why: Sequence[Event]) -> None:
+    async def forget(self, manifests: Iterable[Digest], why: Decisions) -> None:
         """Drop manifests of which nothing is left to keep."""
         plan = self.index.plan(manifests)
         self.index.evict(plan)
@@ -274,7 +222,7 @@ class NodeCache:
         with suppress(BdnError):  # a record without content is rubbish, which the next start finds
             await in_thread(self.delete, plan.victims, why)
 
-    def delete(self, victims: Sequence[Victim], decisions: Sequence[Event]) -> None:
+    def delete(self, victims: Sequence[Victim], decisions: Decisions) -> None:
         """Record the decisions, then delete: after a kill in between, people can still be told why. Blocking."""
         self.events.decided(decisions)
         self.files.delete(victims)
@@ -315,9 +263,9 @@ class _Admission:
                 self.index.leases.take(one.manifest.digest, self.holder)
         try:
             missing = self._count_in(budget, free_files, now)
-            account = cache_events.for_room(self.holder, self.held)
+            account = for_room(self.holder, self.held)
             decisions = [account(victim, self._last_used[victim.manifest]) for victim in self._victims]
-            decisions += cache_events.admitted(self.index, self.held, self.holder, budget)
+            decisions += admitted(self.index, self.held, self.holder, budget)
             await in_thread(self.cache.delete, self._victims, decisions)
             for one in self.held:
                 await in_thread(self.cache.files.records.save, one, now)
@@ -356,7 +304,7 @@ class _Admission:
 
     async def _undo(self, error: BdnError) -> None:
         """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
-        refusal = cache_events.refused(self.index, self.held, self.holder, error)
+        refusal = refused(self.index, self.held, self.holder, error)
         left = await in_thread(self.cache.files.left_of, self._victims)
         self.index.leases.end(self.holder.stage_id)
         # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.

@@ -1,12 +1,13 @@
-"""Held manifests on disk: the manifest, the layout beside it, and when it was used last."""
+"""The node tier on disk: manifests, each with its layout and its last use, and files whole or in progress."""
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from bdn.core.cache.index import CacheIndex, Victim
 from bdn.core.chunk import Digest, FileLayout, Manifest, digest_of
 from bdn.core.errors import InternalError
 from bdn.disk.durable import disk_errors, write_durably
@@ -154,3 +155,60 @@ class ManifestRecords:
             name, _, kind = path.name.partition(".")
             if kind == "json":
                 yield Digest(name)
+
+
+@dataclass(frozen=True)
+class ScannedManifest:
+    """A manifest as it is on disk: its contents, which of them are whole (True) or in progress (False), its last use."""
+
+    manifest: Digest
+    contents: Mapping[Digest, int]
+    present: Mapping[Digest, bool]
+    last_used: float
+
+    def restore(self, index: CacheIndex) -> None:
+        """Count it."""
+        index.restore(self.manifest, self.contents, self.present, last_used=self.last_used)
+
+
+@dataclass(frozen=True)
+class CacheFiles:
+    """Records of manifests, and files whole or in progress. Blocking; methods raise ``DiskFailedError``."""
+
+    places: Places
+    records: ManifestRecords
+
+    def delete(self, victims: Iterable[Victim]) -> None:
+        """Records of manifests first, then contents: after a crash in between, the start-up scan deletes what nobody names."""
+        for victim in victims:
+            self.records.forget(victim.manifest)
+            for content in victim.contents:
+                for path in (self.places.file(content), self.places.part(content), self.places.bitmap(content)):
+                    with disk_errors(path):
+                        path.unlink(missing_ok=True)
+
+    def left_of(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
+        """After a deletion that failed half-way: what is still recorded. Manifests without a record are gone."""
+        found: list[ScannedManifest] = []
+        for victim in victims:
+            manifest = self.records.load(victim.manifest)
+            if manifest is not None:
+                present, last_used = self._present(manifest.contents), self.records.last_used(victim.manifest)
+                found.append(ScannedManifest(victim.manifest, manifest.contents, present, last_used))
+        return found
+
+    def _present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:
+        found: dict[Digest, bool] = {}
+        for content, size in contents.items():
+            path = self.places.file(content)
+            with disk_errors(path):
+                if path.exists() and path.stat().st_size == size:
+                    found[content] = True
+                elif self.places.part(content).exists():
+                    found[content] = False
+        return found
+
+    def unbegun(self, contents: Iterable[Digest]) -> list[Digest]:
+        """Those of which not a byte is on disk."""
+        with disk_errors(self.places.filling):
+            return [content for content in contents if not self.places.part(content).exists()]

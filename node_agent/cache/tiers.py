@@ -18,12 +18,11 @@ from bdn.disk.durable import disk_errors
 from bdn.wire.grants import Grant
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents, dropped
-from node_agent.cache.chunk_files import ChunkFiles
-from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.node_cache import CacheFiles, Clock, NodeCache, ScannedManifest, UseClock
+from node_agent.cache.node_cache import Clock, NodeCache, UseClock
 from node_agent.cache.quarantine import Quarantine, SuspectFiles
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.records import CacheFiles, Held, ManifestRecords, ScannedManifest
 from node_agent.cache.space import Space
 from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import Places

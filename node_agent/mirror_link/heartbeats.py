@@ -2,20 +2,19 @@
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.cache.index import SpaceLedger
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, DiskFailedError, InternalError, InvalidRequestError
+from bdn.core.errors import BdnError, DiskFailedError
 from bdn.disk.direct import DirectWrites
 from bdn.net.client import MirrorClient
+from bdn.wire.grants import Grant, UnknownKeyError
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.operation_schema import Command, Heartbeat, HeartbeatReply, Report
-from bdn.wire.shapes import ErrorBody, body_of
+from bdn.wire.operation_schema import Heartbeat, HeartbeatReply
 from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.cluster_tier import ClusterTier
@@ -24,14 +23,11 @@ from node_agent.cache.space import Room, check_fitness
 from node_agent.disk.places import Places
 from node_agent.fetch.peers import Members
 from node_agent.journal import Journal
-from node_agent.mirror_link.evictions import EvictionCommands
-from node_agent.mirror_link.prefetches import PrefetchCommands
-from node_agent.mirror_link.verifications import VerificationCommands
+from node_agent.mirror_link.commands import CommandInbox
 from node_agent.stage.stage import StageRegistry
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
-_REMEMBERED: Final = 1000  # commands: an answer of the mirror's that was long on its way may repeat one
 
 
 class ChangeSignal:
@@ -54,82 +50,6 @@ class ChangeSignal:
         """Until there is news; several changes in a row are one."""
         await self._event.wait()
         self._event.clear()
-
-
-class CommandInbox:
-    """What the mirror asks: accepted once by its id, run in the background, reported until that is delivered.
-
-    Nothing is kept on disk: the mirror repeats to an agent that restarts what it has not reported.
-
-    ``wake`` is called when there is something to report. One event loop.
-    """
-
-    def __init__(
-        self,
-        background: BackgroundTasks,
-        evictions: EvictionCommands,
-        prefetches: PrefetchCommands,
-        verifications: VerificationCommands,
-        wake: Callable[[], None],
-    ) -> None:
-        self._background = background
-        self._evictions = evictions
-        self._prefetches = prefetches
-        self._verifications = verifications
-        self._wake = wake
-        self._seen: dict[str, None] = {}
-        self._reports: dict[str, Report] = {}
-
-    def accept(self, command: Command) -> None:
-        """Begin, unless it was begun."""
-        if command.id in self._seen:
-            return
-        self._seen[command.id] = None
-        if len(self._seen) > _REMEMBERED:
-            self._seen.pop(next(iter(self._seen)))
-        self._reports[command.id] = Report(id=command.id, running=True)
-        self._background.start(self._run(command), f"command {command.id}")
-
-    def reports(self) -> list[Report]:
-        """How far each is; one that is over is told until ``delivered``."""
-        return list(self._reports.values())
-
-    def delivered(self, reports: Sequence[Report]) -> None:
-        """The mirror has these."""
-        for report in reports:
-            if not report.running:
-                self._reports.pop(report.id, None)
-
-    async def _run(self, command: Command) -> None:
-        """Errors are reported, because somebody waits for them elsewhere."""
-        try:
-            await self._carry_out(command)
-        except BdnError as error:
-            self._end(command, body_of(error))
-        except Exception as error:
-            logger.exception("command %s failed", command.id)
-            self._end(command, body_of(InternalError(f"{type(error).__name__}: {error}")))
-        else:
-            self._end(command, None)
-
-    async def _carry_out(self, command: Command) -> None:
-        if command.evict is not None:
-            await self._evictions.run(command.evict, self._tell)
-        elif command.prefetch is not None:
-            await self._prefetches.run(command.prefetch, self._tell)
-        elif command.verify is not None:
-            await self._verifications.run(command.verify, self._tell)
-        else:
-            raise InvalidRequestError("this version of the agent does not know the command; use the mirror's version")
-
-    def _tell(self, report: Report) -> None:
-        """How far a command is."""
-        self._reports[report.id] = report.model_copy(update={"running": True})
-
-    def _end(self, command: Command, error: ErrorBody | None) -> None:
-        report = self._reports[command.id]
-        self._reports[command.id] = report.model_copy(update={"running": False, "error": error or report.error})
-        self._wake()
 
 
 @dataclass(frozen=True)
@@ -170,11 +90,7 @@ class AgentHoldings:
         return self._all(await in_thread(self.tier.held))
 
     def _all(self, chunks: dict[Digest, tuple[int, float]]) -> list[Holding]:
-        index = self.cache.index
-        sources: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        for stage in self.registry.all():
-            for mount in stage.record.mounts:
-                sources[mount.manifest][mount.source] = None
+        index, sources = self.cache.index, self.registry.sources()
         held = []
         for manifest in dict.fromkeys((*index.manifests(), *chunks)):
             is_staged = index.holds(manifest)
@@ -185,7 +101,7 @@ class AgentHoldings:
                     bytes=index.size_of(manifest) if is_staged else 0,
                     complete=index.is_complete(manifest),
                     last_used=index.recency.last_used(manifest) if is_staged else last_used,
-                    sources=list(sources.get(str(manifest), ())),
+                    sources=sources.get(str(manifest), []),
                     held_by=[holder.job_id for holder in index.leases.holders(manifest)],
                     cluster_bytes=size,
                 )
@@ -220,24 +136,15 @@ _LEAVE_SECONDS: Final = 2.0
 _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, and would be told of each one twice
 
 
-@dataclass(frozen=True)
-class AgentIdentity:
-    """Who this agent is, to the mirror and to its peers."""
-
-    node: str
-    cluster: str
-    boot_id: str
-    roles: list[str]
-    advertise: str | None
-    version: str
-
-
 class Heartbeats:
-    """Two loops on one state: one listens with long requests, one tells soon what has changed."""
+    """Two loops on one state: one listens with long requests, one tells soon what has changed.
+
+    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else.
+    """
 
     def __init__(
         self,
-        identity: AgentIdentity,
+        identity: Heartbeat,
         client: MirrorClient,
         *,
         trust: Trust,
@@ -292,23 +199,17 @@ class Heartbeats:
         return reply, are_others
 
     async def _heartbeat(self, wait_seconds: float) -> Heartbeat:
-        who = self._identity
         version = self._news.version
-        return Heartbeat(
-            node=who.node,
-            cluster=who.cluster,
-            boot_id=who.boot_id,
-            roles=who.roles,
-            advertise=who.advertise,
-            version=who.version,
-            tiers=await self._holdings.tiers(),
-            holdings=await self._holdings.all() if version != self._told else None,
-            reports=self._inbox.reports(),
+        state = {
+            "tiers": await self._holdings.tiers(),
+            "holdings": await self._holdings.all() if version != self._told else None,
+            "reports": self._inbox.reports(),
             # Not with a request that is kept open: they would be told again before it is answered.
-            events=[] if wait_seconds else await in_thread(self._journal.unreported),
-            epoch=self._members.current().epoch,
-            wait_seconds=wait_seconds,
-        )
+            "events": [] if wait_seconds else await in_thread(self._journal.unreported),
+            "epoch": self._members.current().epoch,
+            "wait_seconds": wait_seconds,
+        }
+        return self._identity.model_copy(update=state)
 
     async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> bool:
         """Take up keys and members; returns whether the members are others."""
@@ -323,12 +224,20 @@ class Heartbeats:
             return True
         return False
 
-    async def ask_for_keys(self) -> None:
-        """A grant is signed with a key that we do not know. If the mirror is down, we go on not knowing it."""
+    async def verify(self, token: str) -> Grant:
+        """A grant. The mirror is asked once for a key that we do not know; if it is down, we go on not knowing it.
+
+        Raises:
+            GrantInvalidError, GrantExpiredError: as ``Trust.verify``.
+        """
         try:
-            await self.beat()
-        except BdnError as error:
-            self._note_failure(error)
+            return self._trust.verify(token)
+        except UnknownKeyError:
+            try:
+                await self.beat()
+            except BdnError as error:
+                self._note_failure(error)
+        return self._trust.verify(token)
 
     async def _listen(self) -> None:
         pause = 1.0

@@ -1,11 +1,10 @@
-"""Reading files again from the disk itself: each chunk is compared with its digest."""
+"""Reading files again from the disk itself: each chunk is compared with its digest. What is read, and what is found wrong."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from bdn.core.chunk import (
     CHUNK_SIZE,
@@ -20,26 +19,60 @@ from bdn.core.chunk import (
 )
 from bdn.disk.direct import UncachedFile
 from bdn.transfer.byte_threads import BufferPool
-from bdn.wire.operation_schema import Outcome, Tier
+from bdn.wire.operation_schema import DamagedItem, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.quarantine import Evidence, Quarantine
-from node_agent.scrub.findings import Damage, Findings, ScrubTarget
+from node_agent.metrics import AgentMetrics
 
 
-class ScrubEvents(Protocol):
-    """Counts what the scrub does, for the metrics."""
+@dataclass(frozen=True)
+class ScrubTarget:
+    """What is read again: a content and its file. ``shown`` is its path for people, where that is not the manifest's."""
 
-    def scrubbed(self, tier: Tier, size: int) -> None:
-        """Bytes were read again."""
-        ...
+    path: Path
+    content: Digest
+    manifest: Digest
+    tier: Tier = "node"
+    shown: str | None = None
 
-    def damaged(self, tier: Tier, outcome: Outcome) -> None:
-        """A chunk was wrong."""
-        ...
 
-    def lost(self) -> None:
-        """A whole file was taken out of the cache."""
-        ...
+@dataclass(frozen=True)
+class Damage:
+    """One chunk that does not match its digest or, without a chunk, something wrong with the whole file.
+
+    ``found`` is None when it is unreadable; ``is_of_the_disk`` when the disk did not take the right bytes, either.
+    """
+
+    reason: str
+    chunk: PlacedChunk | None = None
+    found: Digest | None = None
+    is_of_the_disk: bool = False
+
+
+def single_chunk(content: Digest, size: int) -> FileLayout:
+    """The layout of a content of at most one chunk: both have the same digest."""
+    return FileLayout(content, size, (content,) if size else ())
+
+
+Pace = Callable[[int], Awaitable[object]]
+
+
+async def unpaced(_: int) -> None:
+    """No waiting: somebody waits for the answer."""
+
+
+@dataclass
+class Findings:
+    """What one verification has read and found. ``pace`` is awaited before so many bytes are read.
+
+    With ``is_repairing`` what is wrong is repaired or quarantined; otherwise it is only reported.
+    """
+
+    is_repairing: bool = True
+    pace: Pace = unpaced
+    items: list[DamagedItem] = field(default_factory=list)
+    chunks_read: int = 0
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +84,7 @@ class ScrubReader:
 
     buffers: BufferPool
     quarantine: Quarantine
-    events: ScrubEvents
+    metrics: AgentMetrics
     clock: Callable[[], float]
 
     async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[Damage]:
@@ -80,8 +113,9 @@ class ScrubReader:
         return [one for one in again if one is not None]
 
     def _count(self, tier: Tier, size: int, findings: Findings) -> None:
-        findings.read(size)
-        self.events.scrubbed(tier, size)
+        findings.chunks_read += 1
+        findings.bytes_read += size
+        self.metrics.scrubbed_bytes.labels(tier).inc(size)
 
     # --- in threads ---
 

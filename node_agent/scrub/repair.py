@@ -1,25 +1,196 @@
-"""Changes to damaged files: chunks rewritten in place, files made parts or quarantined, views linked to a replacement."""
+"""Right bytes in the place of wrong ones: where they come from, and what happens to damaged files and the views that show them.
+
+They come from this node's own tiers, else from the sources of any fill, with a grant that a job left here. Chunks are rewritten
+in place; a file that cannot be repaired becomes a part or is quarantined, and views are linked to its replacement.
+"""
 
 import logging
 import os
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from bdn.core.cache.index import Holder
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, PlacedChunk, digest_of
-from bdn.core.errors import DiskFailedError, NotFoundError
+from bdn.core.errors import BdnError, DiskFailedError, GrantInvalidError, InternalError, NotFoundError
+from bdn.core.pace.rate_limit import TrafficClass
 from bdn.disk.direct import UncachedFile
-from bdn.disk.durable import disk_errors, sync_folder, write_all, write_durably
+from bdn.disk.durable import disk_errors, opened, sync_folder, write_all, write_durably
 from bdn.transfer.byte_threads import BufferPool
+from bdn.transfer.chunk_readers import ChunkReader, fetch
+from bdn.wire.layout_form import Layout
+from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.quarantine import Quarantine
-from node_agent.cache.records import ManifestRecords
+from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
+from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
 from node_agent.fill.part import Bitmap
-from node_agent.stage.record import MountRecord, StageRecord
-from node_agent.stage.stage import NodeStage, StageRegistry
+from node_agent.fill.provision import FillRequest, Provision
+from node_agent.scrub.reading import single_chunk
+from node_agent.stage.stage import MountRecord, NodeStage, StageProgress, StageRecord, StageRegistry
 from node_agent.stage.view.views import Views
+from node_agent.trust import Trust
+
+logger = logging.getLogger(__name__)
+Put = Callable[[memoryview], None]
+_HOLDER: Final = Holder("scrub", "scrub")
+_AS_FOUND: Final = os.O_RDONLY | os.O_NOFOLLOW
+_READ_ONLY: Final = 0o444
+_OURS: Final = 0o644
+_ALREADY_DUE: Final = 0.0  # by the agent's monotonic clock
+
+
+@dataclass(frozen=True)
+class RepairGrants:
+    """Grants of stages that this node knows, and of commands that are being carried out.
+
+    Stages of jobs that have ended count as well: a grant is good until it expires, and what it names is still held here.
+    ``is_open`` says that the mirror asks nobody for grants; then an expired one does as well.
+    """
+
+    registry: StageRegistry
+    trust: Trust
+    is_open: bool
+    _borrowed: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def using(self, grants: Sequence[str]) -> Iterator[None]:
+        """Use these as well until the block ends."""
+        self._borrowed.extend(grants)
+        try:
+            yield
+        finally:
+            for grant in grants:
+                self._borrowed.remove(grant)
+
+    def find(self, manifests: Collection[Digest]) -> tuple[Digest, str]:
+        """One of these manifests, and a grant that allows it.
+
+        Raises:
+            GrantInvalidError: there is none.
+        """
+        known = [
+            (manifest, stage.record.grant)
+            for stage in self.registry.all()
+            for manifest in stage.record.manifests
+            if manifest in manifests
+        ]
+        for token in (*self._borrowed, *(grant for _, grant in known)):
+            if (named := self._valid(token, manifests)) is not None:
+                return named, token
+        if known and self.is_open:
+            return known[0]
+        raise GrantInvalidError("no stage of this node has one that is still good for what is to be fetched")
+
+    def _valid(self, token: str, manifests: Collection[Digest]) -> Digest | None:
+        try:
+            grant = self.trust.verify(token)
+        except BdnError:
+            return None
+        return next((manifest for manifest in manifests if grant.allows(manifest)), None)
+
+
+@dataclass(frozen=True)
+class RepairSource:
+    """Obtains single chunks and whole files with the priority of a scrub. ``stop`` ends what is under way.
+
+    ``layouts`` loads the layout beside a held manifest. Blocking.
+    """
+
+    provision: Provision
+    grants: RepairGrants
+    layouts: Callable[[Digest], Layout | None]
+    buffers: BufferPool
+    stop: threading.Event
+
+    async def layout(self, content: Digest, size: int) -> FileLayout | None:
+        """Which chunks a file should have; None when neither this disk nor the mirror tells."""
+        if size <= CHUNK_SIZE:
+            return single_chunk(content, size)
+        for manifest in self.provision.cache.index.named_by(content):
+            layout = await in_thread(self.layouts, manifest)
+            if layout and content in layout.files:
+                return layout.files[content]
+        with suppress(BdnError):  # then it can still be said whether the whole is right
+            return (await self._open(content))[0]
+        return None
+
+    async def fetch(self, content: Digest, chunk: PlacedChunk, put: Put) -> None:
+        """Give the verified chunk of a file to ``put``, which is called in a thread.
+
+        Raises:
+            BdnError: the chunk cannot be obtained, or what ``put`` raises.
+        """
+        if await in_thread(self._read_held, chunk, put):
+            return
+        file, reader = await self._open(content)
+        size = file.slice.slab_size if file.slice else chunk.range.size
+        async with self.provision.bandwidth.turn(TrafficClass.SCRUB, size):
+            await in_thread(self._fetch, file, reader, chunk, put)
+
+    async def refill(self, content: Digest) -> None:
+        """Fill a file again, for a manifest that lacks nothing else: the rest of other manifests nobody wants now.
+
+        The manifest is leased meanwhile. One at a time.
+
+        Raises:
+            NotFoundError: there is no such manifest. The next stage fills the content with all that its manifest lacks.
+            BdnError: it cannot be obtained.
+        """
+        index = self.provision.cache.index
+        named = [manifest for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]
+        if not named:
+            raise NotFoundError(f"a manifest here that lacks {content} and nothing else")
+        manifest, grant = self.grants.find(named)
+        index.leases.take(manifest, _HOLDER)  # at once: evicted before it is admitted, all of it would be filled again
+        try:
+            await self.provision.run(FillRequest([manifest], grant, _HOLDER, TrafficClass.SCRUB, _unwatched))
+        finally:
+            await to_the_end(self.provision.cache.leave(_HOLDER.stage_id))
+
+    def _read_held(self, chunk: PlacedChunk, put: Put) -> bool:
+        with self.buffers.take(chunk.range.size) as buffer:
+            if self.provision.cache.chunks.read_held(chunk.digest, buffer) is None:
+                return False
+            put(buffer)
+            return True
+
+    async def _open(self, content: Digest) -> tuple[FileLayout, ChunkReader]:
+        provision = self.provision
+        manifest, bearer = self.grants.find(provision.cache.index.named_by(content))
+        held = await provision.catalogue.obtain(manifest, bearer, is_complete=False)
+        file = held.file_layouts(frozenset((content,)))[content]
+        assert held.layout is not None  # noqa: S101 - asked for
+        peers = provision.chain.peers
+        routing, budget = Routing(held.layout, peers.members), RetryBudget(file.size, peers.avoided)
+        return file, provision.chain.of_fill(FillContext(manifest, bearer, routing, budget), self.stop)
+
+    def _fetch(self, file: FileLayout, reader: ChunkReader, chunk: PlacedChunk, put: Put) -> None:
+        """A small file is cut out of its slab, which travels whole."""
+        place = file.slice
+        if place is None:
+            with self.buffers.take(chunk.range.size) as buffer:
+                fetch(reader, chunk.digest, buffer, lambda: put(buffer))
+            return
+        with self.buffers.take(place.slab_size) as slab:
+            piece = slab[place.offset : place.offset + file.size]
+
+            def cut() -> None:
+                if digest_of(piece) != chunk.digest:
+                    raise InternalError(f"the layout of file {file.digest} is wrong: it does not lie in {place}")
+                put(piece)
+
+            fetch(reader, place.slab, slab, cut)
+
+
+def _unwatched(held: Sequence[Held], missing: frozenset[Digest], _: RetryBudget) -> StageProgress:
+    return StageProgress([one.manifest for one in held], missing)
+
+
+# --- damaged files, and the views that show them ---
 
 
 @dataclass(frozen=True)
@@ -62,10 +233,8 @@ class StagedFiles:
             if stage.record.state not in ("STAGING", "READY"):
                 continue
             for mount in stage.record.mounts:
-                manifest, view = self.records.load(mount.digest), self._view(stage.record, mount)
-                for entry in manifest.files if manifest else ():
-                    if entry.digest == content and _real((view / entry.path).parent).is_relative_to(_real(view)):
-                        yield stage, view / entry.path
+                for _, path in self._entries(stage.record, mount, lambda entry: entry.digest == content):
+                    yield stage, path
 
     def _below(self, asked: Path) -> Iterator[StagedFile]:
         for stage in self.registry.all():
@@ -87,27 +256,24 @@ class StagedFiles:
         return self.views.view(record.id, mount.mount_location, mount.exposure or self.views.kind)
 
     def _files(self, record: StageRecord, mount: MountRecord, shown: Path, asked: Path) -> Iterator[StagedFile]:
-        manifest = self.records.load(mount.digest)
         below = PurePosixPath(asked.relative_to(shown)) if asked.is_relative_to(shown) else PurePosixPath()
-        view = self._view(record, mount)
+        for entry, path in self._entries(record, mount, lambda one: PurePosixPath(one.path).is_relative_to(below)):
+            yield StagedFile(path, str(shown / entry.path), mount.digest, entry)
+
+    def _entries(
+        self, record: StageRecord, mount: MountRecord, is_meant: Callable[[FileEntry], bool]
+    ) -> Iterator[tuple[FileEntry, Path]]:
+        manifest, view = self.records.load(mount.digest), self._view(record, mount)
         root = _real(view)
-        for entry in manifest.files if manifest else ():
-            if PurePosixPath(entry.path).is_relative_to(below):
-                path = view / entry.path
-                if _real(path.parent).is_relative_to(root):  # not through a link that somebody put there
-                    yield StagedFile(path, str(shown / entry.path), mount.digest, entry)
+        for entry in filter(is_meant, manifest.files if manifest else ()):
+            path = view / entry.path
+            if _real(path.parent).is_relative_to(root):  # not through a link that somebody put there
+                yield entry, path
 
 
 def _real(path: Path) -> Path:
     """Where its links lead. One that leads to itself is left as it is: ``Path.resolve`` raises, and another error each version."""
     return Path(os.path.realpath(path))
-
-
-logger = logging.getLogger(__name__)
-
-_READ_ONLY: Final = 0o444
-_OURS: Final = 0o644
-_ALREADY_DUE: Final = 0.0  # by the agent's monotonic clock
 
 
 @dataclass(frozen=True)
@@ -190,7 +356,7 @@ class FileRepair:
 
 def check_writable(path: Path) -> None:
     """Whether the file can be written at all: otherwise nothing need be fetched for it."""
-    with disk_errors(path), _found(path) as found:
+    with disk_errors(path), opened(path, _AS_FOUND) as found:
         os.close(_reopened(found))
 
 
@@ -229,7 +395,7 @@ def _writable(path: Path) -> Iterator[int]:
 
     A later look at a view tells a copy from a file that somebody wrote to by its time (``compare_view``).
     """
-    with _found(path) as found:
+    with opened(path, _AS_FOUND) as found:
         descriptor = _reopened(found)
         try:
             before = os.fstat(descriptor)
@@ -238,15 +404,6 @@ def _writable(path: Path) -> Iterator[int]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-@contextmanager
-def _found(path: Path) -> Iterator[int]:
-    found = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        yield found
-    finally:
-        os.close(found)
 
 
 def _reopened(found: int) -> int:

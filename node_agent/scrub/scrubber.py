@@ -1,34 +1,136 @@
-"""One held file or chunk is read again and, where it is damaged, repaired or quarantined. Read ``file`` first."""
+"""What is held is read again and, where it is damaged, repaired or quarantined: in rounds, as a suspect, or on request.
+
+Read ``Scrubber.file`` first, then ``Rounds.run``.
+"""
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
+
+from pydantic import BaseModel
 
 from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import BdnError, DiskFailedError
-from bdn.wire.operation_schema import Outcome
+from bdn.core.events import Event
+from bdn.core.pace.rate_limit import TokenBucket
+from bdn.core.pace.rounds import Position, ScrubbedTier, ScrubRound
+from bdn.disk.durable import disk_errors, write_at_once
+from bdn.wire.operation_schema import DamagedItem, Outcome, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.node_cache import NodeCache
-from node_agent.scrub.findings import (
-    Damage,
-    DamageReports,
-    Findings,
-    ScrubRecord,
-    ScrubTarget,
-    event_about,
-    single_chunk,
-)
-from node_agent.scrub.reading import ScrubReader
-from node_agent.scrub.repair import FileRepair, check_writable, identity, rewrite, truncate
-from node_agent.scrub.repair_source import RepairSource
+from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.cache.quarantine import SuspectFiles
+from node_agent.cache.records import ManifestRecords
+from node_agent.scrub.reading import Damage, Findings, ScrubReader, ScrubTarget, single_chunk
+from node_agent.scrub.repair import FileRepair, RepairSource, check_writable, identity, rewrite, truncate
+from node_agent.stage.stage import StageRegistry
 
 logger = logging.getLogger(__name__)
+BURST: Final = 16 * 1024 * 1024
+_TICK_SECONDS: Final = 10.0
+_NOTE_SECONDS: Final = 30.0  # between two notes of the position: what a restart reads twice
 _GONE: Final = Damage("it is not on the disk any more")
 _NOT_ITS_NAME: Final = Damage("its bytes are not what its name says, and nobody can say which of them")
+
+
+class _Body(BaseModel):
+    began: float
+    manifest: str | None = None
+    tier: ScrubbedTier | None = None
+    content: str | None = None
+    ended: float | None = None
+    suspects: list[str] = []
+
+
+class ScrubRecord:
+    """``round`` and ``suspects`` as they are now, and as the last ``save`` wrote them. Blocking.
+
+    Lost with a power cut or damaged, it costs a round that begins anew.
+    """
+
+    def __init__(self, path: Path, suspects: SuspectFiles, now: float) -> None:
+        self.round = ScrubRound(now)
+        self.suspects = suspects
+        self._path = path
+        self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """What the last run left."""
+        try:
+            body = _Body.model_validate_json(self._path.read_bytes())
+            after = None
+            if body.manifest and body.tier and body.content:
+                after = Position(Digest.parse(body.manifest), body.tier, Digest.parse(body.content))
+            suspects = [Digest.parse(content) for content in body.suspects]
+        except (OSError, ValueError):
+            return
+        self.round = ScrubRound(body.began, after, body.ended)
+        self.suspects.restore(suspects)
+
+    def save(self) -> None:
+        """Raises ``DiskFailedError``."""
+        now, after = self.round, self.round.after
+        body = _Body(
+            began=now.began,
+            manifest=str(after.manifest) if after else None,
+            tier=after.tier if after else None,
+            content=str(after.content) if after else None,
+            ended=now.ended,
+            suspects=[str(content) for content in self.suspects.all()],
+        )
+        with self._lock, disk_errors(self._path):
+            write_at_once(self._path, body.model_dump_json().encode())
+
+
+@dataclass(frozen=True)
+class DamageReports:
+    """Describes damage for people and the mirror: which node, for which sources, and under which path."""
+
+    cluster: str
+    node: str
+    registry: StageRegistry
+    manifests: ManifestRecords
+
+    def item(self, target: ScrubTarget, damage: Damage, outcome: Outcome) -> DamagedItem:
+        """One damaged chunk. Blocking."""
+        manifest = str(target.manifest)
+        return DamagedItem(
+            tier=target.tier,
+            cluster=self.cluster,
+            node=self.node,
+            manifest=manifest,
+            sources=self.registry.sources().get(manifest, []),
+            path=target.shown or self._path_of(target),
+            chunk=str(damage.chunk.digest if damage.chunk else target.content),
+            outcome=outcome,
+            reason=damage.reason,
+        )
+
+    def _path_of(self, target: ScrubTarget) -> str | None:
+        """Where the manifest has this content, in one place of perhaps several."""
+        held = self.manifests.load(target.manifest)
+        return next((entry.path for entry in held.files if entry.digest == target.content), None) if held else None
+
+    def jobs_with(self, manifests: frozenset[Digest]) -> list[str]:
+        """The jobs that see files of these manifests now."""
+        return [
+            stage.record.job_id
+            for stage in self.registry.all()
+            if stage.record.state == "READY" and manifests & stage.record.manifests.keys()
+        ]
+
+
+def event_about(item: DamagedItem) -> Event:
+    """The item as an event. A path in a stage's view names the stage, which is nobody else's business."""
+    path = "" if item.path is None or item.path.startswith("/") else item.path
+    facts = {"tier": item.tier, "reason": item.reason, "path": path}
+    return Event.of(item.outcome, facts, manifest=item.manifest, digest=item.chunk)
 
 
 @dataclass(frozen=True)
@@ -48,6 +150,35 @@ class Scrubber:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- what is held ---
+
+    async def left_of(
+        self, round_: ScrubRound, seen: set[tuple[Tier, Digest]], only: frozenset[Digest] | None = None
+    ) -> AsyncIterator[Position]:
+        """What a round has not come to yet, in its order; of these manifests ``only``, if given.
+
+        What several manifests name comes once: ``seen`` is what of it has come before.
+        """
+        index, tier = self.cache.index, self.tier
+        held = {*index.manifests(), *await in_thread(tier.manifests)}
+        for manifest in round_.manifests(held if only is None else held & only):
+            files = tuple(index.contents_of(manifest)) if manifest in index.manifests() else ()
+            chunks = await in_thread(tier.chunks_of, manifest)
+            for position in await in_thread(round_.positions, manifest, files, chunks):
+                place = (position.tier, position.content)
+                if place in seen:
+                    continue
+                if len(await self._names(position)) > 1:
+                    seen.add(place)
+                yield position
+
+    async def _names(self, position: Position) -> frozenset[Digest]:
+        if position.tier == "cluster":
+            return await in_thread(self.tier.index.named_by, position.content)
+        return self.cache.index.named_by(position.content)
+
+    async def look(self, position: Position, findings: Findings) -> None:
+        """Whichever it is."""
+        await (self.chunk if position.tier == "cluster" else self.file)(position.manifest, position.content, findings)
 
     async def file(self, manifest: Digest, content: Digest, findings: Findings) -> None:
         """A whole file of the node tier; one that is not whole, or not held, is passed over."""
@@ -177,7 +308,7 @@ class Scrubber:
 
     async def _lost(self, target: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
         await self._tell(target, wrong, "lost", findings)
-        self.reader.events.lost()
+        self.reader.metrics.lost_files.inc()
         jobs = self.reports.jobs_with(self.cache.index.named_by(target.content))
         seen = f"these jobs see it as it is: {', '.join(jobs)}" if jobs else "no job sees it"
         logger.error("file %s is not served any more, and is filled again by the next stage; %s", target.content, seen)
@@ -200,4 +331,93 @@ class Scrubber:
             logger.warning("%s chunk %s of %s: %s (%s)", item.tier, item.chunk, item.path, outcome, one.reason)
             findings.items.append(item)
             await in_thread(self.cache.events.decided, [event_about(item)])
-            self.reader.events.damaged(target.tier, outcome)
+            self.reader.metrics.damaged_chunks.labels(target.tier, outcome).inc()
+
+
+# --- in rounds ---
+
+
+class StagesFirst:
+    """A pace: so many bytes per second, and none while a stage brings files."""
+
+    def __init__(
+        self, registry: StageRegistry, rate: int, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> None:
+        self._registry = registry
+        self._sleep = sleep
+        self._bucket = TokenBucket(rate, BURST, time.monotonic())
+
+    async def __call__(self, size: int) -> None:
+        """Return when ``size`` bytes may be read."""
+        await self._registry.until_idle()
+        await self._sleep(self._bucket.reserve(size, time.monotonic()))
+
+
+@dataclass
+class Rounds:
+    """``period_seconds`` 0: no rounds; suspects are looked at all the same."""
+
+    scrubber: Scrubber
+    record: ScrubRecord
+    pace: StagesFirst
+    period_seconds: float
+    clock: Clock
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _noted_at: float = 0.0
+    _seen: set[tuple[Tier, Digest]] = field(default_factory=set)  # what several manifests name, in this round
+
+    async def run(self) -> None:
+        """Again and again."""
+        self.record.suspects.on_news = self._wake_from_any_thread()
+        while True:
+            try:
+                await self.catch_up()
+            except BdnError as error:
+                logger.warning("the scrub goes on later: %s", error)
+            except Exception:
+                logger.exception("the scrub failed")  # a bug, and no reason to end stages that stand
+            try:
+                async with asyncio.timeout(_TICK_SECONDS):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+
+    async def catch_up(self) -> None:
+        """Look at the suspects and, when it is time, at everything. Raises ``DiskFailedError`` when that cannot be noted."""
+        async with self._turn:
+            await self._look_at_suspects()
+            if not self.period_seconds:
+                return
+            if self.record.round.is_due(self.period_seconds, self.clock()):
+                self.record.round = ScrubRound(self.clock())
+                self._seen.clear()
+            if self.record.round.is_under_way:
+                await self._go_on()
+
+    async def _go_on(self) -> None:
+        async for position in self.scrubber.left_of(self.record.round, self._seen):
+            await self._look_at_suspects()
+            await self.scrubber.look(position, Findings(pace=self.pace))
+            self.record.round = replace(self.record.round, after=position)
+            await self._note(_NOTE_SECONDS)
+        self.record.round = replace(self.record.round, after=None, ended=self.clock())
+        await self._note(0)
+
+    async def _look_at_suspects(self) -> None:
+        for content in self.record.suspects.all():
+            manifest = next(iter(self.scrubber.cache.index.named_by(content)), None)
+            if manifest is not None:
+                await self.scrubber.file(manifest, content, Findings(pace=self.pace))
+            self.record.suspects.clear(content)
+
+    async def _note(self, seconds: float) -> None:
+        now = time.monotonic()
+        if now - self._noted_at >= seconds:
+            self._noted_at = now
+            await in_thread(self.record.save)
+
+    def _wake_from_any_thread(self) -> Callable[[], object]:
+        loop = asyncio.get_running_loop()
+        return lambda: loop.call_soon_threadsafe(self._news.set)

@@ -12,8 +12,7 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import ManifestRecords
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.record import StageRecord, resumed
-from node_agent.stage.stage import NodeStage, StageRegistry
+from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry, decisions
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
@@ -69,13 +68,13 @@ class Housekeeping:
                 error = CanceledError(f"the pull to {record.destination}")
                 await self.lifecycle.release_all([stage], error, ending="interrupted")
             else:
-                await in_thread(self.lifecycle.decided, resumed(record))
+                await in_thread(self.lifecycle.decided, decisions("resumed", record))
                 self.lifecycle.begin(stage)
         elif record.state == "READY" and is_pull:
             if await in_thread(self.lifecycle.pulls.is_abandoned, record):
                 await self.lifecycle.release_all([stage], ending="abandoned")
         elif record.state == "READY" and self.is_rebooted:
-            await in_thread(self.lifecycle.decided, resumed(record))
+            await in_thread(self.lifecycle.decided, decisions("resumed", record))
             self.lifecycle.begin(stage)
         elif record.state == "READY":
             with suppress(BdnError):  # the look in the background finds out, and mends it
@@ -93,7 +92,7 @@ class Housekeeping:
             return
         logger.warning("the view of stage %s is not intact; it is staged again", record.id)
         with suppress(BdnError):  # it is in the log
-            await in_thread(self.lifecycle.decided, resumed(record))
+            await in_thread(self.lifecycle.decided, decisions("resumed", record))
         self.lifecycle.mend(stage)
 
     def _is_intact(self, record: StageRecord) -> bool:

@@ -3,38 +3,24 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
+from bdn.core.chunk import Manifest
 from bdn.core.errors import BdnError, InternalError
 from bdn.core.events import Ending
+from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.shapes import body_of
 from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import Decided
 from node_agent.cache.node_cache import Clock, NodeCache
-from node_agent.cache.tiers import CacheTiers
-from node_agent.disk.cache_directory import CacheDirectory
-from node_agent.fill.provision import Provision
-from node_agent.settings import AgentSettings
+from node_agent.fill.provision import FillRequest, Provision
 from node_agent.stage.pulls import Pulls
-from node_agent.stage.record import (
-    Account,
-    StageRecord,
-    StageRecords,
-    arrived,
-    ended,
-    failed,
-    not_mended,
-    nothing,
-    renewed,
-)
-from node_agent.stage.stage import NodeStage, StageRegistry
-from node_agent.stage.staging import Staging
-from node_agent.stage.view.exposure import choose, exposures
+from node_agent.stage.stage import Decision, NodeStage, StageRecord, StageRecords, decisions
+from node_agent.stage.view.build import Built
 from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
 
@@ -53,7 +39,7 @@ class Lifecycle:
     """
 
     background: BackgroundTasks
-    staging: Staging
+    provision: Provision
     warmer: Warmer
     cache: NodeCache
     views: Views
@@ -117,12 +103,12 @@ class Lifecycle:
         give_up = self._keep if stage.is_mending else self._fail
         try:
             await self.release_abandoned()
-            await self.staging.run(stage)
+            await self._bring(stage)
             record.ready_at = self.clock()
             came = stage.progress.rate.total if stage.progress else 0
             record.bytes_per_second = came / max(time.monotonic() - began, 1e-3) or None
             record.error = None
-            await self._settle(stage, "READY", arrived)
+            await self._settle(stage, "READY", "arrived")
         except BdnError as error:
             await give_up(stage, error)
             return
@@ -135,6 +121,39 @@ class Lifecycle:
             await self.release_all(self.pulls.replaced_by(record), ending="replaced")
         self.warmer.begin(stage)
 
+    async def _bring(self, stage: NodeStage) -> None:
+        """Let the manifests come onto this node, and the view appear. Who holds the stage clears up after an error."""
+        record = stage.record
+        request = FillRequest(list(record.manifests), record.grant, record.holder, TrafficClass.STAGE, stage.begin)
+        manifests = stage.manifests(await self.provision.run(request))
+        if stage.is_mending and await in_thread(self._is_whole, stage, manifests):
+            return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
+        built = await (self._publish if record.destination else self._show)(stage, manifests)
+        for mount in record.mounts:
+            view = built[mount.mount_location]
+            mount.view, mount.view_reason = view.kind, view.reason
+            mount.exposure = "none" if record.destination else self.views.kind
+
+    def _is_whole(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> bool:
+        record = stage.record
+        if record.destination or any(mount.exposure != self.views.kind for mount in record.mounts):
+            return False
+        return self.views.is_intact(record.id, manifests)
+
+    async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
+        publish = self.pulls.destination(stage.record).publish
+        ((location, manifest),) = manifests.items()
+        built, stage.record.inode = await in_thread(publish, manifest, stage.earlier, stage.stop)
+        return {location: built}
+
+    async def _show(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
+        record = stage.record
+        if any(mount.exposure not in (None, self.views.kind) for mount in record.mounts):
+            await in_thread(self.views.drop, record.id, manifests)  # exposed under other settings
+        built = await in_thread(self.views.publish, record.id, manifests, stage.stop)
+        await in_thread(self.views.expose, record.id, manifests)
+        return built
+
     async def _fail(self, stage: NodeStage, error: BdnError) -> None:
         record = stage.record
         stage.is_ending = True
@@ -144,7 +163,7 @@ class Lifecycle:
             await in_thread(self._take_down, record)
         await self._give_back(record, self.cache.leave(record.id))
         try:
-            await self._settle(stage, "FAILED", failed)
+            await self._settle(stage, "FAILED", "failed")
         except BdnError as failure:
             logger.warning("the failure of stage %s could not be recorded: %s", record.id, failure)
             record.state = "FAILED"
@@ -162,7 +181,7 @@ class Lifecycle:
         stage.mend_at = self.elapsed() + _MEND_AGAIN_SECONDS
         await self._give_back(record, self.cache.rest(record.id))
         with suppress(BdnError):  # it is in the log
-            await in_thread(self.decided, not_mended(record))
+            await in_thread(self.decided, decisions("not_mended", record))
         stage.is_mending = False
         stage.notify()
         self.on_change()
@@ -207,7 +226,7 @@ class Lifecycle:
         await self.cache.leave(record.id)
         if error:
             record.error = body_of(error)
-        await self._settle(stage, "RELEASED", partial(ended, ending))
+        await self._settle(stage, "RELEASED", "ended", ending)
 
     async def release_abandoned(self) -> None:
         """Release the pulled stages whose directories are gone."""
@@ -250,8 +269,8 @@ class Lifecycle:
         """
         expires_at = None if ttl_seconds is None else self.clock() + ttl_seconds
         is_news = expires_at != stage.record.expires_at  # asking for a stage again is asking once
-        account = renewed if is_news else nothing
-        await self._save(stage, {"expires_at": expires_at, "ttl_seconds": ttl_seconds}, account)
+        changes = {"expires_at": expires_at, "ttl_seconds": ttl_seconds}
+        await self._save(stage, changes, "renewed" if is_news else None)
         self.live_on(stage)
         if not stage.is_ending:
             self.lease_again(stage.record)
@@ -278,59 +297,28 @@ class Lifecycle:
         for manifest in record.manifests.keys() & set(index.manifests()):
             index.leases.take(manifest, record.holder)
 
-    async def _settle(self, stage: NodeStage, state: StageState, account: Account) -> None:
+    async def _settle(self, stage: NodeStage, state: StageState, kind: Decision, ending: Ending | None = None) -> None:
         record = stage.record
-        if stage.progress:
-            for position, mount in enumerate(record.mounts):
-                mount.bytes_from = stage.progress.bytes_from(position)
+        for mount, bytes_from in zip(record.mounts, stage.bytes_from(), strict=True):
+            mount.bytes_from = bytes_from
         if stage.budget and not stage.is_terminal:
             record.transfer = stage.budget.document()
-        await self._save(stage, {"state": state, "ended_at": None if state == "READY" else self.clock()}, account)
+        changes = {"state": state, "ended_at": None if state == "READY" else self.clock()}
+        await self._save(stage, changes, kind, ending)
         stage.is_mending = False
         stage.notify()
         self.on_change()
 
-    async def _save(self, stage: NodeStage, changes: dict[str, StageState | float | None], account: Account) -> None:
+    async def _save(
+        self, stage: NodeStage, changes: Mapping[str, object], kind: Decision | None, ending: Ending | None = None
+    ) -> None:
         """On disk first, then in memory; one at a time, so that the disk never goes back to an older state."""
         async with stage.saving:
-            await in_thread(self._write, stage.record.model_copy(update=changes), account)
+            await in_thread(self._write, stage.record.model_copy(update=changes), kind, ending)
             for name, value in changes.items():
                 setattr(stage.record, name, value)
 
-    def _write(self, record: StageRecord, account: Account) -> None:
-        self.decided(account(record))
+    def _write(self, record: StageRecord, kind: Decision | None, ending: Ending | None) -> None:
+        if kind:
+            self.decided(decisions(kind, record, ending))
         self.records.save(record)
-
-
-async def open_lifecycle(
-    stack: AsyncExitStack,
-    settings: AgentSettings,
-    disk: CacheDirectory,
-    tiers: CacheTiers,
-    registry: StageRegistry,
-    *,
-    provision: Provision,
-    clock: Clock,
-    elapsed: Clock,
-    on_ready: Callable[[float], None],
-    on_change: Callable[[], None],
-    decided: Decided,
-) -> Lifecycle:
-    """A lifecycle with views, records and background tasks of its own, until the stack ends. No stage is resumed yet."""
-    places = disk.places
-    views = Views(places, exposures(places), await in_thread(choose, settings.exposure, places))
-    background = await stack.enter_async_context(BackgroundTasks())
-    return Lifecycle(
-        background,
-        Staging(provision, views, places),
-        Warmer(background, registry, views, settings.warm_rate),
-        cache=tiers.node,
-        views=views,
-        records=StageRecords(places),
-        pulls=Pulls(registry, tiers.manifests, places),
-        clock=clock,
-        elapsed=elapsed,
-        on_ready=on_ready,
-        on_change=on_change,
-        decided=decided,
-    )

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
-from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import NodeStage, StageRegistry
+from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from node_agent.stage.view.destination import Destination, Earlier
 
 

@@ -1,24 +1,172 @@
-"""One stage while the agent runs: its record, its progress, who waits for it; and the registry of all stages."""
+"""One stage: its record on disk, what is decided about it, its progress and who waits for it; and the registry of all."""
 
 import asyncio
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
+from pydantic import BaseModel
+
+from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest, Manifest
-from bdn.core.errors import NotFoundError
-from bdn.wire import stage_schema
+from bdn.core.errors import Fact, NotFoundError
+from bdn.core.events import Ending, Event
+from bdn.disk.durable import disk_errors, write_at_once, write_durably
 from bdn.wire.operation_schema import Tier
-from bdn.wire.shapes import moment
-from bdn.wire.stage_schema import TERMINAL, BytesFrom, StageMount, Warm, WarmState
+from bdn.wire.shapes import ErrorBody, moment
+from bdn.wire.stage_schema import (
+    TERMINAL,
+    BytesFrom,
+    ExposureKind,
+    StageDocument,
+    StageMount,
+    StageState,
+    Transfer,
+    ViewKind,
+    Warm,
+    WarmState,
+)
+from node_agent.cache.cache_events import about_holder
+from node_agent.cache.records import Held
+from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import RetryBudget
-from node_agent.stage.record import MountRecord, StageRecord
 from node_agent.stage.view.destination import Earlier
 
 _WINDOW_SECONDS: Final = 5.0
+
+
+class MountRecord(BaseModel):
+    """One mount of a stage."""
+
+    mount_location: str
+    manifest: str
+    source: str
+    view: ViewKind | None = None
+    view_reason: str | None = None
+    exposure: ExposureKind | None = None
+    files_total: int | None = None
+    bytes_total: int | None = None
+    bytes_from: BytesFrom = BytesFrom()
+
+    @property
+    def digest(self) -> Digest:
+        """The manifest's name."""
+        return Digest.parse(self.manifest)
+
+
+class StageRecord(BaseModel):
+    """One stage. Times are seconds since the epoch. The grant makes the file private.
+
+    ``expires_at`` is what people are told. What counts is ``ttl_seconds``, from the last renewal or the start of the agent.
+
+    ``destination`` is set for a pulled view; ``inode`` then tells its directory from another one at the same path.
+    """
+
+    id: str
+    job_id: str
+    organisation: str
+    grant: str
+    state: StageState
+    created_at: float
+    ready_at: float | None = None
+    ended_at: float | None = None
+    expires_at: float | None = None
+    ttl_seconds: float | None = None
+    bytes_per_second: float | None = None
+    transfer: Transfer | None = None
+    error: ErrorBody | None = None
+    destination: Path | None = None
+    inode: int | None = None
+    warm: bool = False
+    mounts: list[MountRecord]
+
+    @property
+    def lifetime(self) -> float | None:
+        """Seconds that it lives without being renewed; None means until it is released."""
+        if self.ttl_seconds is None and self.expires_at is not None:  # of an agent that recorded no ttl
+            return max(0.0, self.expires_at - self.created_at)
+        return self.ttl_seconds
+
+    @property
+    def holder(self) -> Holder:
+        """The lease's holder."""
+        return Holder(self.id, self.job_id, self.expires_at, self.organisation)
+
+    @property
+    def manifests(self) -> dict[Digest, None]:
+        """The manifests it names, each once, in order."""
+        return dict.fromkeys(mount.digest for mount in self.mounts)
+
+
+@dataclass(frozen=True)
+class StageRecords:
+    """Reads and writes the folder ``stages``. Blocking."""
+
+    places: Places
+
+    def save(self, record: StageRecord) -> None:
+        """Make it durable. Raises ``DiskFailedError``."""
+        path = self.places.stage(record.id)
+        with disk_errors(path):
+            write_durably(path, record.model_dump_json().encode())
+
+    def note(self, record: StageRecord) -> None:
+        """Let it outlive this process, for a stage that is only begun; a warm one would wait longest for the disk.
+
+        A power cut may take it back: whoever waits for the stage hears of that, and asks again. Raises ``DiskFailedError``.
+        """
+        path = self.places.stage(record.id)
+        with disk_errors(path):
+            write_at_once(path, record.model_dump_json().encode())
+
+    def forget(self, stage_id: str) -> None:
+        """Remove it."""
+        with disk_errors(self.places.stage(stage_id)):
+            self.places.stage(stage_id).unlink(missing_ok=True)
+
+    def load_all(self) -> Iterator[StageRecord]:
+        """Every record that can be read; one that cannot goes to the quarantine."""
+        with disk_errors(self.places.stages):
+            for path in sorted(self.places.stages.iterdir()):
+                if path.suffix != ".json":
+                    path.unlink()  # a record that was being written; the one before it, if any, is whole
+                    continue
+                try:
+                    yield StageRecord.model_validate_json(path.read_bytes())
+                except ValueError:
+                    path.rename(self.places.quarantine / path.name)
+
+
+Decision = Literal["arrived", "failed", "not_mended", "renewed", "resumed", "ended"]
+
+
+def decisions(kind: Decision, record: StageRecord, ending: Ending | None = None) -> list[Event]:
+    """What was decided about a stage, with what its record says, once for each of its manifests."""
+    return [
+        about_holder(kind, manifest, record.holder, _facts(kind, record, manifest, ending))
+        for manifest in record.manifests
+    ]
+
+
+def _facts(kind: Decision, record: StageRecord, manifest: Digest, ending: Ending | None) -> Mapping[str, Fact]:
+    match kind:
+        case "arrived":  # over all mounts of the manifest
+            came = [mount.bytes_from for mount in record.mounts if mount.digest == manifest]
+            return {tier: sum(getattr(one, tier) for one in came) for tier in ("node", "cluster", "mirror")}
+        case "failed" | "not_mended":
+            error = record.error
+            code, problem = (error.code, error.message) if error else ("INTERNAL", "it is not known why")
+            return {"code": code, "problem": problem}
+        case "renewed":
+            return {"expires_at": record.expires_at}
+        case "resumed":
+            return {"state": record.state}
+        case "ended":
+            return {"ending": ending, "expires_at": record.expires_at}
 
 
 class Rate:
@@ -51,9 +199,11 @@ class Rate:
 
 
 class StageProgress:
-    """Counts what arrives. Content is fetched once; under every further path and mount it comes from this node."""
+    """Counts what arrives, and says so. Content is fetched once; under every further path and mount it comes from this node."""
 
-    def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest]) -> None:
+    def __init__(
+        self, manifests: Sequence[Manifest], missing: Collection[Digest], on_bytes: Callable[[], None] = lambda: None
+    ) -> None:
         self._paths = [
             Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
         ]
@@ -63,6 +213,7 @@ class StageProgress:
             to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
             self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
         self._coming: dict[Digest, Counter[Tier]] = {}
+        self._on_bytes = on_bytes
         self.rate = Rate()
 
     def report(self, content: Digest, tier: Tier, size: int) -> None:
@@ -70,6 +221,7 @@ class StageProgress:
         self.rate.add(size, time.monotonic())
         self._coming.setdefault(content, Counter())[tier] += size
         self._mounts[self._first[content]][tier] += size
+        self._on_bytes()
 
     def restart(self, content: Digest) -> None:
         """What was reported of it is void."""
@@ -82,10 +234,9 @@ class StageProgress:
         for tiers, paths in zip(self._mounts, self._paths, strict=True):
             tiers["node"] += size * paths[content]
 
-    def bytes_from(self, mount: int) -> BytesFrom:
-        """The bytes of one mount so far."""
-        tiers = self._mounts[mount]
-        return BytesFrom(node=tiers["node"], cluster=tiers["cluster"], mirror=tiers["mirror"])
+    def bytes_from(self) -> list[BytesFrom]:
+        """The bytes of each mount so far."""
+        return [BytesFrom(node=came["node"], cluster=came["cluster"], mirror=came["mirror"]) for came in self._mounts]
 
 
 @dataclass
@@ -162,10 +313,19 @@ class NodeStage:
         """Whether nothing more happens by itself."""
         return self.record.state in TERMINAL and not self.is_mending
 
-    def begin(self, progress: StageProgress, budget: RetryBudget) -> None:
-        """The bytes to come are known, and what may be spent on sources that fail."""
-        self.progress = progress
-        self.budget = budget
+    def begin(self, held: Iterable[Held], missing: frozenset[Digest], budget: RetryBudget) -> StageProgress:
+        """The bytes to come are known, and what may be spent on sources that fail. Returns who is told of the rest."""
+        manifests = self.manifests(held)
+        for mount in self.record.mounts:
+            mount.files_total = len(manifests[mount.mount_location].files)
+            mount.bytes_total = manifests[mount.mount_location].bytes_total
+        self.progress, self.budget = StageProgress(list(manifests.values()), missing), budget
+        return self.progress
+
+    def manifests(self, held: Iterable[Held]) -> dict[str, Manifest]:
+        """The manifest of each mount, by its location."""
+        known = {one.manifest.digest: one.manifest for one in held}
+        return {mount.mount_location: known[mount.digest] for mount in self.record.mounts}
 
     def notify(self) -> None:
         """Wake who waits for a change of state."""
@@ -182,16 +342,31 @@ class NodeStage:
             return False
         return True
 
-    def document(self, path_of: Callable[[MountRecord], str]) -> stage_schema.StageDocument:
+    def document(self, path_of: Callable[[MountRecord], str]) -> StageDocument:
         """The stage as the wire shows it."""
         record = self.record
-        mounts = [self._mount(index, mount, path_of(mount)) for index, mount in enumerate(record.mounts)]
+        mounts = [
+            StageMount(
+                mount_location=mount.mount_location,
+                path=path_of(mount),
+                manifest=mount.manifest,
+                source=mount.source,
+                view=mount.view,
+                view_reason=mount.view_reason,
+                exposure=mount.exposure,
+                files_total=mount.files_total,
+                bytes_total=mount.bytes_total,
+                bytes_done=bytes_from.total,
+                bytes_from=bytes_from,
+            )
+            for mount, bytes_from in zip(record.mounts, self.bytes_from(), strict=True)
+        ]
         rate = record.bytes_per_second
         if not self.is_terminal:
             rate = self.progress.rate.per_second(time.monotonic()) if self.progress else None
         left = sum(mount.bytes_total - mount.bytes_done for mount in mounts if mount.bytes_total is not None)
         is_known = not self.is_terminal and all(mount.bytes_total is not None for mount in mounts)
-        return stage_schema.StageDocument(
+        return StageDocument(
             id=record.id,
             job_id=record.job_id,
             state="STAGING" if self.is_mending else record.state,
@@ -206,21 +381,9 @@ class NodeStage:
             error=record.error,
         )
 
-    def _mount(self, index: int, mount: MountRecord, path: str) -> StageMount:
-        came = self.progress.bytes_from(index) if self.progress else mount.bytes_from
-        return StageMount(
-            mount_location=mount.mount_location,
-            path=path,
-            manifest=mount.manifest,
-            source=mount.source,
-            view=mount.view,
-            view_reason=mount.view_reason,
-            exposure=mount.exposure,
-            files_total=mount.files_total,
-            bytes_total=mount.bytes_total,
-            bytes_done=came.total,
-            bytes_from=came,
-        )
+    def bytes_from(self) -> list[BytesFrom]:
+        """Where the bytes of each mount came from."""
+        return self.progress.bytes_from() if self.progress else [mount.bytes_from for mount in self.record.mounts]
 
 
 class StageRegistry:
@@ -256,3 +419,16 @@ class StageRegistry:
     def count_by_state(self) -> Counter[str]:
         """How many there are in each state."""
         return Counter(stage.record.state for stage in self._stages.values())
+
+    def sources(self) -> dict[str, list[str]]:
+        """Where manifests come from, as far as stages say so."""
+        found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for stage in self.all():
+            for mount in stage.record.mounts:
+                found[mount.manifest][mount.source] = None
+        return {manifest: list(sources) for manifest, sources in found.items()}
+
+    async def until_idle(self) -> None:
+        """Wait until no stage brings files: what is read in the background lets them go first."""
+        while busy := [stage for stage in self._stages.values() if not stage.is_terminal]:
+            await busy[0].wait(None)

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError
 from bdn.wire import stage_schema
-from bdn.wire.grants import Grant, UnknownKeyError, stage_id_of
+from bdn.wire.grants import Grant, stage_id_of
 from bdn.wire.shapes import ReportedError
 from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.record import MountRecord, StageRecord
-from node_agent.stage.stage import NodeStage, StageRegistry
+from node_agent.stage.stage import MountRecord, NodeStage, StageRecord, StageRegistry
 from node_agent.stage.view.destination import Earlier, resolved
-from node_agent.trust import Trust
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,7 @@ class StageService:
 
     registry: StageRegistry
     lifecycle: Lifecycle
-    trust: Trust
-    ask_for_keys: Callable[[], Awaitable[None]]
+    verify: Callable[[str], Awaitable[Grant]]
     is_node: bool  # whether this agent has the role
 
     # --- asking ---
@@ -123,11 +120,7 @@ class StageService:
                 "this agent is a cache of its cluster and stages nothing (BDN_AGENT_ROLES has no 'node'); ask the agent of "
                 "the node where the files shall be"
             )
-        try:
-            return self.trust.verify(token)
-        except UnknownKeyError:
-            await self.ask_for_keys()
-        return self.trust.verify(token)
+        return await self.verify(token)
 
     async def _start(self, record: StageRecord, earlier: Earlier | None) -> NodeStage:
         stage = self.registry.enter(NodeStage(record))

@@ -11,6 +11,7 @@ from typing import Final
 
 from bdn.core.pace.rate_limit import TokenBucket
 from bdn.core.units import format_size
+from bdn.disk.durable import opened
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.stage.stage import NodeStage, StageRegistry, Warming
 from node_agent.stage.view.views import Views
@@ -116,7 +117,7 @@ class Warmer:
 
     async def _read(self, steps: Generator[int, None, None], warming: Warming) -> None:
         while True:
-            await self._let_stages_go_first()
+            await self._registry.until_idle()
             left = await in_thread(self._memory)
             if left < min(warming.bytes_read + STEP, warming.bytes_total):
                 reason = f"no more than {format_size(max(0, left))} of memory may be used"
@@ -129,10 +130,6 @@ class Warmer:
             warming.bytes_read += count
             await self._sleep(self._bucket.reserve(count, self._clock()))
 
-    async def _let_stages_go_first(self) -> None:
-        while busy := [stage for stage in self._registry.all() if not stage.is_terminal]:
-            await busy[0].wait(None)
-
 
 def _read_through(places: Iterable[Path]) -> Generator[int, None, None]:
     """Read every file below these folders, in the order of their names; each step yields how many bytes it read, at most ``STEP``.
@@ -141,15 +138,12 @@ def _read_through(places: Iterable[Path]) -> Generator[int, None, None]:
     """
     buffer, size, files = memoryview(bytearray(_BUFFER)), 0, 0
     for path in _files(places):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
             while count := os.readv(descriptor, [buffer[: STEP - size]]):
                 size += count
                 if size == STEP:
                     yield size
                     size, files = 0, 0
-        finally:
-            os.close(descriptor)
         files += 1
         if files >= _STEP_FILES:
             yield size

@@ -20,7 +20,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "self._make_fanout(target.parent)\n                self._write_synced(target, content)",
          "test_a_mirror_killed_at_any_step_keeps_its_word"),
     ],
-    "node_agent/cache/node_cache.py": [
+    "node_agent/cache/records.py": [
         ("an eviction removes the record last",
          ("self.records.forget(victim.manifest)\n            for content in victim.contents:\n"
           "                for path in (self.places.file(content), self.places.part(content), "

@@ -68,13 +68,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "for content in self._absent:",
          "test_after_a_refused_stage_what_made_room_for_it_is_whole_also_where_the_stage_shared_a_file_with_it",
          "test_what_came_to_nothing_left_nothing_behind"),
-        ("a part that cannot be looked at ends the agent", "with disk_errors(self.places.filling):\n            return",
-         "if True:\n            return",
-         "test_a_stage_that_fails_where_nothing_can_be_looked_at_is_failed_and_ends_no_other_and_comes_later",
-         "test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stays_and_is_mended_later"),
-        ("a whole file that cannot be looked at is a bug of ours",
-         "with disk_errors(path):\n                if path.exists()", "if True:\n                if path.exists()",
-         "test_an_eviction_on_a_deaf_disk_names_it"),
         ("the disk is looked at while another deletes",
          "async with self._lock:\n            await to_the_end(self._trim())",
          ("room = await in_thread(self.space.room)\n        self.space.room = lambda: room\n"
@@ -86,6 +79,15 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what is over the budget stays",
          'await self._evict(lambda index: index.plan_lru(held - budget), "trim", account)', "pass",
          "test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further"),
+    ],
+    "node_agent/cache/records.py": [
+        ("a part that cannot be looked at ends the agent", "with disk_errors(self.places.filling):\n            return",
+         "if True:\n            return",
+         "test_a_stage_that_fails_where_nothing_can_be_looked_at_is_failed_and_ends_no_other_and_comes_later",
+         "test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stays_and_is_mended_later"),
+        ("a whole file that cannot be looked at is a bug of ours",
+         "with disk_errors(path):\n                if path.exists()", "if True:\n                if path.exists()",
+         "test_an_eviction_on_a_deaf_disk_names_it"),
     ],
     "node_agent/cache/cache_events.py": [
         ("a trim does not say what the tier held", '{"held": held, "budget": budget, "allowed": allowed}',
@@ -135,10 +137,12 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a stage whose view cannot be looked at is taken down", "return True", "return False",
          "test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stays_and_is_mended_later"),
     ],
-    "node_agent/stage/view/views.py": [
+    "node_agent/stage/view/exposure.py": [
         ("a mount that cannot be looked at ends the agent",
-         "with disk_errors(place):\n            is_link = place.is_symlink()", "is_link = place.is_symlink()",
+         "with disk_errors(place):\n        is_link = place.is_symlink()", "is_link = place.is_symlink()",
          "test_a_stage_that_fails_where_nothing_can_be_looked_at_is_failed_and_ends_no_other_and_comes_later"),
+    ],
+    "node_agent/stage/view/views.py": [
         ("a view that cannot be looked at ends the agent", "with disk_errors(root):\n            return root.is_dir()",
          "return root.is_dir()",
          "test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stays_and_is_mended_later"),

@@ -9,135 +9,173 @@ import pytest
 
 from bdn.core.errors import MountFailedError
 from bdn.disk import syscalls
+from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
 from node_agent.stage.view import exposure as module
-from node_agent.stage.view.exposure import (
-    BindExposure,
-    Exposure,
-    NoExposure,
-    SymlinkExposure,
-    choose,
-    is_mount_point,
-    mounts_below,
-)
-from tests.contract.exposure_contract import FILES, CheckingExposureContract, ExposureContract
+from node_agent.stage.view.exposure import choose, conceal, expose, is_mount_point, mounts_below
 from tests.support.agent.mounts import needs_mounts
 from tests.support.content.trees import tree
 
-
-class TestNoExposure(CheckingExposureContract):
-    @pytest.fixture
-    def exposure(self, places: Places) -> Exposure:
-        return NoExposure(places.mounts)
-
-    @pytest.fixture
-    def view_root(self, places: Places) -> Path:
-        return places.mounts / "stg_1"
+FILES = {"config.json": b"{}", "a b/\u00fc.txt": b"unicode"}
+BIND = pytest.param("bind", marks=needs_mounts)
+every_kind = pytest.mark.parametrize("kind", ["none", "symlink", BIND])
 
 
-class TestSymlinkExposure(ExposureContract):
-    @pytest.fixture
-    def exposure(self, places: Places) -> Exposure:
-        return SymlinkExposure(places.mounts)
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    places = Places(tmp_path / "with space\\and backslash")
+    places.make()
+    return places
 
-    def test_a_link_to_something_else_is_replaced(self, exposure: Exposure, view: Path, place: Path) -> None:
-        place.parent.mkdir(parents=True)
-        place.symlink_to("/elsewhere")
 
-        exposure.expose(view, place)
+@pytest.fixture
+def place(places: Places) -> Path:
+    return places.mounts / "stg_1/app/model"
 
+
+@pytest.fixture
+def kind() -> ExposureKind:
+    """Of tests that are about one kind alone, and name it."""
+    return "bind"
+
+
+@pytest.fixture
+def view(places: Places, place: Path, kind: ExposureKind) -> Path:
+    """Where views of this kind stand."""
+    view = place if kind == "none" else places.views / "stg_1/app/model"
+    for path, content in FILES.items():
+        (view / path).parent.mkdir(parents=True, exist_ok=True)
+        (view / path).write_bytes(content)
+    return view
+
+
+@every_kind
+def test_the_place_shows_the_view_however_often_it_is_exposed(
+    places: Places, place: Path, view: Path, kind: ExposureKind
+) -> None:
+    for _ in range(2):
+        expose(kind, view, place)
         assert tree(place) == FILES
+    assert conceal(place, places.mounts) is None
+    assert tree(view) == FILES
 
-    def test_a_place_that_is_taken_is_a_mount_failure(self, exposure: Exposure, view: Path, place: Path) -> None:
-        place.mkdir(parents=True)
 
-        with pytest.raises(MountFailedError, match="directory"):
-            exposure.expose(view, place)
-        with pytest.raises(MountFailedError):
-            exposure.conceal(place)
+@every_kind
+def test_concealing_can_be_repeated_and_needs_no_exposing(
+    places: Places, place: Path, view: Path, kind: ExposureKind
+) -> None:
+    assert conceal(place, places.mounts) is None
+    expose(kind, view, place)
+    for _ in range(2):
+        assert conceal(place, places.mounts) is None
+    if view != place:
+        assert list(places.mounts.iterdir()) == []  # mount points and the folders above them are gone
+
+
+@pytest.mark.parametrize("kind", ["none", BIND])  # a link does not notice
+def test_a_view_that_is_not_there_cannot_be_exposed(place: Path, view: Path, kind: ExposureKind) -> None:
+    with pytest.raises(MountFailedError) as caught:
+        expose(kind, view.with_name("absent"), place.with_name("absent"))
+
+    assert caught.value.path == str(place.with_name("absent"))
+
+
+def test_a_link_to_something_else_is_replaced(place: Path, view: Path) -> None:
+    place.parent.mkdir(parents=True)
+    place.symlink_to("/elsewhere")
+
+    expose("symlink", view, place)
+
+    assert tree(place) == FILES
+
+
+def test_a_place_that_is_taken_is_a_mount_failure(place: Path, view: Path) -> None:
+    place.mkdir(parents=True)
+
+    with pytest.raises(MountFailedError, match="directory"):
+        expose("symlink", view, place)
 
 
 @needs_mounts
-class TestBindExposure(CheckingExposureContract):
-    @pytest.fixture
-    def exposure(self, places: Places) -> Exposure:
-        return BindExposure(places.mounts)
+def test_not_even_root_can_write_where_a_view_is_bound(places: Places, place: Path, view: Path) -> None:
+    expose("bind", view, place)
+    try:
+        for action in (
+            lambda: (place / "config.json").write_bytes(b"mine"),
+            lambda: (place / "new").write_bytes(b"mine"),
+            (place / "config.json").unlink,
+            lambda: (place / "config.json").chmod(0o777),
+        ):
+            with pytest.raises(OSError, match="Read-only file system") as caught:
+                action()
+            assert caught.value.errno == errno.EROFS
+        flags = os.statvfs(place).f_flag
+        assert flags & os.ST_NOSUID
+        assert flags & os.ST_NODEV
+    finally:
+        conceal(place, places.mounts)
 
-    def test_not_even_root_can_write_there(self, exposure: Exposure, view: Path, place: Path) -> None:
-        exposure.expose(view, place)
-        try:
-            for action in (
-                lambda: (place / "config.json").write_bytes(b"mine"),
-                lambda: (place / "new").write_bytes(b"mine"),
-                (place / "config.json").unlink,
-                lambda: (place / "config.json").chmod(0o777),
-            ):
-                with pytest.raises(OSError, match="Read-only file system") as caught:
-                    action()
-                assert caught.value.errno == errno.EROFS
-            flags = os.statvfs(place).f_flag
-            assert flags & os.ST_NOSUID
-            assert flags & os.ST_NODEV
-        finally:
-            exposure.conceal(place)
 
-    def test_a_mount_that_a_crash_left_writable_is_made_anew(self, exposure: Exposure, view: Path, place: Path) -> None:
-        place.mkdir(parents=True)
-        subprocess.run(["mount", "--bind", view, place], check=True)
+@needs_mounts
+def test_a_mount_that_a_crash_left_writable_is_made_anew(places: Places, place: Path, view: Path) -> None:
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "--bind", view, place], check=True)
 
-        exposure.expose(view, place)
-        try:
-            assert os.statvfs(place).f_flag & os.ST_RDONLY
-            assert len(mounts_below(place.parent)) == 1
-        finally:
-            exposure.conceal(place)
+    expose("bind", view, place)
+    try:
+        assert os.statvfs(place).f_flag & os.ST_RDONLY
+        assert len(mounts_below(place.parent)) == 1
+    finally:
+        conceal(place, places.mounts)
 
-    def test_a_rebuilt_view_takes_the_place_of_the_old_one(
-        self, exposure: Exposure, view: Path, place: Path, view_root: Path
-    ) -> None:
-        exposure.expose(view, place)
-        view_root.rename(view_root.with_name("old"))
-        view.mkdir(parents=True)
-        (view / "new").write_bytes(b"new")
 
-        exposure.expose(view, place)
-        try:
-            assert tree(place) == {"new": b"new"}
-        finally:
-            exposure.conceal(place)
+@needs_mounts
+def test_a_rebuilt_view_takes_the_place_of_the_old_one(places: Places, place: Path, view: Path) -> None:
+    expose("bind", view, place)
+    view.rename(view.with_name("old"))
+    view.mkdir(parents=True)
+    (view / "new").write_bytes(b"new")
 
-    def test_a_mount_in_use_is_detached_and_that_is_said(self, exposure: Exposure, view: Path, place: Path) -> None:
-        exposure.expose(view, place)
-        with (place / "config.json").open("rb") as job:
-            note = exposure.conceal(place)
+    expose("bind", view, place)
+    try:
+        assert tree(place) == {"new": b"new"}
+    finally:
+        conceal(place, places.mounts)
 
-            assert note is not None
-            assert "only detached" in note
-            assert not place.exists()
-            assert job.read() == b"{}"
 
-    def test_where_the_remount_is_refused_nothing_stays_mounted(
-        self, exposure: Exposure, view: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real = syscalls.mount
+@needs_mounts
+def test_a_mount_in_use_is_detached_and_that_is_said(places: Places, place: Path, view: Path) -> None:
+    expose("bind", view, place)
+    with (place / "config.json").open("rb") as job:
+        note = conceal(place, places.mounts)
 
-        def refuse_remount(source: Path | None, target: Path, flags: int) -> None:
-            if source is None:
-                raise PermissionError(errno.EPERM, "Operation not permitted")
-            real(source, target, flags)
+        assert note is not None
+        assert "only detached" in note
+        assert not place.exists()
+        assert job.read() == b"{}"
 
-        monkeypatch.setattr(module, "mount", refuse_remount)
-        with pytest.raises(MountFailedError, match="Operation not permitted"):
-            exposure.expose(view, place)
 
-        assert not is_mount_point(place)
+@needs_mounts
+def test_where_the_remount_is_refused_nothing_stays_mounted(
+    place: Path, view: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = syscalls.mount
+
+    def refuse_remount(source: Path | None, target: Path, flags: int) -> None:
+        if source is None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        real(source, target, flags)
+
+    monkeypatch.setattr(module, "mount", refuse_remount)
+    with pytest.raises(MountFailedError, match="Operation not permitted"):
+        expose("bind", view, place)
+
+    assert not is_mount_point(place)
 
 
 def test_auto_is_bind_where_the_kernel_permits_it_and_symlink_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places(tmp_path)
-    places.make()
     for may, kind in ((True, "bind"), (False, "symlink")):
         monkeypatch.setattr(module, "can_bind", lambda _, may=may: may)
         assert choose("auto", places) == kind

@@ -5,6 +5,7 @@ import asyncio
 import socket
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,25 @@ from bdn.disk.direct import DirectWrites
 from bdn.net.http1.pool import ConnectionPool, dial
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
-from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, held_by, missing, refused, truncated
-from tests.support.agent.points import Points
+from node_agent.cache.node_cache import NodeCache
+from node_agent.fetch.documents import Catalogue
+from node_agent.fill.part import PackedParts, PartialFile
+from node_agent.stage.view.views import Views
+from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, missing, refused, truncated
 from tests.support.agent.rig import MIB, Rig, disk_bytes, metrics, noise, staged
+from tests.support.agent.steps import Steps
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 FILES = {"large": noise(9 * MIB, 1), "middle": noise(MIB, 2), "small": noise(1000, 3)}
 WAYS = [("whole", "direct"), ("packed", "direct"), ("whole", "cached")]  # packs are never written directly
+STEPS = {
+    PartialFile: ("open", "write", "commit"),
+    PackedParts: ("write", "commit"),
+    Views: ("publish", "expose"),
+    Catalogue: ("obtain",),
+    NodeCache: ("admit",),
+}
 THREADS = 2  # a buffer or a thread that is lost twice stops everything
 
 
@@ -71,8 +83,12 @@ async def test_a_stage_can_be_canceled_at_any_point(
         monkeypatch.setattr(DirectWrites, "are_direct", property(lambda _: False))
     before = sockets()
     async with Rig(mirror, tmp_path, {"byte_threads": THREADS}).agent() as agent:
-        points = Points(agent, monkeypatch)
-        mirror.on_request = lambda _: points.pass_in_thread()
+        steps = Steps(agent, monkeypatch, STEPS, seconds=60)
+        mirror.on_request = lambda _: steps.reach("the mirror is asked")
+
+        async def release(job: str) -> None:
+            stage = next(one for one in agent.stages.registry.all() if one.record.job_id == job)
+            await agent.stages.release(stage.record.id)
 
         async def evict() -> None:
             await agent.evictions.evict(EvictCommand(id="e", all=True))
@@ -85,21 +101,20 @@ async def test_a_stage_can_be_canceled_at_any_point(
             await agent.stages.release(stage.id)
             await evict()
 
-        points.aim(None, "")
+        steps.aim(0, partial(release, "nobody"))
         await stage_and_evict("undisturbed")
-        count, idle = points.passed, open_files(tmp_path)
+        count, idle = steps.passed, open_files(tmp_path)
         assert count >= 25
-        for number in range(count):
-            points.aim(number, f"canceled-{number}")
-            canceled = await agent.stages.start(points.job, mirror.grant(manifest))
+        for number in range(1, count + 1):
+            steps.aim(number, partial(release, f"canceled-{number}"))
+            canceled = await agent.stages.start(f"canceled-{number}", mirror.grant(manifest))
             assert await canceled.wait(60)
-            assert points.releasing, "the stage passed fewer points than the first one"
-            await points.releasing
+            assert steps.between, "the stage passed fewer points than the first one"
+            await steps.between
             assert canceled.record.state == "RELEASED"
             assert open_files(tmp_path) == idle
             check_nothing_is_left(agent)
-            points.aim(None, "")
-            if number % 8 == 0 or number == count - 1:  # goes on from what the other left
+            if number % 8 == 0 or number == count:  # goes on from what the other left
                 await stage_and_evict(f"after-{number}")
             else:
                 await evict()
@@ -178,20 +193,6 @@ async def test_a_layout_that_does_not_make_up_the_file_is_refused(rig: Rig, mirr
         with pytest.raises(BdnError, match="the layout of"):
             await staged(agent, mirror, manifest)
         assert mirror.requests == 0
-
-
-async def test_an_agent_that_ends_does_not_wait_for_a_silent_mirror(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(SENT)
-    gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
-    mirror.every = held_by(gate)
-    mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
-    async with asyncio.timeout(10):  # far less than the time after which a read gives up
-        async with rig.agent() as agent:
-            stage = await agent.stages.start("job", mirror.grant(manifest))
-            await asked.wait()
-    gate.set()
-
-    assert stage.record.state == "STAGING"
 
 
 def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

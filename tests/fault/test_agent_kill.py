@@ -1,24 +1,20 @@
 """Agents that are killed in the middle of their work, alone and in a ring whose network fails."""
 
 import asyncio
-import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.wire.stage_schema import StageRequest
-from node_agent.disk.group_sync import GroupSync
 from node_agent.fill.part import SYNC_CHUNKS
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.process import Program
-from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import disk_bytes, noise
 from tests.support.agent.ring_of_agents import Content, Member, planted, ring
 from tests.support.content.trees import tree
 from tests.support.network import network
@@ -39,16 +35,9 @@ async def test_a_killed_agent_goes_on_from_its_bitmap(tmp_path: Path) -> None:
         program = Program(tmp_path, mirror.url, {"BDN_AGENT_BYTE_THREADS": str(THREADS)})
         manifest = mirror.publish({"weights": content, "config.json": b"{}"})
         chunks = mirror.chunks(manifest, "weights")
-        gate, stuck, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
-        waiting: set[object] = set()
-
-        def note(chunk: object) -> None:
-            if chunk in chunks[-THREADS:]:
-                waiting.add(chunk)
-            if len(waiting) == THREADS:  # everything else has been written: both threads wait for the last chunks
-                loop.call_soon_threadsafe(stuck.set)
-
-        mirror.on_request = note
+        gate = threading.Event()
+        # Everything else has been written: both threads wait for the last chunks.
+        stuck = mirror.asked(lambda _: mirror.chunk_requests.keys() >= set(chunks[-THREADS:]))
         for chunk in chunks[-THREADS:]:
             mirror.faults[chunk] = [held_by(gate)]
         async with program.daemon() as daemon:
@@ -81,15 +70,8 @@ async def test_an_agent_that_is_killed_in_the_middle_of_filling_slabs_goes_on_wi
         program = Program(tmp_path, mirror.url, {"BDN_AGENT_BYTE_THREADS": str(THREADS)})
         manifest = mirror.publish(files)
         slabs = list(dict.fromkeys(mirror.chunks(manifest, path)[0] for path in files))
-        gate, stuck, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
-        waiting: list[object] = []
-
-        def note(_: object) -> None:
-            waiting.append(None)
-            if len(waiting) == 6 + THREADS:  # the threads that brought six slabs wait for two more
-                loop.call_soon_threadsafe(stuck.set)
-
-        mirror.on_request = note
+        gate = threading.Event()
+        stuck = mirror.asked(lambda _: mirror.requests == 6 + THREADS)  # who brought six slabs wait for two more
         for slab in slabs:
             mirror.faults[slab] = [held_by(gate)]
         for slab in slabs[:6]:
@@ -119,95 +101,6 @@ async def test_an_agent_that_is_killed_in_the_middle_of_filling_slabs_goes_on_wi
             assert ready.mounts[0].bytes_from.node == 10_000 * len(left)
             assert disk_bytes(tmp_path / "cache") == manifest.bytes_total
             assert list((tmp_path / "cache/filling").iterdir()) == []
-
-
-async def test_an_agent_killed_at_any_moment_has_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache directory is copied at every step of a slab, and an agent is started on each copy."""
-    files = {f"{number:03}.bin": number.to_bytes(4, "big") * 25 for number in range(12)}
-    moments: list[Path] = []
-    rename, sync = os.rename, GroupSync.sync
-
-    def snapshot() -> None:
-        moments.append(tmp_path / f"moment-{len(moments)}")
-        shutil.copytree(tmp_path / "node/cache", moments[-1] / "cache", symlinks=True)
-
-    def rename_slowly(name: str | Path, target: str | Path, **folders: int) -> None:
-        if isinstance(name, str) and "/." in name and folders:
-            snapshot()
-        rename(name, target, **folders)
-
-    async def sync_slowly(self: GroupSync, paths: Sequence[str], mark: int) -> None:
-        snapshot()
-        await sync(self, paths, mark)
-        snapshot()
-
-    with AgentMirror(is_packed=True).running() as mirror:
-        manifest = mirror.publish(files)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "rename", rename_slowly)
-            patch.setattr(GroupSync, "sync", sync_slowly)
-            async with Rig(mirror, tmp_path / "node").agent() as agent:
-                await staged(agent, mirror, manifest)
-        assert len(moments) == 4 + len(files)
-        for moment in moments:
-            whole = {
-                path.name: path.read_bytes()
-                for path in (moment / "cache/files").rglob("*")
-                if path.is_file() and not path.name.startswith(".")
-            }
-            assert all(digest_of(content).hex == name for name, content in whole.items())
-            async with Rig(mirror, moment).agent() as agent:
-                stage = await staged(agent, mirror, manifest, job="another")
-                assert tree(Path(stage.mounts[0].path)) == files
-                ledger = agent.cache.index.ledger
-                assert (ledger.used_bytes, ledger.reserved_bytes) == (disk_bytes(moment / "cache"), 0)
-
-
-# --- A member of the cluster is killed while all stage: the others finish, and what they have is right ---
-FILES = {"large": noise(97 * MIB, 1), "other": noise(23 * MIB, 2)}
-NODES = ("node-0", "node-1", "node-2")
-_HALF = 8  # of 16 chunks
-
-
-async def test_the_others_finish_when_a_member_is_killed_at_half_time(tmp_path: Path) -> None:
-    mirror = AgentMirror()
-    mirror.ring = {}
-    manifest = mirror.publish(FILES)
-    half, go = threading.Event(), threading.Event()
-
-    def pause(_: Digest) -> None:
-        if mirror.requests >= _HALF:
-            half.set()
-            assert go.wait(60)
-
-    mirror.on_request = pause
-    with mirror.running():
-        async with AsyncExitStack() as stack:
-            daemons = [await stack.enter_async_context(_program(tmp_path, mirror, node).daemon()) for node in NODES]
-            await _know_each_other(mirror)
-            request = StageRequest(job_id="job", grant=mirror.grant(manifest))
-            stages = [await one.client.stage(request) for one in daemons]
-            await asyncio.to_thread(half.wait, 60)
-            await daemons[1].kill()
-            go.set()
-            for daemon, stage in ((daemons[0], stages[0]), (daemons[2], stages[2])):
-                ended = await daemon.client.stage_by_id(stage.id, 60)
-                assert (ended.state, ended.error) == ("READY", None)
-                assert tree(Path(ended.mounts[0].path)) == FILES
-                assert ended.transfer is not None
-                assert ended.transfer.bytes_hedged <= sum(map(len, FILES.values())) // 20
-    assert sum(mirror.chunk_requests.values()) < 2 * len(mirror.chunk_requests)  # the dead one's share, and no more
-
-
-def _program(root: Path, mirror: AgentMirror, node: str) -> Program:
-    return Program(root / node, mirror.url, {"BDN_AGENT_NODE": node})
-
-
-async def _know_each_other(mirror: AgentMirror) -> None:
-    """Each has told the mirror that it knows the newest members."""
-    async with asyncio.timeout(60):
-        while {beat.node for beat in mirror.heartbeats if beat.epoch == mirror.epoch} != set(NODES):  # noqa: ASYNC110 - other processes: there is nothing to be notified by
-            await asyncio.sleep(0.05)
 
 
 # --- Members of a cluster die, hang, lie, leave and join on a real network: the others finish, right, and spare the mirror ---

@@ -1,19 +1,11 @@
 """Upstreams that change, or fail in every way and order: right bytes, or the right error and nothing published."""
 
-import asyncio
 import hashlib
-import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from random import Random
 
 import pytest
-from huggingface_hub import close_session
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from bdn.core.chunk import CHUNK_SIZE
 from tests.doubles.faults import (
@@ -35,27 +27,22 @@ from tests.doubles.faults import (
 from tests.doubles.faults import (
     Script as FaultScript,
 )
-from tests.doubles.gcs import GcsServer
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.hub import Hub
 from tests.doubles.request_log import RequestLog
-from tests.doubles.s3 import S3Server
 from tests.support.mirror.scripted_upstreams import (
     CONTENT,
     FILES,
     LARGE,
     OTHER_CONTENT,
     SMALL,
-    STALL,
     TRANSFERS,
-    Pauses,
     ScriptedUpstream,
     check,
-    scripted_bucket,
     scripted_hub,
 )
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, with_secret
-from tests.support.network.egress import ALLOW_LOOPBACK
+from tests.support.mirror.service import MirrorUnderTest, source, with_secret
+from tests.support.promises.tally import FULL
 
 pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 CHUNKS = 3
@@ -136,57 +123,38 @@ LISTING_SCRIPTS = {
 }
 
 
-def played(scripts: Mapping[str, Script]) -> pytest.MarkDecorator:
-    rows = [
-        pytest.param(kind, script, id=f"{kind}-{name}")
-        for name, script in scripts.items()
-        for kind in (("hf", "s3", "gs") if script.everywhere else ("s3",))
-    ]
-    return pytest.mark.parametrize(("upstream", "script"), rows, indirect=["upstream"])
+PLAYED = [
+    pytest.param(kind, where, script, id=f"{kind}-{where}-{name}")
+    for where, scripts in ((LARGE, SCRIPTS), (SMALL, SMALL_SCRIPTS), ("listing", LISTING_SCRIPTS))
+    for name, script in scripts.items()
+    for kind in (("hf", "s3", "gs") if script.everywhere else ("s3",))
+]
 
 
-@played(SCRIPTS)
-async def test_a_file_whose_ranges_fail(hasty: MirrorUnderTest, upstream: ScriptedUpstream, script: Script) -> None:
-    upstream.fail(script.fault, skip=script.skip, times=script.times)
-
-    document = await hasty.mirror(upstream.wanted, upstream.neighbour)
-
-    await check(hasty, document, script.code or FILES)
-    assert len(upstream.reads()) <= script.reads
-    await a_second_attempt_succeeds(hasty, upstream)
-
-
-@played(SMALL_SCRIPTS)
-async def test_a_small_file_that_fails_among_others(
-    hasty: MirrorUnderTest, upstream: ScriptedUpstream, script: Script
+@pytest.mark.parametrize(("upstream", "where", "script"), PLAYED, indirect=["upstream"])
+async def test_a_listing_or_a_file_whose_requests_fail(
+    hasty: MirrorUnderTest, upstream: ScriptedUpstream, where: str, script: Script
 ) -> None:
-    upstream.fail(script.fault, file=SMALL, times=script.times)
-
-    document = await hasty.mirror(upstream.wanted, upstream.neighbour)
-
-    await check(hasty, document, script.code or FILES)
-    assert len(upstream.reads(SMALL)) <= script.reads
-    await a_second_attempt_succeeds(hasty, upstream)
-
-
-@played(LISTING_SCRIPTS)
-async def test_a_listing_that_fails(hasty: MirrorUnderTest, upstream: ScriptedUpstream, script: Script) -> None:
-    upstream.fail_listing(script.fault, times=script.times)
+    if where == "listing":
+        upstream.fail_listing(script.fault, times=script.times)
+    else:
+        upstream.fail(script.fault, file=where, skip=script.skip if where == LARGE else 0, times=script.times)
 
     document = await hasty.mirror(upstream.wanted, upstream.neighbour)
 
     await check(hasty, document, script.code or FILES)
     assert document["sources"][0]["files_total"] in (None, len(FILES)), "nothing is counted twice"
-    assert upstream.log.count(upstream.listing) <= script.reads
+    asked = upstream.log.count(upstream.listing) if where == "listing" else len(upstream.reads(where))
+    assert asked <= script.reads
     await a_second_attempt_succeeds(hasty, upstream)
 
 
-async def a_second_attempt_succeeds(mirror: MirrorUnderTest, upstream: ScriptedUpstream) -> None:
+async def a_second_attempt_succeeds(mirror: MirrorUnderTest, upstream: ScriptedUpstream, reads: int = CHUNKS) -> None:
     """And nothing wrong that the first one left behind is taken for a part of the right files."""
     upstream.script.clear()
     upstream.log.clear()
     await check(mirror, await mirror.mirror(upstream.wanted, upstream.neighbour), FILES)
-    assert len(upstream.reads()) <= CHUNKS
+    assert len(upstream.reads()) <= reads
 
 
 # --- Upstreams that are not the same for the whole length of a copy: other content, other addresses, other hosts ---
@@ -299,16 +267,6 @@ async def test_a_redirect_to_wrong_bytes_is_not_believed(
 # --- Whatever sequence of failures an upstream plays: right bytes, or an error that one of the failures explains ---
 
 
-# Without a search for a smaller example, which would take minutes: a sequence is short.
-PROFILE = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=30 if os.environ.get("BDN_FAULT") == "full" else 8,
-    phases=[Phase.explicit, Phase.generate],
-)
-
-
 # Each failure, and the code that it may end with.
 FAULTS: dict[str, tuple[Fault, str]] = {
     "flip": (flip_byte(at=7), "CHECKSUM_MISMATCH"),
@@ -329,88 +287,27 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Order:
-    fault: str
-    file: str
-    skip: int
-    times: int
-
-
-orders = st.builds(
-    Order,
-    fault=st.sampled_from(sorted(FAULTS)),
-    file=st.sampled_from([LARGE, LARGE, SMALL]),
-    skip=st.integers(0, 3),
-    times=st.sampled_from([1, 1, 2, 3, 7]),
+@pytest.mark.parametrize(
+    ("upstream", "seed"),
+    [(("hf", "s3", "gs")[seed % 3], seed) for seed in range(30 if FULL else 9)],
+    indirect=["upstream"],
 )
+async def test_a_sequence_of_failures_is_survived_or_explained(
+    hasty: MirrorUnderTest, upstream: ScriptedUpstream, seed: int
+) -> None:
+    random, failures, codes = Random(seed), 0, set[str]()
+    for _ in range(random.randint(1, 6)):
+        fault, code = FAULTS[random.choice(sorted(FAULTS))]
+        times = random.choice([1, 1, 2, 3, 7])
+        upstream.fail(fault, file=random.choice([LARGE, LARGE, SMALL]), skip=random.randint(0, 3), times=times)
+        failures += times
+        codes.add(code)
 
+    document = await hasty.mirror(upstream.wanted, upstream.neighbour)
 
-@dataclass(frozen=True)
-class Doubles:
-    hub: Hub
-    s3: S3Server
-    gcs: GcsServer
-
-    @contextmanager
-    def scripted(self, kind: str) -> Iterator[ScriptedUpstream]:
-        """A fresh source, with the environment that leads a mirror there."""
-        with pytest.MonkeyPatch.context() as patch:
-            for name in os.environ:
-                if name.startswith(("BDN_", "AWS_", "HF_")) or name.upper().endswith("_PROXY"):
-                    patch.delenv(name)
-            patch.setenv("BDN_EGRESS_ALLOW", ALLOW_LOOPBACK)
-            patch.setattr("bdn.mirror.ingest.copier.TURN_SECONDS", 0.2)
-            self.hub.clear()
-            match kind:
-                case "hf":
-                    patch.setenv("HF_ENDPOINT", self.hub.url)
-                    yield scripted_hub(self.hub)
-                case "s3":
-                    account = self.s3.account
-                    patch.setenv("AWS_ENDPOINT_URL_S3", self.s3.url)
-                    keys = f'"access_key_id": "{account.access_key_id}", "secret_access_key": "{account.secret_access_key}"'
-                    patch.setenv("BDN_SECRET_S3_KEYS", f"{{{keys}}}")
-                    yield scripted_bucket(self.s3, kind)
-                case _:
-                    patch.setenv("STORAGE_EMULATOR_HOST", self.gcs.url)
-                    patch.setenv("BDN_GOOGLE_TOKEN_URL", self.gcs.token_url)
-                    patch.setenv("BDN_SECRET_GS_KEY", json.dumps(self.gcs.account.short_key()))
-                    yield scripted_bucket(self.gcs, kind)
-            self.hub.release_stalled()
-
-
-@pytest.fixture(scope="module")
-def doubles() -> Iterator[Doubles]:
-    with Hub() as hub, S3Server() as s3, GcsServer() as gcs:
-        yield Doubles(hub, s3, gcs)
-    close_session()
-
-
-async def play(upstream: ScriptedUpstream, sequence: list[Order], folder: Path) -> None:
-    allowed = {FAULTS[order.fault][1] for order in sequence}
-    for order in sequence:
-        upstream.fail(FAULTS[order.fault][0], file=order.file, skip=order.skip, times=order.times)
-    upstream.log.clear()
-    async with mirror_under_test(folder / "mirror", pause=Pauses(), stall=STALL, transfers=TRANSFERS) as mirror:
-        document = await mirror.mirror(upstream.wanted, upstream.neighbour)
-        error = document["sources"][0]["error"]
-        assert error is None or error["code"] in allowed, error
-        await check(mirror, document, error["code"] if error else FILES)
-        assert (
-            len(upstream.reads(LARGE)) <= 2 * 3 + sum(order.times for order in sequence) + 3
-        )  # twice, if it came wrong
-        assert len(upstream.reads(SMALL)) <= 1 + sum(order.times for order in sequence) + 1
-        upstream.script.clear()
-        upstream.log.clear()
-        await check(mirror, await mirror.mirror(upstream.wanted, upstream.neighbour), FILES)
-        assert len(upstream.reads(LARGE)) <= 2 + 3, (
-            "more than once only if a wrong chunk was left of the failed attempt"
-        )
-
-
-@PROFILE
-@given(kind=st.sampled_from(["hf", "s3", "gs"]), sequence=st.lists(orders, min_size=1, max_size=6))
-def test_a_sequence_of_failures_is_survived_or_explained(doubles: Doubles, kind: str, sequence: list[Order]) -> None:
-    with doubles.scripted(kind) as upstream, TemporaryDirectory() as folder:
-        asyncio.run(play(upstream, sequence, Path(folder)))
+    error = document["sources"][0]["error"]
+    assert error is None or error["code"] in codes, error
+    await check(hasty, document, error["code"] if error else FILES)
+    assert len(upstream.reads(LARGE)) <= 2 * CHUNKS + failures + CHUNKS  # twice, if it came wrong
+    assert len(upstream.reads(SMALL)) <= 1 + failures + 1
+    await a_second_attempt_succeeds(hasty, upstream, reads=2 + CHUNKS)  # more only for a wrong chunk of the first one

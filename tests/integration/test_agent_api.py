@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import StageRequest
 from tests.support.agent.mirror import AgentMirror, flipped, held_by
-from tests.support.agent.mounts import needs_mounts, read_only
 from tests.support.agent.rig import MIB, Rig, metrics, noise
 from tests.support.agent.site import serving_agent
 from tests.support.content.trees import tree
@@ -50,16 +48,20 @@ async def test_a_stage_is_accepted_then_ready_then_released(rig: Rig, mirror: Ag
         assert (await site.client.unstage(ready.id)).state == "RELEASED"
 
 
-async def test_waiting_answers_when_the_stage_is_ready(rig: Rig, mirror: AgentMirror) -> None:
+async def test_waiting_answers_when_the_stage_is_ready_and_its_time_is_renewed(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     async with serving_agent(rig) as site:
         body = {"job_id": "job", "grant": mirror.grant(manifest), "wait": True, "ttl_seconds": 60}
         answer = await site.http.post("/stages", json=body)
 
         assert (answer.status_code, answer.json()["state"]) == (201, "READY")
-        assert answer.json()["expires_at"] is not None
+        stage = answer.json()
         again = await site.http.post("/stages", json=body)
-        assert (again.status_code, again.json()["id"]) == (201, answer.json()["id"])
+        assert (again.status_code, again.json()["id"]) == (201, stage["id"])
+        renewed = (await site.http.post(f"/stages/{stage['id']}/renew", json={"ttl_seconds": 3600})).json()
+        endless = (await site.http.post(f"/stages/{stage['id']}/renew", json={})).json()
+        assert renewed["expires_at"] > stage["expires_at"]
+        assert endless["expires_at"] is None
 
 
 async def test_a_stage_that_is_asked_to_be_warm_shows_how_far_it_is(rig: Rig, mirror: AgentMirror) -> None:
@@ -130,19 +132,6 @@ async def test_a_wait_for_a_stage_ends_with_its_time(rig: Rig, mirror: AgentMirr
         assert waited.state == "STAGING"
         gate.set()
         assert (await site.client.stage_by_id(stage.id, 30)).state == "READY"
-
-
-async def test_a_stage_is_renewed(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with serving_agent(rig) as site:
-        body = {"job_id": "job", "grant": mirror.grant(manifest), "wait": True, "ttl_seconds": 60}
-        stage = (await site.http.post("/stages", json=body)).json()
-
-        renewed = (await site.http.post(f"/stages/{stage['id']}/renew", json={"ttl_seconds": 3600})).json()
-        endless = (await site.http.post(f"/stages/{stage['id']}/renew", json={})).json()
-
-        assert renewed["expires_at"] > stage["expires_at"]
-        assert endless["expires_at"] is None
 
 
 REFUSED = [
@@ -254,22 +243,6 @@ async def test_health_metrics_and_documentation_are_served(rig: Rig, mirror: Age
             "/metrics",
         }
         assert "text/html" in (await site.http.get("/docs")).headers["content-type"]
-
-
-@needs_mounts
-async def test_an_agent_whose_disk_became_read_only_is_alive_and_not_ready(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with serving_agent(rig) as site:
-        with read_only(rig.cache):
-            assert not await site.client.ready()
-            assert (await site.http.get("/healthz")).status_code == 200
-            with pytest.raises(BdnError) as caught:
-                await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
-            assert caught.value.code == "DISK_FAILED"
-            assert "Read-only file system" in str(caught.value)
-        assert (
-            await site.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
-        ).state == "READY"
 
 
 async def test_many_waiters_for_one_stage_are_answered(rig: Rig, mirror: AgentMirror) -> None:

@@ -18,7 +18,7 @@ from bdn.wire.operation_schema import Command, EvictCommand, EvictedItem, Heartb
 from node_agent.disk.cache_directory import boot_id
 from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat
-from node_agent.mirror_link.evictions import EvictionCommands
+from node_agent.mirror_link.commands import EvictionCommands
 from node_agent.mirror_link.heartbeats import AgentHoldings
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
@@ -195,22 +195,17 @@ def down() -> AgentMirror:
     return mirror
 
 
-async def test_a_mirror_that_is_down_is_complained_about_once(
+async def test_without_a_mirror_only_known_keys_are_believed_and_it_is_complained_about_once(
     tmp_path: Path, down: AgentMirror, caplog: pytest.LogCaptureFixture
 ) -> None:
+    manifest = down.publish({"f": b"f"})
     async with Rig(down, tmp_path).agent() as agent:
         for _ in range(3):
-            await agent.heartbeats.ask_for_keys()
+            with pytest.raises(GrantInvalidError, match="a key that this agent does not know"):
+                await agent.stages.start("job", down.grant(manifest))
 
         complaints = [record for record in caplog.records if "does not take heartbeats" in record.message]
         assert len(complaints) == 1
-
-
-async def test_without_a_mirror_only_known_keys_are_believed(tmp_path: Path, down: AgentMirror) -> None:
-    manifest = down.publish({"f": b"f"})
-    async with Rig(down, tmp_path).agent() as agent:
-        with pytest.raises(GrantInvalidError, match="a key that this agent does not know"):
-            await agent.stages.start("job", down.grant(manifest))
 
 
 async def test_one_grant_with_an_unknown_key_costs_one_heartbeat(tmp_path: Path) -> None:

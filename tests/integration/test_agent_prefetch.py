@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, Report
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, held_by
@@ -42,25 +42,18 @@ async def ended(agent: Agent, mirror: AgentMirror) -> Report:
     return mirror.reports("pre_1")[0]
 
 
-async def arrived(requested: asyncio.Event) -> None:
+async def begun(agent: Agent, mirror: AgentMirror, manifest: Manifest, last: Digest) -> None:
+    """A prefetch is at work, and has asked for its last chunk."""
+    requested = mirror.asked(last.__eq__)
+    mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
+    await agent.heartbeats.beat()
     async with asyncio.timeout(30):
         await requested.wait()
 
 
-def told_of(mirror: AgentMirror, chunk: Digest) -> asyncio.Event:
-    """Set once the chunk is asked for."""
-    event, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def on_request(digest: Digest) -> None:
-        if digest == chunk:
-            loop.call_soon_threadsafe(event.set)
-
-    mirror.on_request = on_request
-    return event
-
-
 async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)
+    mirror.heartbeats.clear()
     async with Rig(mirror, tmp_path).agent() as agent:
         mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
         report = await ended(agent, mirror)
@@ -71,23 +64,15 @@ async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror
         assert agent.cache.index.is_complete(manifest.digest)
         (victim,) = agent.cache.index.plan([manifest.digest]).victims
         assert victim.holders == ()
-        mirror.forget()
-        stage = await staged(agent, mirror, manifest)
-        assert (stage.mounts[0].bytes_from.node, mirror.requests) == (SIZE, 0)
-
-
-async def test_the_mirror_hears_that_a_prefetch_is_whole_and_unused(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(FILES)
-    mirror.heartbeats.clear()
-    async with Rig(mirror, tmp_path).agent() as agent:
-        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
-        await ended(agent, mirror)
 
         def told() -> list[tuple[bool, list[str]]]:
             last = [heartbeat.holdings for heartbeat in mirror.heartbeats if heartbeat.holdings is not None][-1]
             return [(one.complete, one.held_by) for one in last]
 
         await until(lambda: told() == [(True, [])], "the lease's end is told")
+        mirror.forget()
+        stage = await staged(agent, mirror, manifest)
+        assert (stage.mounts[0].bytes_from.node, mirror.requests) == (SIZE, 0)
 
 
 async def test_a_grant_that_is_not_the_mirror_s_fails_the_prefetch(mirror: AgentMirror, tmp_path: Path) -> None:
@@ -107,10 +92,7 @@ async def test_a_prefetch_goes_on_after_a_restart(mirror: AgentMirror, tmp_path:
     mirror.faults[last].append(held_by(gate))
     rig = Rig(mirror, tmp_path, {"byte_threads": 1})
     async with rig.agent() as agent:
-        requested = told_of(mirror, last)
-        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
-        await agent.heartbeats.beat()
-        await arrived(requested)
+        await begun(agent, mirror, manifest, last)
     mirror.forget()
     mirror.heartbeats.clear()
     async with rig.agent() as agent:
@@ -126,10 +108,7 @@ async def test_only_force_evicts_a_running_prefetch(mirror: AgentMirror, tmp_pat
     last = mirror.chunks(manifest, "a.bin")[-1]
     mirror.faults[last].append(held_by(gate))
     async with Rig(mirror, tmp_path).agent() as agent:
-        requested = told_of(mirror, last)
-        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(manifest)))
-        await agent.heartbeats.beat()
-        await arrived(requested)
+        await begun(agent, mirror, manifest, last)
 
         refused = await agent.evictions.evict(EvictCommand(id="evi_1", all=True, tier="node"))
         assert [(item.refused, item.holders) for item in refused] == [(True, ["job prefetch (stage pre_1)"])]

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.errors import BdnError, InUseError, NotFoundError
+from bdn.core.errors import BdnError, NotFoundError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import Pacer
 from bdn.wire.stage_schema import StageRequest
@@ -28,7 +28,7 @@ from tests.support.agent.site import ask
 from tests.support.content.trees import tree
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.network.authority import Authority, new_authority
-from tests.support.network.tunnels import tls_face
+from tests.support.network.fault_proxy import ByteProxy
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 
@@ -69,18 +69,6 @@ def test_a_read_only_cache_directory_is_a_failure_that_names_it(program: Program
     assert "Traceback" not in done.stderr
 
 
-async def test_a_second_agent_on_the_same_directory_is_refused_and_the_first_goes_on(program: Program) -> None:
-    async with program.daemon() as daemon:
-        with pytest.raises(InUseError, match=f"process {daemon.process.pid}"):
-            async with Rig(AgentMirror(url=program.url), program.root).agent():
-                pass
-        second = await asyncio.to_thread(program.run)
-
-        assert second.returncode == 3
-        assert f"is in use by process {daemon.process.pid}" in second.stderr
-        assert await daemon.client.ready()
-
-
 async def test_the_control_api_listens_on_loopback_when_a_port_is_set(program: Program) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -97,13 +85,10 @@ async def test_sigterm_drains_and_the_next_agent_goes_on_where_this_one_stopped(
         program = Program(tmp_path, mirror.url, {"BDN_AGENT_BYTE_THREADS": "2"})
         content = noise(33 * MIB, 1)
         manifest = mirror.publish({"large": content})
-        gate, stuck, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
-
-        def note(_: object) -> None:
-            if mirror.requests == 4:  # two chunks have arrived, and both threads wait for another
-                loop.call_soon_threadsafe(stuck.set)
-
-        mirror.on_request = note
+        gate = threading.Event()
+        stuck = mirror.asked(
+            lambda _: mirror.requests == 4
+        )  # two chunks have arrived, and both threads wait for another
         for chunk in mirror.chunks(manifest, "large")[2:]:
             mirror.faults[chunk] = [held_by(gate)]
         async with program.daemon() as daemon:
@@ -138,14 +123,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def mirror(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentMirror]:
+def mirror(authority: Authority) -> Iterator[AgentMirror]:
     """One that says ``https`` of itself, on both of its ports."""
-    for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
     with AgentMirror(is_packed=True).running() as mirror, ExitStack() as stack:
         plain = (urlsplit(mirror.url).port or 0, mirror.data_port or 0)
-        api, mirror.data_port = (stack.enter_context(tls_face(port, authority.server)) for port in plain)
+        proxies = [ByteProxy(("127.0.0.1", port), tls=authority.server) for port in plain]
+        api, mirror.data_port = (stack.enter_context(proxy.running()).port for proxy in proxies)
         mirror.url = f"https://localhost:{api}"
         yield mirror
 
@@ -216,25 +199,6 @@ async def test_evicted_chunks_are_not_served(either_form: AgentMirror, tmp_path:
 
         with pytest.raises(NotFoundError):
             await ask(peer, agent.data_port, PIECES[0], None)
-
-
-async def test_with_authentication_a_chunk_takes_a_grant_for_a_manifest_that_has_it(
-    either_form: AgentMirror, tmp_path: Path, peer: ConnectionPool
-) -> None:
-    manifest, other = either_form.publish(SERVED), either_form.publish({"other": b"other"})
-    async with Rig(either_form, tmp_path, {"auth": "token"}).agent() as agent:
-        await staged(agent, either_form, manifest, other)
-        for piece in PIECES:
-            assert await ask(peer, agent.data_port, piece, either_form.grant(manifest)) == piece
-            for bearer, code in (
-                (None, "UNAUTHENTICATED"),
-                ("rubbish", "GRANT_INVALID"),
-                (either_form.grant(manifest, expires_in=-1), "GRANT_EXPIRED"),
-                (either_form.grant(other), "NOT_FOUND"),
-            ):
-                with pytest.raises(BdnError) as caught:
-                    await ask(peer, agent.data_port, piece, bearer)
-                assert caught.value.code == code
 
 
 # --- What data planes send is charged to their limits, byte for byte ---

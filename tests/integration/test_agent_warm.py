@@ -12,8 +12,7 @@ import pytest
 from node_agent.app import Agent
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.disk.places import Places
-from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import NodeStage
+from node_agent.stage.stage import NodeStage, StageRecord
 from node_agent.stage.warm import STEP, Warmer
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import unmounting
@@ -66,7 +65,8 @@ def resident(place: Path) -> int:
 async def test_a_ready_stage_that_is_asked_for_again_with_warm_comes_into_memory(rig: Rig) -> None:
     async with rig.agent() as agent:
         stage = await is_cold(agent, rig)
-        assert (resident(place_of(agent, stage)), agent.stages.document(stage).warm) == (0, None)
+        await agent.stages.start("job", stage.record.grant)
+        assert (resident(place_of(agent, stage)), agent.stages.document(stage).warm) == (0, None)  # who did not ask
 
         again = await agent.stages.start("job", stage.record.grant, warm=True)
 
@@ -89,13 +89,6 @@ async def test_a_new_stage_is_warmed_once_it_is_ready(rig: Rig, exposure: str) -
 
         assert await warmed(stage) == ("WARM", TOTAL, None)
         assert resident(place_of(agent, stage)) == TOTAL
-
-
-async def test_nobody_is_warmed_who_did_not_ask(rig: Rig) -> None:
-    async with rig.agent() as agent:
-        stage = await is_cold(agent, rig)
-        await agent.stages.start("job", stage.record.grant)
-        assert stage.warming is None
 
 
 async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) -> None:

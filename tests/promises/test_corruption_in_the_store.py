@@ -23,8 +23,7 @@ from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
 from tests.support.agent.rig import Clock, noise
-from tests.support.crash.not_permitted import not_permitted
-from tests.support.crash.rot import HOW, rot
+from tests.support.crash.rot import HOW, not_permitted, rot
 from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,

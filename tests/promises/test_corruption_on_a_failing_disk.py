@@ -7,12 +7,11 @@ import pytest
 
 from bdn.core.errors import DiskFailedError
 from bdn.wire.operation_schema import VerifyCommand
-from node_agent.scrub.findings import ScrubRecord
+from node_agent.scrub.scrubber import ScrubRecord
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import MIB, Rig, noise, staged, verified
 from tests.support.content.trees import tree
-from tests.support.crash.not_permitted import not_permitted
-from tests.support.crash.rot import a_week_later, cached, evidence, figures, flip, now, repaired
+from tests.support.crash.rot import a_week_later, cached, evidence, figures, flip, not_permitted, now, repaired
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)

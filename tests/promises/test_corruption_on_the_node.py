@@ -21,8 +21,8 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue
-from node_agent.scrub import repair, rounds
-from node_agent.scrub.findings import Findings
+from node_agent.scrub import repair, scrubber
+from node_agent.scrub.reading import Findings
 from node_agent.scrub.scrubber import Scrubber
 from tests.support.agent.mirror import FORMS, AgentMirror, held_by, missing
 from tests.support.agent.mounts import mounted_xfs, needs_xfs
@@ -598,7 +598,7 @@ async def test_a_round_goes_on_after_a_restart_where_it_was(
         await verify(self, manifest, content, findings)
         read.append(content)
 
-    monkeypatch.setattr(rounds, "_NOTE_SECONDS", 0)
+    monkeypatch.setattr(scrubber, "_NOTE_SECONDS", 0)
     async with rig.agent(clock) as agent:
         await staged(agent, mirror, manifest)
         await agent.scrub.catch_up()  # what was under way: the node held nothing then, or held all of it

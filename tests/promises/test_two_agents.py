@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.stage_schema import StageDocument, StageRequest
+from bdn.wire.stage_schema import StageDocument
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import noise
@@ -31,11 +31,7 @@ def program(mirror: AgentMirror, tmp_path: Path) -> Program:
 
 
 async def ready(daemon: Daemon, mirror: AgentMirror, job: str) -> StageDocument:
-    stage = await daemon.client.stage(StageRequest(job_id=job, grant=mirror.grant(mirror.publish(FILES))))
-    while stage.state in ("PENDING", "STAGING"):
-        stage = await daemon.client.stage_by_id(stage.id, 60)
-    assert stage.state == "READY", stage.error
-    return stage
+    return await daemon.staged(job, mirror.grant(mirror.publish(FILES)))
 
 
 def entries(root: Path) -> dict[str, tuple[int, int]]:

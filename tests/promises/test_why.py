@@ -20,7 +20,7 @@ from bdn.core.events import Event, explanation, verdict
 from bdn.wire.operation_schema import EvictCommand, Heartbeat, HeartbeatReply, VerifyCommand
 from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
-from node_agent.cache.node_cache import CacheFiles
+from node_agent.cache.records import CacheFiles
 from node_agent.cache.space import Room, Space, TierBudgets
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program

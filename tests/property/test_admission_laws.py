@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bdn.core.cache.index import CacheIndex, Holder, Victim
 from bdn.core.chunk import Digest, FileEntry, Manifest
 from bdn.core.errors import BdnError, DiskFailedError
-from node_agent.cache.node_cache import NodeCache, ScannedManifest
-from node_agent.cache.records import Held
+from node_agent.cache.node_cache import NodeCache
+from node_agent.cache.records import Held, ScannedManifest
 from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named, stage
 

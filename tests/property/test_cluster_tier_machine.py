@@ -18,8 +18,7 @@ from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, StoreUnavailableError
 from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import over_budget
-from node_agent.cache.chunk_files import ChunkFiles
-from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
 from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named
 

@@ -22,10 +22,7 @@ def is_alive(row: AgentRow, now: float) -> bool:
 
 
 async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
-    """The cluster's row, made if it is new, which nobody else changes until this transaction ends.
-
-    Taken before an agent's own row is written: of two agents that join at once, the second sees the first.
-    """
+    """The cluster's row, made if new, which nobody else changes in this transaction. Taken before an agent's."""
     await session.execute(insert(session, ClusterRow).values(cluster=cluster, epoch=0).on_conflict_do_nothing())
     return await session.get_one(ClusterRow, cluster, with_for_update=True)
 

@@ -235,13 +235,10 @@ class ContentLayout(NamedTuple):
 
 
 async def layouts(session: ReadSession, manifest: str, organisation: str) -> list[ContentLayout]:
-    """Every distinct content of a manifest, by digest.
+    """Every distinct content of a manifest, by digest. ``RecordDamagedError`` where the database has it wrong.
 
     Of several slabs, a content's is the one that serves most of the manifest: an agent fetches slabs as a whole. What no
     slab of this organisation holds is left out; ``publish`` sees to it that there is none.
-
-    Raises:
-        RecordDamagedError: the database does not say what was written there.
     """
     query = (
         select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
@@ -296,10 +293,7 @@ async def objects(session: ReadSession, manifest: str, organisation: str) -> fro
 
 
 async def opens(session: ReadSession, manifest: str, organisation: str, digest: str) -> bool:
-    """Whether a grant for the manifest opens this: a content that it names, or a slab that holds one.
-
-    Costs one look, unlike ``objects``; for packed contents, and for slabs that came after ``objects`` was asked.
-    """
+    """Whether a grant for the manifest opens this content or slab, by one look. Also what came after ``objects``."""
     content = select(ManifestContentRow.content).where(
         ManifestContentRow.manifest == manifest, ManifestContentRow.content == digest
     )
@@ -329,11 +323,7 @@ async def a_slice(session: ReadSession, content: str) -> tuple[Slice, int] | Non
 
 
 async def unreadable(session: ReadSession, names: str | Sequence[str], scope: str) -> list[str]:
-    """Which contents the store does not hold, or only damaged, or only where this scope may not read.
-
-    Args:
-        names: the contents' digests, or the manifest that names them.
-    """
+    """Which of these contents, or of those that a manifest names, are lost, or damaged, or not for this scope."""
     if isinstance(names, str):
         query = (
             select(ManifestContentRow.content)

@@ -95,10 +95,7 @@ async def get(session: ReadSession, digest: str) -> DamagedChunkRow | None:
 
 
 async def superseded(session: ReadSession) -> list[str]:
-    """Damaged slabs whose contents can all be read elsewhere by everybody who could read them there.
-
-    Their files were mirrored again, and packed in another way.
-    """
+    """Damaged slabs whose contents were packed again, and can be read there by everybody who could read them here."""
     query = select(SlabScopeRow.slab, SlabScopeRow.scope).join(
         DamagedChunkRow, DamagedChunkRow.digest == SlabScopeRow.slab
     )

@@ -109,11 +109,7 @@ class Database:
 
     @asynccontextmanager
     async def alone(self, name: str) -> AsyncIterator[None]:
-        """Nobody else is in a block of this name, in whatever process, until this one ends. Holds no transaction's locks.
-
-        Raises:
-            DatabaseUnavailableError: also out of the middle of the block, when the lock is lost.
-        """
+        """Nobody else, in any process, is in a block of this name. ``LockLostError`` may end it in its middle."""
         async with self._alone[name]:
             if self._is_sqlite:
                 yield

@@ -147,10 +147,7 @@ async def claimed_status(session: WriteSession, mirror_id: str, claimant: str, n
 
 
 async def release_claims(session: WriteSession, worker: str | None = None) -> None:
-    """Give claims back so that they can be taken at once.
-
-    ``worker`` is the name in one claim, or what all names of one worker begin with; None is for the time when nobody works.
-    """
+    """Give back the claims of a worker, whose name they begin with, or all claims when nobody works."""
     statement = update(MirrorRow).where(MirrorRow.claimed_by.is_not(None))
     if worker is not None:
         own = or_(MirrorRow.claimed_by == worker, MirrorRow.claimed_by.startswith(f"{worker}:", autoescape=True))
@@ -159,10 +156,7 @@ async def release_claims(session: WriteSession, worker: str | None = None) -> No
 
 
 async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
-    """Bring a running mirror to a terminal state; False when it is in one already, which then stays.
-
-    A canceled mirror keeps its claim until its worker has come to an end.
-    """
+    """End a running mirror; False when it has ended. A canceled one keeps its claim until its worker is at its end."""
     values: dict[str, Any] = {"status": status, "completed_at": now, "error": error}
     if status != "CANCELED":
         values |= {"claimed_by": None, "claim_expires_at": None}
@@ -218,12 +212,7 @@ async def count_by_status(session: ReadSession) -> dict[str, int]:
 async def named_manifests(
     session: ReadSession, organisation: str, manifest: str | None, source: str | None
 ) -> list[str]:
-    """The manifest, as hex, whether or not it is still held; or else those of the source.
-
-    Raises:
-        InvalidRequestError: the manifest is no digest.
-        NotFoundError: it was never this organisation's.
-    """
+    """The manifest, as hex, held or not, or else those of the source; ``NotFoundError`` for what is others'."""
     if manifest is None:
         return await manifests_of_source(session, organisation, source or "")
     try:

@@ -39,10 +39,7 @@ class Reach:
 
 
 async def after(session: ReadSession, cursor: str | None, reach: Reach | None, wanted: int) -> list[StoredObject]:
-    """The next objects, so many at most, within reach or (None) of everything; none at the end.
-
-    A chunk of several contents comes several times.
-    """
+    """The next objects within reach or (None) of everything. A chunk of several contents comes several times."""
     kind, _, rest = (cursor or FIRST).partition(":")
     if kind == "content":
         digest, _, index = rest.partition(":")

@@ -90,12 +90,7 @@ class LockLostError(DatabaseUnavailableError):
 
 @asynccontextmanager
 async def lock_held(engine: AsyncEngine, name: str) -> AsyncIterator[None]:
-    """Wait for the lock, and hold it until the block ends.
-
-    Raises:
-        LockLostError: the block was canceled, because the lock is not this session's any more.
-        DatabaseUnavailableError: there is no server to take it from.
-    """
+    """Hold the lock until the block ends, or is canceled because the lock was lost (``LockLostError``)."""
     connection = engine.connect()
     try:
         with mapped_errors():

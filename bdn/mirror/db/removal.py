@@ -31,10 +31,7 @@ _AT_ONCE: Final = 1000  # records that one trip to a thread looks at
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Rows that went, and the raw names of the chunks and slabs that they named. Others may name those, too.
-
-    ``bytes`` are those of the files and slabs that went with a manifest.
-    """
+    """Rows that went, raw names of chunks and slabs in them, which others may name, too, and their bytes."""
 
     count: int
     chunks: set[bytes]
@@ -42,10 +39,7 @@ class Taken:
 
 
 async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, int]]:
-    """Each distinct content of a manifest: digest, the bytes that it has for itself, and how many living manifests name it.
-
-    What rests in slabs only has no bytes for itself; they are its slabs'.
-    """
+    """Each content of a manifest: digest, its bytes outside of slabs, and how many living manifests name it."""
     other = aliased(ManifestContentRow)
     names = (
         select(func.count())
@@ -146,9 +140,7 @@ async def named(session: ReadSession) -> set[bytes]:
     """The raw names of all objects of the store that some row names: about 100 bytes of memory for each chunk.
 
     What a chunk's row becomes is read after that row: a half-copied file's chunk is a complete file's, or evidence, later.
-
-    Raises:
-        RecordDamagedError: what the database says of a file is not what was written there, so its chunks have lost their name.
+    ``RecordDamagedError``: a file's chunks have lost their name.
     """
     found: set[bytes] = set()
     for digests in (select(CopiedChunkRow.digest), select(SlabRow.digest)):

@@ -28,11 +28,7 @@ class SecretTable:
     keyring: Keyring
 
     async def value(self, organisation: str, name: str) -> str | None:
-        """The value now, or None where there is no such secret.
-
-        Raises:
-            SecretMalformedError: it is there and cannot be decrypted.
-        """
+        """The value now, None where there is none; ``SecretMalformedError`` where it cannot be decrypted."""
         async with self.database.read() as session:
             row = await session.get(SecretRow, (organisation, name))
         return None if row is None else self.keyring.open(organisation, name, row.ciphertext)
@@ -58,11 +54,7 @@ class SecretTable:
                 raise NotFoundError(f"secret {name!r}")
 
     async def rotate(self, organisation: str) -> None:
-        """Encrypt every secret of the organisation with the first key.
-
-        Raises:
-            SecretMalformedError: one cannot be decrypted; then none has changed.
-        """
+        """Encrypt all secrets of the organisation with the first key, or, by ``SecretMalformedError``, none."""
         async with self.database.write() as session:
             for row in await _rows(session, organisation):
                 await self.reseal(session, row)
@@ -122,11 +114,7 @@ class Keyring:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """From the setting: keys in base64, comma separated.
-
-        Raises:
-            InvalidRequestError: saying which key is none, without showing it.
-        """
+        """From the setting: keys in base64, comma separated. ``InvalidRequestError`` says which one is no key."""
         words = [word.strip() for word in (text or "").split(",")]
         return cls(tuple(_parse_key(word, position) for position, word in enumerate(words, start=1) if word))
 
@@ -142,11 +130,7 @@ class Keyring:
         return head + nonce + AESGCM(key).encrypt(nonce, value.encode(), _bound_to(head, organisation, name))
 
     def open(self, organisation: str, name: str, sealed: bytes) -> str:
-        """The value.
-
-        Raises:
-            SecretMalformedError: no key of ours sealed it, or it was sealed for another name or organisation.
-        """
+        """The value; ``SecretMalformedError`` for one of an unknown key, or of another name or organisation."""
         head, rest = sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:]
         key = next((key for key in self.keys if head == _VERSION + _fingerprint(key)), None)
         if key is None:

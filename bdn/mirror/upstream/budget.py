@@ -102,10 +102,7 @@ class HostBudget:
             self._loop.call_soon_threadsafe(self._admit)
 
     async def _until_open(self, longest_pause_seconds: float) -> float:
-        """Wait while the host is closed; returns the latest time for which that was looked at.
-
-        A pause is waited for once: who has waited does not ask the clock whether that was true.
-        """
+        """Wait once, while the host is closed; returns the latest time for which that was looked at."""
         seen = self._all.clock()
         while (until := self.closed_until) > seen:
             seconds = until - self._all.clock()
@@ -289,10 +286,7 @@ class UpstreamRetries:
             await self.wait_out(failure, failures)
 
     async def wait_out(self, failure: UpstreamError, failures: int, allowance: Allowance | None = None) -> None:
-        """Wait as long as this failure, the ``failures``-th in a row, asks for; raise it when it is one too many.
-
-        ``allowance`` is how many failures the file is still forgiven; this one spends of it.
-        """
+        """Wait as long as this failure, the n-th in a row, asks for; raise it when it is one too many."""
         delay = self.policy.delay(failures, failure, self.budgets.draw())
         if delay is None or (allowance is not None and not allowance.spend()):
             raise failure

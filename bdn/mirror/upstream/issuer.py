@@ -49,12 +49,12 @@ class TokenSubject:
     @property
     def claim(self) -> str:
         """``sub`` of an identity token."""
-        return _claim(self.organisation, self.job)
+        return f"v=1:org={self.organisation}:job={self.job}:type=mirror"
 
     @property
     def pattern(self) -> str:
         """All subjects of the organisation, as a trust policy names them."""
-        return _claim(self.organisation, "*")
+        return f"v=1:org={self.organisation}:job=*:type=mirror"
 
     @property
     def session_name(self) -> str:
@@ -66,10 +66,6 @@ class TokenSubject:
     def external_id(self) -> str:
         """What a role's trust policy asks for, so that no other organisation can use the role through this mirror."""
         return f"bdn:{self.organisation}"
-
-
-def _claim(organisation: str, job: str) -> str:
-    return f"v=1:org={organisation}:job={job}:type=mirror"
 
 
 @dataclass(frozen=True, slots=True)

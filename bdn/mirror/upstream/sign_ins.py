@@ -11,15 +11,7 @@ from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNot
 from bdn.core.source.uri import Auth, AuthMethod
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.upstream.issuer import DRY_RUN, IdentityIssuer, TokenSubject
-from bdn.sources.sign_in import (
-    Assertion,
-    AwsAssumedRole,
-    AwsRole,
-    AwsWebIdentity,
-    GoogleServiceAccount,
-    Secret,
-    SignIn,
-)
+from bdn.sources.sign_in import Assertion, AwsAssumedRole, AwsRole, AwsWebIdentity, GoogleServiceAccount, Secret, SignIn
 from bdn.wire.access_schema import is_secret_name
 
 
@@ -35,12 +27,7 @@ class Secrets:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
     async def resolve(self, name: str, organisation: str) -> Secret:
-        """The secret's value now, for a source of this organisation.
-
-        Raises:
-            SecretNotFoundError: nowhere, or the name could not be one.
-            SecretMalformedError: the file is not text, or the table's row cannot be decrypted.
-        """
+        """The secret's value now, or ``SecretNotFoundError``, or ``SecretMalformedError``."""
         if not is_secret_name(name):
             raise SecretNotFoundError(name)
         value = await self._operators(name) or await self.table.value(organisation, name)
@@ -84,9 +71,7 @@ class SignIns:
     async def resolve(self, auth: Auth | None, organisation: str, job: str) -> SignIn | None:
         """How to sign in now, for this job; None where the request names no way.
 
-        Raises:
-            SecretNotFoundError, SecretMalformedError: the secret is not there, or not text.
-            InvalidRequestError: a field does not name what it should, or this mirror has no address as an issuer.
+        Raises ``SecretNotFoundError``, ``SecretMalformedError``, or ``InvalidRequestError`` for what is no cloud's.
         """
         if auth is None:
             return None

@@ -24,14 +24,7 @@ from bdn.core.source.uri import BucketUri
 from bdn.sources.refreshing import CredentialsProvider, Refreshing
 from bdn.sources.s3.client import S3Endpoint, aws_session, guarded_config
 from bdn.sources.settings import S3Credentials, UpstreamSettings, r2_address
-from bdn.sources.sign_in import (
-    AWS_AUDIENCE,
-    AwsAssumedRole,
-    AwsWebIdentity,
-    Secret,
-    SourceContext,
-    s3_credentials,
-)
+from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity, Secret, SourceContext, s3_credentials
 from bdn.wire.http_fields import parse_retry_after
 
 SESSION_SECONDS: Final = 3600  # what every role allows, and all that a role taken with another role's keys may have

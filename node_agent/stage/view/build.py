@@ -12,7 +12,7 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, Manifest, digest_of, file_digest
 from bdn.core.errors import CanceledError
-from bdn.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors, opened
 from bdn.disk.syscalls import clone_file
 from bdn.wire.stage_schema import ViewKind
 from node_agent.disk.places import Places, name_in_files
@@ -21,14 +21,6 @@ _PIECE: Final = 64 * 1024 * 1024
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _NO_CLONES: Final = _NO_LINKS | {errno.ENOTTY, errno.EBADF, errno.EISDIR, errno.ETXTBSY}
 _NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO})
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A name in an open folder, where a file shall appear."""
-
-    folder: int  # descriptor
-    name: bytes
 
 
 class Placer:
@@ -52,26 +44,21 @@ class Placer:
         alone = f"{self._too_many_links} files were copied: too many links" if self._too_many_links else None
         return "; ".join([*self.reasons, *([alone] if alone else [])]) or None
 
-    def place(self, digest: Digest, slot: Slot) -> None:
-        """Let the file appear. Raises ``OSError``, or ``CanceledError`` when ``stop`` is set."""
-        if self.kind == "hardlink" and self._try_link(digest, slot):
+    def place(self, digest: Digest, folder: int, name: bytes) -> None:
+        """Let the file appear in an open folder. Raises ``OSError``, or ``CanceledError`` when ``stop`` is set."""
+        if self.kind == "hardlink" and self._try_link(digest, folder, name):
             return
-        source = os.open(name_in_files(digest), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._files)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            target = os.open(slot.name, flags, 0o600, dir_fd=slot.folder)
-            try:
-                if not (self.kind == "reflink" and self._try_clone(source, target)):
-                    _copy(source, target, self._stop)
-                self._finish(source, target)
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
+        with (
+            opened(name_in_files(digest), os.O_RDONLY, self._files) as source,
+            opened(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as target,
+        ):
+            if not (self.kind == "reflink" and self._try_clone(source, target)):
+                _copy(source, target, self._stop)
+            self._finish(source, target)
 
-    def _try_link(self, digest: Digest, slot: Slot) -> bool:
+    def _try_link(self, digest: Digest, folder: int, name: bytes) -> bool:
         try:
-            os.link(name_in_files(digest).encode(), slot.name, src_dir_fd=self._files, dst_dir_fd=slot.folder)
+            os.link(name_in_files(digest).encode(), name, src_dir_fd=self._files, dst_dir_fd=folder)
         except OSError as error:
             if error.errno == errno.EMLINK:
                 self._too_many_links += 1
@@ -149,28 +136,21 @@ def build_view(manifest: Manifest, root: Path, files: Path, stop: threading.Even
     folders: defaultdict[str, list[FileEntry]] = defaultdict(list)
     for entry in manifest.files:
         folders[entry.path.rpartition("/")[0]].append(entry)
-    with disk_errors(root):
-        source = os.open(files, _FOLDER)
-        try:
-            placer = Placer(source, stop)
-            root.mkdir()
-            top = os.open(root, _FOLDER)
-            try:
-                os.fchmod(top, 0o755)
-                for folder, entries in folders.items():
-                    _place_all(placer, top, folder, entries)
-            finally:
-                os.close(top)
-        finally:
-            os.close(source)
-    return Built(placer.kind, placer.reason)
+    with disk_errors(root), opened(files, _FOLDER) as source:
+        placer = Placer(source, stop)
+        root.mkdir()
+        with opened(root, _FOLDER) as top:
+            os.fchmod(top, 0o755)
+            for folder, entries in folders.items():
+                _place_all(placer, top, folder, entries)
+        return Built(placer.kind, placer.reason)
 
 
 def _place_all(placer: Placer, top: int, folder: str, entries: list[FileEntry]) -> None:
     descriptor = _open_below(top, folder)
     try:
         for entry in entries:
-            placer.place(entry.digest, Slot(descriptor, entry.path.rpartition("/")[2].encode()))
+            placer.place(entry.digest, descriptor, entry.path.rpartition("/")[2].encode())
     finally:
         os.close(descriptor)
 

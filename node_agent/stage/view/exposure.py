@@ -1,15 +1,15 @@
-"""How a stage's view appears at the path that its job is told: one small Protocol, three ways."""
+"""How a stage's view appears at the path that its job is told: a bind mount, a symbolic link, or nothing to do."""
 
 import errno
 import os
 import tempfile
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
 from bdn.core.errors import MountFailedError
-from bdn.disk.durable import make_folder, remove_empty
+from bdn.disk.durable import disk_errors, make_folder, remove_empty
 from bdn.disk.syscalls import MNT_DETACH, MS_BIND, MS_NODEV, MS_NOSUID, MS_RDONLY, MS_REMOUNT, mount, unmount
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
@@ -56,25 +56,23 @@ def unbind(place: Path) -> str | None:
 
 
 def is_mount_point(place: Path) -> bool:
-    """Whether something is mounted exactly here (mount points' names are escaped in octal, proc(5))."""
-    escaped = os.fsencode(place)
-    for character in b"\\ \t\n":
-        escaped = escaped.replace(bytes([character]), b"\\%03o" % character)
-    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    return any(line.split(b" ")[4] == escaped for line in lines)
+    """Whether something is mounted exactly here."""
+    return place in _mount_points()
 
 
 def mounts_below(folder: Path) -> list[Path]:
     """Mount points below a folder, the deepest first."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        raw = line.split(b" ")[4]
-        for character in b" \t\n\\":
-            raw = raw.replace(b"\\%03o" % character, bytes([character]))
-        path = Path(os.fsdecode(raw))
-        if folder in path.parents:
-            found.append(path)
+    found = [path for path in _mount_points() if folder in path.parents]
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+
+def _mount_points() -> Iterator[Path]:
+    """All that there are; proc(5) escapes their names in octal."""
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        name = line.split(b" ")[4]
+        for character in b" \t\n\\":
+            name = name.replace(b"\\%03o" % character, bytes([character]))
+        yield Path(os.fsdecode(name))
 
 
 def can_bind(folder: Path) -> bool:
@@ -93,113 +91,62 @@ def can_bind(folder: Path) -> bool:
     return True
 
 
-class Exposure(Protocol):
-    """One way to expose. Blocking; both calls can be repeated, also after a crash in the middle."""
+def expose(kind: ExposureKind, view: Path, place: Path) -> None:
+    """Make the view visible at ``place``. Blocking; can be repeated, also after a crash in the middle.
 
-    @property
-    def kind(self) -> ExposureKind:
-        """Its name on the wire."""
-        ...
+    ``bind`` is a read-only mount: not even root can write through it. ``symlink`` needs no rights, and protects nothing but
+    what the files' modes protect. With ``none`` the view itself stands there, which is checked.
 
-    def expose(self, view: Path, place: Path) -> None:
-        """Make the view visible at ``place``. Raises ``MountFailedError``; then nothing is exposed."""
-        ...
-
-    def conceal(self, place: Path) -> str | None:
-        """Take it away and remove the mount point; the view stays. Returns what people should know, if anything."""
-        ...
-
-
-@dataclass(frozen=True)
-class BindExposure:
-    """A read-only bind mount: not even root can write through it."""
-
-    mounts: Path
-    kind: ExposureKind = "bind"
-
-    def expose(self, view: Path, place: Path) -> None:
-        """Mount the view over an empty directory."""
-        try:
+    Raises:
+        MountFailedError: nothing is exposed.
+    """
+    with _mount_errors(place):
+        if kind == "bind":
             make_folder(place, 0o755)
             bind_read_only(view, place)
-        except OSError as error:
-            raise MountFailedError(str(place), error.strerror or str(error)) from error
-
-    def conceal(self, place: Path) -> str | None:
-        """Unmount; from a job that still has files open, the mount is only detached."""
-        try:
-            note = unbind(place)
-        except OSError as error:
-            raise MountFailedError(str(place), error.strerror or str(error)) from error
-        remove_empty(place, self.mounts)
-        return note
-
-
-@dataclass(frozen=True)
-class SymlinkExposure:
-    """A symbolic link: needs no rights, and protects nothing but what the files' modes protect."""
-
-    mounts: Path
-    kind: ExposureKind = "symlink"
-
-    def expose(self, view: Path, place: Path) -> None:
-        """Link to the view, in one step also when another link stands there."""
-        aside = place.with_name(f".{place.name[:200]}.new")
-        try:
+        elif kind == "symlink":
             make_folder(place.parent, 0o755)
+            aside = place.with_name(f".{place.name[:200]}.new")
             aside.unlink(missing_ok=True)
             aside.symlink_to(view)
-            aside.replace(place)
-        except OSError as error:
-            raise MountFailedError(str(place), error.strerror or str(error)) from error
-
-    def conceal(self, place: Path) -> str | None:
-        """Remove the link."""
-        try:
-            place.unlink(missing_ok=True)
-        except OSError as error:
-            raise MountFailedError(str(place), error.strerror or str(error)) from error
-        remove_empty(place.parent, self.mounts)
-        return None
-
-
-@dataclass(frozen=True)
-class NoExposure:
-    """The view itself stands at the place, so there is nothing to do; it goes when the view goes."""
-
-    mounts: Path
-    kind: ExposureKind = "none"
-
-    def expose(self, view: Path, place: Path) -> None:
-        """Only check that it is so."""
-        try:
-            is_there = view.is_dir() and view.samefile(place)
-        except OSError as error:
-            raise MountFailedError(str(place), error.strerror or str(error)) from error
-        if not is_there:
+            aside.replace(place)  # one step, also when another link stands there
+        elif not (view.is_dir() and view.samefile(place)):
             raise MountFailedError(str(place), "the view does not stand there")
 
-    def conceal(self, place: Path) -> str | None:
-        """Nothing to take away."""
-        remove_empty(place, self.mounts)
-        return None
+
+def conceal(place: Path, mounts: Path) -> str | None:
+    """Take away what stands there, and the folders below ``mounts`` that are empty then; the view stays. Can be repeated.
+
+    What stands there says how it was exposed: settings may have changed since. Returns what people should know, if anything.
+
+    Raises:
+        MountFailedError, DiskFailedError: it is still there.
+    """
+    with disk_errors(place):
+        is_link = place.is_symlink()
+    note = None
+    with _mount_errors(place):
+        if is_link:
+            place.unlink(missing_ok=True)
+        else:
+            note = unbind(place)
+    remove_empty(place.parent if is_link else place, mounts)
+    return note
 
 
-def exposures(places: Places) -> dict[ExposureKind, Exposure]:
-    """Every way there is."""
-    ways: tuple[Exposure, ...] = (
-        BindExposure(places.mounts),
-        SymlinkExposure(places.mounts),
-        NoExposure(places.mounts),
-    )
-    return {way.kind: way for way in ways}
+@contextmanager
+def _mount_errors(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MountFailedError(str(place), error.strerror or str(error)) from error
 
 
-def choose(wanted: str, places: Places) -> ExposureKind:
+def choose(wanted: ExposureKind | Literal["auto"], places: Places) -> ExposureKind:
     """The way for new stages; ``auto`` is bind where the kernel permits it, otherwise symlink."""
-    if wanted == "auto":
-        try:
-            return "bind" if can_bind(places.mounts) else "symlink"
-        except OSError:  # a disk on which nothing can be tried: full, or read-only
-            return "symlink"
-    return next(kind for kind in exposures(places) if kind == wanted)
+    if wanted != "auto":
+        return wanted
+    try:
+        return "bind" if can_bind(places.mounts) else "symlink"
+    except OSError:  # a disk on which nothing can be tried: full, or read-only
+        return "symlink"

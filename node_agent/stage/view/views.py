@@ -12,7 +12,7 @@ from bdn.disk.syscalls import exchange
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, build_view, compare_view
-from node_agent.stage.view.exposure import Exposure, mounts_below, unbind
+from node_agent.stage.view.exposure import conceal, expose, mounts_below, unbind
 
 _BUILDING: Final = ".building"
 _DROPPING: Final = ".dropping"
@@ -23,7 +23,6 @@ class Views:
     """Builds, exposes and drops. Blocking. ``kind`` is how new stages are exposed."""
 
     places: Places
-    ways: Mapping[ExposureKind, Exposure]
     kind: ExposureKind
 
     def place(self, stage_id: str, mount_location: str) -> Path:
@@ -59,8 +58,7 @@ class Views:
     def expose(self, stage_id: str, mount_locations: Iterable[str]) -> None:
         """Make the published view visible. Raises ``MountFailedError``."""
         for location in mount_locations:
-            view = self._root(stage_id, self.kind) / location.lstrip("/")
-            self.ways[self.kind].expose(view, self.place(stage_id, location))
+            expose(self.kind, self.view(stage_id, location, self.kind), self.place(stage_id, location))
 
     def stands(self, stage_id: str, kind: ExposureKind) -> bool:
         """Whether anything is shown, of a stage that was exposed in this way. Raises ``DiskFailedError``: nobody can tell."""
@@ -70,10 +68,9 @@ class Views:
 
     def is_intact(self, stage_id: str, manifests: Mapping[str, Manifest]) -> bool:
         """Whether the published view is complete and nothing else, for the present kind of exposure."""
-        root = self._root(stage_id, self.kind)
         try:
             return all(
-                compare_view(manifest, root / location.lstrip("/"), self.places).is_intact
+                compare_view(manifest, self.view(stage_id, location, self.kind), self.places).is_intact
                 for location, manifest in manifests.items()
             )
         except OSError:
@@ -87,7 +84,7 @@ class Views:
         Raises:
             MountFailedError, DiskFailedError: something of it is left.
         """
-        notes = [self._conceal(self.place(stage_id, location)) for location in mount_locations]
+        notes = [conceal(self.place(stage_id, location), self.places.mounts) for location in mount_locations]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
             aside = root.with_name(f"{stage_id}{_DROPPING}")
             with disk_errors(root):
@@ -113,12 +110,6 @@ class Views:
 
     def _root(self, stage_id: str, kind: ExposureKind) -> Path:
         return (self.places.mounts if kind == "none" else self.places.views) / stage_id
-
-    def _conceal(self, place: Path) -> str | None:
-        """What stands there says how it was exposed; settings may have changed since."""
-        with disk_errors(place):
-            is_link = place.is_symlink()
-        return self.ways["symlink" if is_link else "bind"].conceal(place)
 
 
 def _appear(aside: Path, root: Path) -> None:

@@ -10,8 +10,7 @@ from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest, digest_o
 from bdn.disk.direct import DirectWrites
 from bdn.wire.layout_form import Layout
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.chunk_files import ChunkFiles
-from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
 from tests.support.agent.mirror import AgentMirror

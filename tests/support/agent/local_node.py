@@ -11,6 +11,7 @@ from typing import Any, cast
 from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.wire.grants import Grant, GrantedMount
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.tiers import CacheTiers, open_tiers
@@ -22,12 +23,16 @@ from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.fill.provision import FillRequest
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
-from node_agent.mirror_link.evictions import EvictionCommands
+from node_agent.mirror_link.commands import EvictionCommands
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
-from node_agent.stage.lifecycle import open_lifecycle
-from node_agent.stage.stage import StageRegistry
+from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.pulls import Pulls
+from node_agent.stage.stage import StageRecords, StageRegistry
 from node_agent.stage.stages import StageService
+from node_agent.stage.view.exposure import choose
+from node_agent.stage.view.views import Views
+from node_agent.stage.warm import Warmer
 from tests.support.agent.cache_world import World
 from tests.support.agent.rig import Clock
 
@@ -158,13 +163,16 @@ async def local_node(
         registry = StageRegistry()
         disk, journal, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
         provision = LocalProvision(world, disk, tiers)
-        lifecycle = await open_lifecycle(
-            stack,
-            settings,
-            disk,
-            tiers,
-            registry,
-            provision=cast("Any", provision),
+        background = await stack.enter_async_context(BackgroundTasks())
+        views = Views(disk.places, choose(settings.exposure, disk.places))
+        lifecycle = Lifecycle(
+            background,
+            cast("Any", provision),
+            Warmer(background, registry, views, settings.warm_rate),
+            cache=tiers.node,
+            views=views,
+            records=StageRecords(disk.places),
+            pulls=Pulls(registry, tiers.manifests, disk.places),
             clock=wall,
             elapsed=elapsed,
             on_ready=metrics.ready_seconds.observe,
@@ -172,8 +180,7 @@ async def local_node(
             decided=journal.record,
         )
         housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
-        trust = cast("Any", OpenTrust())
-        stages = StageService(registry, lifecycle, trust, _no_keys, is_node=True)
+        stages = StageService(registry, lifecycle, _believed, is_node=True)
         evictions = EvictionCommands("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
         await housekeeping.resume()
         yield LocalNode(disk, tiers, provision, stages, evictions, housekeeping)
@@ -183,8 +190,8 @@ async def _no_prefetch(_: str) -> bool:
     return False
 
 
-async def _no_keys() -> None:
-    pass
+async def _believed(token: str) -> Grant:
+    return OpenTrust().verify(token)
 
 
 def content_files(cache: Path) -> dict[str, Path]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bdn.net.client import AgentClient
+from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.services.forked import Process, start
 
 COMMAND = (sys.executable, "-m", "node_agent")
@@ -23,6 +24,18 @@ class Daemon:
 
     process: Process
     client: AgentClient
+
+    async def ended(self, stage: StageDocument) -> StageDocument:
+        """The stage once nothing works on it."""
+        while stage.state in ("PENDING", "STAGING"):
+            stage = await self.client.stage_by_id(stage.id, 60)
+        return stage
+
+    async def staged(self, job: str, grant: str) -> StageDocument:
+        """A stage that is READY."""
+        stage = await self.ended(await self.client.stage(StageRequest(job_id=job, grant=grant)))
+        assert stage.state == "READY", stage.error
+        return stage
 
     async def kill(self) -> None:
         """As a crash does it: nothing is flushed, nothing is tidied up."""

@@ -20,8 +20,7 @@ from bdn.core.errors import BdnError
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
-from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import StageRegistry
+from node_agent.stage.stage import StageRecord, StageRegistry
 from tests.support.agent.cache_oracle_of_files import Wound, broken_views, differences, ready_on_disk, wrong_files
 from tests.support.agent.cache_world import World
 from tests.support.agent.local_node import LocalNode, content_files, local_node

@@ -1,8 +1,6 @@
 """A mirror on a disk whose power fails: what is asked of it, step by step, and what is left of it afterwards."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,6 +12,7 @@ from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.mirror.app import MirrorService
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
+from tests.support.crash.killing_steps import is_done_before_the_end
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import Json, MirrorUnderTest, source
 from tests.support.network.egress import ALLOW_LOOPBACK
@@ -74,15 +73,8 @@ class Central:
 
     async def until_killed(self, process: ServingProcess) -> bool:
         """The same, until the process has ended; whether all was done before."""
-        living = asyncio.create_task(self.live(process))
-        ending = asyncio.create_task(process.process.wait())
-        await asyncio.wait([living, ending], return_when=asyncio.FIRST_COMPLETED, timeout=120)
-        is_done = living.done() and living.exception() is None
-        for task in (living, ending):
-            task.cancel()
-            with suppress(asyncio.CancelledError, httpx2.HTTPError, ValueError, AssertionError):
-                await task
-        return is_done
+        expected = (httpx2.HTTPError, ValueError, AssertionError)
+        return await is_done_before_the_end(self.live(process), process.process, *expected)
 
     async def _mirror(self, mirror: MirrorUnderTest, name: str) -> None:
         self.ready[name] = await mirror.ready(source(f"hf://{name}"))

@@ -1,9 +1,8 @@
 """An agent on a disk whose power fails: what a job controller asks of it, step by step, and what is left of it afterwards."""
 
-import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -12,13 +11,13 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Manifest, digest_of, file_digest
 from bdn.core.errors import BdnError
-from bdn.net.client import AgentClient
 from bdn.wire.grants import GrantedMount, stage_id_of
-from bdn.wire.stage_schema import StageDocument, StageRequest
+from bdn.wire.stage_schema import StageDocument
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Daemon, Program
 from tests.support.agent.rig import MIB, disk_bytes, noise
 from tests.support.content.trees import tree
+from tests.support.crash.killing_steps import is_done_before_the_end
 
 Tree = dict[str, bytes]
 
@@ -88,44 +87,30 @@ class Node:
 
     async def live(self, daemon: Daemon) -> None:
         """Go on with the next thing that the controller wants, to the end."""
-        actions: list[Callable[[AgentClient], Awaitable[None]]] = [
-            lambda client: self._stage(client, "job-a"),
-            lambda client: self._stage(client, "job-b"),
-            lambda client: self._release(client, "job-b"),
-            lambda client: self._stage(client, "job-c"),
-            lambda client: self._stage(client, "job-d"),
-            lambda client: self._release(client, "job-d"),
+        actions = [
+            (self._stage, "job-a"),
+            (self._stage, "job-b"),
+            (self._release, "job-b"),
+            (self._stage, "job-c"),
+            (self._stage, "job-d"),
+            (self._release, "job-d"),
         ]
-        for action in actions[self.life.done :]:
-            await action(daemon.client)
+        for action, job in actions[self.life.done :]:
+            await action(daemon, job)
             self.life.done += 1
 
     async def until_killed(self, daemon: Daemon) -> bool:
         """The same, until the agent's process has ended; whether all was done before."""
-        living = asyncio.create_task(self.live(daemon))
-        ending = asyncio.create_task(daemon.process.wait())
-        await asyncio.wait([living, ending], return_when=asyncio.FIRST_COMPLETED, timeout=120)
-        is_done = living.done() and living.exception() is None
-        assert is_done or daemon.process.returncode is not None or ending.done() or living.done(), "nothing happens"
-        for task in (living, ending):
-            task.cancel()
-            with suppress(asyncio.CancelledError, BdnError):
-                await task
-        return is_done
+        return await is_done_before_the_end(self.live(daemon), daemon.process, BdnError)
 
-    async def _stage(self, client: AgentClient, job: str) -> None:
-        grant = self.mirror.grant(self.manifests[JOBS[job]])
-        stage = await client.stage(StageRequest(job_id=job, grant=grant))
-        while stage.state in ("PENDING", "STAGING"):
-            stage = await client.stage_by_id(stage.id, 60)
-        assert stage.state == "READY", stage.error
-        self.life.ready[job] = stage
+    async def _stage(self, daemon: Daemon, job: str) -> None:
+        self.life.ready[job] = await daemon.staged(job, self.mirror.grant(self.manifests[JOBS[job]]))
 
-    async def _release(self, client: AgentClient, job: str) -> None:
+    async def _release(self, daemon: Daemon, job: str) -> None:
         stage = self.life.ready.pop(job, None)
         if stage is not None:
             with suppress(BdnError):
-                await client.unstage(stage.id)
+                await daemon.client.unstage(stage.id)
 
     @staticmethod
     async def kill(daemon: Daemon) -> None:
@@ -165,9 +150,7 @@ class Node:
         lost = []
         for job, known in self.life.ready.items():
             try:
-                stage = await daemon.client.stage_by_id(known.id, 60)
-                while stage.state in ("PENDING", "STAGING"):
-                    stage = await daemon.client.stage_by_id(known.id, 60)
+                stage = await daemon.ended(await daemon.client.stage_by_id(known.id, 60))
             except BdnError as error:
                 lost.append(f"{job}: {error}")
                 continue

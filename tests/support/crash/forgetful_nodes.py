@@ -56,9 +56,7 @@ class Node:
     def sync(self) -> None:
         """Bytes, size, mode and time are durable."""
         for start, stop in self.unsynced:
-            if len(self.kept_content) < start:
-                self.kept_content.extend(bytes(start - len(self.kept_content)))
-            self.kept_content[start:stop] = self.content[start:stop]
+            self._keep(start, stop)
         self._cut(len(self.content))
         self.unsynced.clear()
         self.kept_mode, self.kept_changed = self.mode, self.changed
@@ -74,10 +72,7 @@ class Node:
             for start, stop in self.unsynced:
                 for page in range(start - start % PAGE, stop, PAGE):
                     if random.random() < likely:
-                        first, last = max(page, start), min(page + PAGE, stop)
-                        if len(self.kept_content) < first:
-                            self.kept_content.extend(bytes(first - len(self.kept_content)))
-                        self.kept_content[first:last] = self.content[first:last]
+                        self._keep(max(page, start), min(page + PAGE, stop))
             self._cut(size)
             if random.random() < likely:
                 self.kept_mode, self.kept_changed = self.mode, self.changed
@@ -85,6 +80,10 @@ class Node:
         self.mode, self.changed = self.kept_mode or self.mode, self.kept_changed or self.changed
         self.unsynced.clear()
         self.opened = 0
+
+    def _keep(self, start: int, stop: int) -> None:
+        self.kept_content.extend(bytes(max(0, start - len(self.kept_content))))
+        self.kept_content[start:stop] = self.content[start:stop]
 
     def _cut(self, size: int) -> None:
         del self.kept_content[size:]

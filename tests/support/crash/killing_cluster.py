@@ -13,7 +13,7 @@ from typing import Final
 import httpx2
 
 from bdn.core.errors import BdnError
-from bdn.wire.stage_schema import StageDocument, StageRequest
+from bdn.wire.stage_schema import StageRequest
 from tests.doubles.hub import Hub
 from tests.support.agent.process import COMMAND, Daemon, Program
 from tests.support.content.trees import tree
@@ -143,7 +143,7 @@ class Cluster:
                     for known in (await daemon.client.stages()).items:
                         await daemon.client.unstage(known.id)
                     for name, grant in grants.items():
-                        stage = await _staged(daemon, StageRequest(job_id="last", grant=grant))
+                        stage = await daemon.staged("last", grant)
                         assert tree(Path(stage.mounts[0].path)) == repositories()[name]
                         await daemon.client.unstage(stage.id)
                     await self._check_disk(daemon, self.root / node / "cache")
@@ -163,11 +163,3 @@ def _on_disk(cache: Path) -> tuple[int, int, list[Path]]:
     chunks = {path.name: path.stat().st_size for path in cache.glob("cluster/chunks/*/*")}
     patterns = ("filling/*", "files/*/.*", "mounts/*", "cluster/incoming/*")
     return whole, sum(chunks.values()), [path for pattern in patterns for path in cache.glob(pattern)]
-
-
-async def _staged(daemon: Daemon, request: StageRequest) -> StageDocument:
-    stage = await daemon.client.stage(request)
-    while stage.state in ("PENDING", "STAGING"):
-        stage = await daemon.client.stage_by_id(stage.id, 60)
-    assert stage.state == "READY", stage.error
-    return stage

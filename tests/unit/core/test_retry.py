@@ -82,32 +82,23 @@ def seconds_until_cut(rate_bytes_per_second: int, policy: StallPolicy, *, size: 
     return None
 
 
-def test_a_trickle_of_one_kilobyte_a_second_is_cut_after_one_window() -> None:
-    assert seconds_until_cut(1024, StallPolicy()) == 10
+@pytest.mark.parametrize(("rate", "seconds"), [(1024, 10), (MIB, None), (MIB // 100, None)])
+def test_a_trickle_is_cut_after_one_window_and_one_of_a_hundred_that_share_a_link_is_not(
+    rate: int, seconds: int | None
+) -> None:
+    assert seconds_until_cut(rate, StallPolicy()) == seconds
 
 
-def test_a_slow_but_honest_link_is_not_cut() -> None:
-    assert seconds_until_cut(MIB, StallPolicy()) is None
-    assert seconds_until_cut(MIB // 100, StallPolicy()) is None, "nor one of a hundred connections that share it"
-
-
-def test_within_a_window_nothing_is_cut() -> None:
-    window = StallWindow(STALL, 5000, 0.0)
-    assert window.judge(0, 9.99) == ""
-    assert window.judge(999, 10.0) == "stalled: 999 bytes in 10.0 s"
-
-
-def test_each_window_counts_for_itself() -> None:
-    window = StallWindow(STALL, 10_000, 0.0)
-    assert window.judge(5000, 10.0) == ""
-    assert window.judge(999, 19.9) == ""
-    assert window.judge(0, 20.0) == "stalled: 999 bytes in 10.0 s"
-
-
-@pytest.mark.parametrize(("missing", "came", "is_cut"), [(10, 9, True), (10, 10, False), (1000, 999, True)])
-def test_of_a_rest_that_is_smaller_than_the_least_all_must_come(missing: int, came: int, is_cut: bool) -> None:
+@pytest.mark.parametrize(("missing", "steps"), [
+    (5000, [(0, 9.99, ""), (999, 10.0, "stalled: 999 bytes in 10.0 s")]),  # within a window nothing is cut
+    (10_000, [(5000, 10.0, ""), (999, 19.9, ""), (0, 20.0, "stalled: 999 bytes in 10.0 s")]),  # each counts for itself
+    # Of a rest that is smaller than the least, all must come.
+    (10, [(10, 10.0, "")]), (10, [(9, 10.0, "stalled: 9 bytes in 10.0 s")]),
+    (1000, [(999, 10.0, "stalled: 999 bytes in 10.0 s")]),
+])  # fmt: skip
+def test_a_window_that_brings_too_little_has_stalled(missing: int, steps: list[tuple[int, float, str]]) -> None:
     window = StallWindow(STALL, missing, 0.0)
-    assert bool(window.judge(came, 10.0)) == is_cut
+    assert [window.judge(count, now) for count, now, _ in steps] == [said for *_, said in steps]
 
 
 @pytest.mark.parametrize(("least", "seconds"), [(0, 1), (-1, 1), (1, 0), (1, -1)])

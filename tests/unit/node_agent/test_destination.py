@@ -1,5 +1,7 @@
 import errno
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,10 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-def test_a_view_appears_where_nothing_was(site: Site) -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_view_appears_where_nothing_was(site: Site, is_there: bool) -> None:
+    if is_there:  # an empty directory is as good as none
+        site.path.mkdir(parents=True)
     earlier = site.publish(site.old)
 
     assert tree(site.path) == OLD
@@ -53,32 +58,17 @@ def test_a_view_appears_where_nothing_was(site: Site) -> None:
     assert names(site.path.parent) == ["model"]
 
 
-def test_an_empty_directory_is_as_good_as_none(site: Site) -> None:
-    site.path.mkdir(parents=True)
-
-    site.publish(site.old)
-
-    assert tree(site.path) == OLD
-
-
-def test_an_earlier_view_of_ours_is_replaced_in_one_step(site: Site) -> None:
-    earlier = site.publish(site.old)
-
-    site.publish(site.new, earlier)
-
-    assert tree(site.path) == NEW
-    assert names(site.path.parent) == ["model"]
-
-
-def test_a_file_system_that_cannot_exchange_names_is_served_in_two_steps(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_an_earlier_view_of_ours_is_replaced_in_one_step_or_two(
+    site: Site, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
 ) -> None:
     earlier = site.publish(site.old)
 
     def unsupported(*_: object) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(module, "exchange", unsupported)
+    if not can_exchange:
+        monkeypatch.setattr(module, "exchange", unsupported)
     site.publish(site.new, earlier)
 
     assert tree(site.path) == NEW
@@ -142,35 +132,32 @@ def test_an_earlier_view_whose_manifest_is_unknown_is_not_replaced(site: Site) -
     assert tree(site.path) == OLD
 
 
-def test_a_file_is_refused(site: Site) -> None:
-    site.path.parent.mkdir()
-    site.path.write_bytes(b"")
-
-    with pytest.raises(InvalidRequestError, match="it is a file"):
-        site.check()
+def touch(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"")
 
 
-def test_a_path_below_a_file_is_refused(site: Site) -> None:
-    site.path.parent.write_bytes(b"")
-
-    with pytest.raises(InvalidRequestError, match="a part of the path is a file"):
-        site.publish(site.old)
+def stand_in(path: Path) -> None:
+    path.mkdir(parents=True)
+    os.chdir(path)
 
 
-@pytest.mark.parametrize("below", ["", "below"])
-def test_the_directory_under_the_callers_feet_is_refused(
-    site: Site, monkeypatch: pytest.MonkeyPatch, below: str
+@pytest.mark.parametrize(("happens", "reason"), [
+    (lambda site: touch(site.path), "it is a file"),
+    (lambda site: touch(site.path.parent), "a part of the path is a file"),
+    (lambda site: stand_in(site.path), "name a directory below it"),
+    (lambda site: stand_in(site.path / "below"), "name a directory below it"),
+    (lambda site: setattr(site, "path", site.places.root / "x"), "it lies in the cache directory"),
+], ids=["file", "below a file", "here", "above here", "cache"])  # fmt: skip
+def test_a_path_where_no_view_can_be_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Site], object], reason: str
 ) -> None:
-    (site.path / below).mkdir(parents=True)
-    monkeypatch.chdir(site.path / below)
+    monkeypatch.chdir(site.places.root)  # and back, in the end
+    happens(site)
 
-    with pytest.raises(InvalidRequestError, match="name a directory below it"):
-        site.check()
-
-
-def test_the_cache_itself_is_refused(site: Site) -> None:
-    with pytest.raises(InvalidRequestError, match="it lies in the cache directory"):
-        Destination(site.places.root / "x", "stg_x", site.places).check(None)
+    for action in (site.check, lambda: site.publish(site.old)):
+        with pytest.raises(InvalidRequestError, match=reason):
+            action()
 
 
 def test_a_failure_leaves_nothing_behind(site: Site) -> None:

@@ -8,7 +8,7 @@ A, B = FileEntry("a", 1, digest_of(b"a")), FileEntry("b", 2, digest_of(b"bb"))
 def test_what_is_held_already_comes_from_the_node() -> None:
     progress = StageProgress([Manifest.of([A, B])], missing={B.digest})
 
-    assert progress.bytes_from(0) == BytesFrom(node=1)
+    assert progress.bytes_from() == [BytesFrom(node=1)]
 
 
 def test_a_content_under_several_paths_is_fetched_once_and_counted_everywhere() -> None:
@@ -18,8 +18,7 @@ def test_a_content_under_several_paths_is_fetched_once_and_counted_everywhere() 
     progress.report(B.digest, "mirror", 2)
     progress.finish(B.digest, 2)
 
-    assert progress.bytes_from(0) == BytesFrom(node=2, mirror=2)
-    assert progress.bytes_from(1) == BytesFrom(node=2)
+    assert progress.bytes_from() == [BytesFrom(node=2, mirror=2), BytesFrom(node=2)]
 
 
 def test_a_restart_takes_back_what_was_reported() -> None:
@@ -28,7 +27,7 @@ def test_a_restart_takes_back_what_was_reported() -> None:
     progress.report(B.digest, "mirror", 1)
     progress.restart(B.digest)
 
-    assert progress.bytes_from(0) == BytesFrom()
+    assert progress.bytes_from() == [BytesFrom()]
 
 
 def test_a_file_that_somebody_else_finished_comes_from_the_node() -> None:
@@ -36,7 +35,7 @@ def test_a_file_that_somebody_else_finished_comes_from_the_node() -> None:
 
     progress.finish(B.digest, 2)
 
-    assert progress.bytes_from(0) == BytesFrom(node=2)
+    assert progress.bytes_from() == [BytesFrom(node=2)]
 
 
 def test_the_rate_is_that_of_the_last_five_seconds() -> None:

@@ -5,8 +5,7 @@ import pytest
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import digest_of
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.node_cache import ScannedManifest
-from node_agent.cache.records import ManifestRecords
+from node_agent.cache.records import ManifestRecords, ScannedManifest
 from node_agent.cache.tiers import Scanner
 from node_agent.disk.places import Places, temporary_name
 from tests.support.agent.cache import a_tier, cached, put

@@ -15,11 +15,11 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.transfer.byte_threads import BufferPool
 from bdn.wire.operation_schema import LISTED, DamagedItem
 from node_agent.cache.quarantine import Evidence, Quarantine, SuspectFiles
-from node_agent.scrub.findings import Findings, ScrubRecord
+from node_agent.mirror_link.commands import report_of
+from node_agent.scrub.reading import Findings
 from node_agent.scrub.repair import rewrite
-from node_agent.scrub.rounds import BURST, StagesFirst
-from node_agent.stage.record import StageRecord
-from node_agent.stage.stage import NodeStage, StageRegistry
+from node_agent.scrub.scrubber import BURST, ScrubRecord, StagesFirst
+from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from tests.support.agent.rig import noise
 from tests.support.content.names import named
 
@@ -108,10 +108,10 @@ def test_the_report_of_a_disk_that_has_lost_everything_fits_into_a_heartbeat() -
     lost = DamagedItem(
         tier="node", path=path, chunk=str(digest_of(b"")), outcome="lost", reason="it is not on the disk"
     )
-    report, error = Findings(items=[lost] * 20_000).report()
+    report, error = report_of(Findings(items=[lost] * 20_000))
     assert (len(report.items), error and error.code) == (LISTED, "LIMIT_EXCEEDED")
     assert len(report.model_dump_json()) < MirrorSettings().limit_request_bytes * 3 // 4
-    assert Findings(items=[lost]).report()[1] is None
+    assert report_of(Findings(items=[lost]))[1] is None
 
 
 # --- the pace ---
@@ -201,7 +201,7 @@ import os, sys
 from pathlib import Path
 from bdn.core.chunk import ByteRange
 from bdn.core.chunk import digest_of
-from bdn.core.store import PlacedChunk
+from bdn.core.chunk import PlacedChunk
 from bdn.transfer.byte_threads import BufferPool
 from node_agent.scrub.repair import rewrite
 path = Path(sys.argv[1])

@@ -1,0 +1,424 @@
+"""What the mirror asks of this node: evictions, prefetches and verifications. Read ``CommandInbox`` first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from bdn.core.cache.index import EvictionPlan, Holder, Leased, TierIndex, Victim
+from bdn.core.chunk import Digest
+from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
+from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.pace.rounds import ScrubRound
+from bdn.wire.operation_schema import (
+    Command,
+    EvictCommand,
+    EvictedItem,
+    EvictReport,
+    PathVerification,
+    PathVerificationRequest,
+    PrefetchCommand,
+    PrefetchReport,
+    Report,
+    Tier,
+    VerifyCommand,
+    VerifyReport,
+    listed,
+)
+from bdn.wire.shapes import ErrorBody, body_of
+from bdn.wire.stage_schema import BytesFrom
+from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
+from node_agent.cache.cache_events import OnRequest, about_holder
+from node_agent.cache.cluster_tier import ClusterTier
+from node_agent.cache.node_cache import NodeCache
+from node_agent.cache.records import Held
+from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.provision import FillRequest, Provision
+from node_agent.scrub.reading import Findings, ScrubTarget
+from node_agent.scrub.repair import StagedFiles
+from node_agent.scrub.scrubber import Scrubber
+from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.stage import StageProgress, StageRegistry
+from node_agent.trust import Trust
+
+logger = logging.getLogger(__name__)
+_REMEMBERED: Final = 1000  # commands: an answer of the mirror's that was long on its way may repeat one
+_TELL_SECONDS: Final = 2.0  # between two words about the progress of a prefetch
+
+
+Run = Callable[[Any, Callable[[Report], None]], Awaitable[None]]
+
+
+class CommandInbox:
+    """What the mirror asks: accepted once by its id, run in the background, reported until that is delivered.
+
+    Nothing is kept on disk: the mirror repeats to an agent that restarts what it has not reported.
+
+    ``runs`` carry out a command, by its field in ``Command``, and tell how far they are. ``wake`` is called when there is
+    something to report. One event loop.
+    """
+
+    def __init__(self, background: BackgroundTasks, runs: Mapping[str, Run], wake: Callable[[], None]) -> None:
+        self._background = background
+        self._runs = runs
+        self._wake = wake
+        self._seen: dict[str, None] = {}
+        self._reports: dict[str, Report] = {}
+
+    def accept(self, command: Command) -> None:
+        """Begin, unless it was begun."""
+        if command.id in self._seen:
+            return
+        self._seen[command.id] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.pop(next(iter(self._seen)))
+        self._reports[command.id] = Report(id=command.id, running=True)
+        self._background.start(self._run(command), f"command {command.id}")
+
+    def reports(self) -> list[Report]:
+        """How far each is; one that is over is told until ``delivered``."""
+        return list(self._reports.values())
+
+    def delivered(self, reports: Sequence[Report]) -> None:
+        """The mirror has these."""
+        for report in reports:
+            if not report.running:
+                self._reports.pop(report.id, None)
+
+    async def _run(self, command: Command) -> None:
+        """Errors are reported, because somebody waits for them elsewhere."""
+        try:
+            await self._carry_out(command)
+        except BdnError as error:
+            self._end(command, body_of(error))
+        except Exception as error:
+            logger.exception("command %s failed", command.id)
+            self._end(command, body_of(InternalError(f"{type(error).__name__}: {error}")))
+        else:
+            self._end(command, None)
+
+    async def _carry_out(self, command: Command) -> None:
+        for name, run in self._runs.items():
+            if (asked := getattr(command, name)) is not None:
+                await run(asked, self._tell)
+                return
+        raise InvalidRequestError("this version of the agent does not know the command; use the mirror's version")
+
+    def _tell(self, report: Report) -> None:
+        """How far a command is."""
+        self._reports[report.id] = report.model_copy(update={"running": True})
+
+    def _end(self, command: Command, error: ErrorBody | None) -> None:
+        report = self._reports[command.id]
+        self._reports[command.id] = report.model_copy(update={"running": False, "error": error or report.error})
+        self._wake()
+
+
+# --- Evictions: by manifest, by job, by age or everything ---
+
+
+Plan = Callable[[TierIndex[Any]], EvictionPlan]  # of either tier
+
+
+@dataclass(frozen=True)
+class EvictionCommands:
+    """Carries out commands. All or nothing per manifest and tier; what was evicted before a failure stays evicted."""
+
+    cluster: str
+    node: str
+    registry: StageRegistry
+    lifecycle: Lifecycle
+    cache: NodeCache
+    tier: ClusterTier
+    break_prefetch: Callable[[str], Awaitable[bool]]  # False: no prefetch has this id
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, command: EvictCommand, tell: Callable[[Report], None]) -> None:
+        """One at a time. Raises what ``evict`` raises."""
+        async with self._turn:
+            tell(Report(id=command.id, evict=EvictReport(items=await self.evict(command))))
+
+    async def evict(self, command: EvictCommand) -> list[EvictedItem]:
+        """What went, or in a dry run would go, and what was refused because of whom.
+
+        Raises:
+            InvalidRequestError: the command selects nothing, or several things.
+            DiskFailedError, MountFailedError: something could not be removed.
+        """
+        plan = self._plan(command)
+        items: list[EvictedItem] = []
+        if command.tier in (None, "node"):
+            items += self._items("node", await self._evict_node(command, plan))
+        if command.tier in (None, "cluster"):
+            items += self._items("cluster", await self._evict_cluster(command, plan))
+        return items
+
+    async def _evict_node(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
+        if command.dry_run:
+            return plan(self.cache.index)
+        await self.lifecycle.release_abandoned()
+        broken: dict[Digest, tuple[Holder, ...]] = {}
+        if command.force:
+            forced = plan(self.cache.index)
+            broken = {victim.manifest: victim.holders for victim in forced.victims}
+            await self._break_leases(forced)
+            # Between breaking the leases and here somebody may have taken a new one: that one is respected.
+            plan = self._plan(command.model_copy(update={"force": False}))
+        account = OnRequest(command, "node", broken)
+        done = await self.cache.evict(plan, "forced" if command.force else "request", account)
+        for victim in done.victims:
+            logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
+        victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
+        seen = {one.manifest for one in done.victims} | {one.manifest for one in done.refused}
+        # What was only begun went with its last holder, who is to be named all the same.
+        begun = [
+            Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in seen
+        ]
+        also = [*account.spared(done.refused), *(account(victim, 0.0) for victim in begun)]
+        await in_thread(self.cache.events.decided, also)
+        return EvictionPlan((*victims, *begun), done.refused)
+
+    async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
+        """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""
+        if command.dry_run:
+            return await in_thread(self.tier.plan, plan)
+        done = await in_thread(
+            self.tier.evict, plan, "forced" if command.force else "request", OnRequest(command, "cluster", {})
+        )
+        for victim in done.victims:
+            logger.info("evicted the chunks of manifest %s: %d bytes", victim.manifest, victim.size)
+        return done
+
+    async def _break_leases(self, plan: EvictionPlan) -> None:
+        for victim in plan.victims:
+            for holder in victim.holders:
+                logger.warning("a forced eviction of manifest %s takes it away from %s", victim.manifest, holder)
+                if await self.break_prefetch(holder.stage_id):
+                    continue
+                stage = self.registry.get(holder.stage_id)
+                if stage is not None:  # otherwise it has ended by itself meanwhile
+                    error = CanceledError(f"{holder}, by a forced eviction,")
+                    await self.lifecycle.release(stage, error, ending="forced")
+
+    def _plan(self, command: EvictCommand) -> Plan:
+        """What the command selects, as a decision about an index at a later moment."""
+        manifests = self._manifests(command)
+        size, force = command.lru_bytes, command.force
+        if [size is not None, manifests is not None, command.all].count(True) != 1:
+            raise InvalidRequestError("select by exactly one of manifests, job, lru_bytes and all")
+        if size is not None:
+            return lambda index: index.plan_lru(size, force=force)
+        if manifests is not None:
+            return lambda index: index.plan(manifests, force=force)
+        return lambda index: index.plan(index.manifests(), force=force)
+
+    def _manifests(self, command: EvictCommand) -> list[Digest] | None:
+        if command.manifests is not None:
+            try:
+                return [Digest.parse(manifest) for manifest in command.manifests]
+            except ValueError as error:
+                raise InvalidRequestError(str(error)) from error
+        if command.job is None:
+            return None
+        stages = [stage for stage in self.registry.all() if stage.record.job_id == command.job]
+        return list(dict.fromkeys(manifest for stage in stages for manifest in stage.record.manifests))
+
+    def _items(self, tier: Tier, plan: EvictionPlan) -> list[EvictedItem]:
+        sources = self.registry.sources()
+        found: tuple[Victim | Leased, ...] = (*plan.victims, *plan.refused)
+        return [
+            EvictedItem(
+                tier=tier,
+                cluster=self.cluster,
+                node=self.node,
+                manifest=str(one.manifest),
+                sources=sources.get(str(one.manifest), []),
+                bytes=one.size if isinstance(one, Victim) else 0,
+                refused=isinstance(one, Leased),
+                holders=[str(holder) for holder in one.holders],
+            )
+            for one in found
+        ]
+
+
+# --- Prefetches: manifests come onto this node before a job asks for them, and stay as ordinary content ---
+
+
+class PrefetchCommands:
+    """Carries out the mirror's commands. Their manifests are leased while they are being filled, and no longer.
+
+    A fill goes on from what is on disk. ``wake`` is called when there is progress to report. One event loop.
+    """
+
+    def __init__(self, provision: Provision, cache: NodeCache, trust: Trust, wake: Callable[[], None]) -> None:
+        self._provision = provision
+        self._cache = cache
+        self._trust = trust
+        self._wake = wake
+        self._runs: dict[str, _Run] = {}
+
+    async def run(self, command: PrefetchCommand, tell: Callable[[Report], None]) -> None:
+        """Fill what the grant names.
+
+        Raises:
+            BdnError: it could not be filled, which is recorded; ``CanceledError`` after ``cancel``.
+        """
+        run = self._runs[command.id] = _Run(command.id, tell, self._wake)
+        try:
+            await self._fill_unless_canceled(run, command.grant)
+        except Exception as error:
+            known = error if isinstance(error, BdnError) else InternalError(f"{type(error).__name__}: {error}")
+            logger.warning("prefetch %s failed: %s", run.id, known)
+            facts = {"code": known.code, "problem": str(known)}
+            failed = [about_holder("failed", manifest, run.holder, facts) for manifest in run.manifests]
+            await in_thread(self._cache.events.decided, failed)
+            raise
+        finally:
+            run.tell()
+            del self._runs[command.id]
+
+    async def cancel(self, prefetch_id: str) -> bool:
+        """End a prefetch and its lease, for a forced eviction; False when none is at work under this id."""
+        run = self._runs.get(prefetch_id)
+        if run is None:
+            return False
+        run.is_canceled = True
+        run.task.cancel()
+        await asyncio.wait([run.task])
+        return True
+
+    async def _fill_unless_canceled(self, run: _Run, grant: str) -> None:
+        try:
+            await self._fill(run, grant)
+        except asyncio.CancelledError:
+            if not run.is_canceled:
+                raise  # the agent ends
+            run.task.uncancel()
+            raise CanceledError(f"prefetch {run.id}, by a forced eviction,") from None
+
+    async def _fill(self, run: _Run, grant: str) -> None:
+        granted = self._trust.verify(grant)
+        run.manifests = list(dict.fromkeys(mount.manifest for mount in granted.mounts))
+        run.holder = Holder(run.id, "prefetch", organisation=granted.organisation)
+        try:
+            await self._provision.run(FillRequest(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin))
+        finally:
+            await to_the_end(self._cache.leave(run.id))
+        came = zip(run.manifests, run.came(), strict=True)
+        arrived = [about_holder("arrived", one, run.holder, bytes_from.model_dump()) for one, bytes_from in came]
+        await in_thread(self._cache.events.decided, arrived)
+
+
+class _Run:
+    """One prefetch, and how far it is."""
+
+    def __init__(self, prefetch_id: str, tell: Callable[[Report], None], wake: Callable[[], None]) -> None:
+        self.id = prefetch_id
+        self.holder = Holder(prefetch_id, "prefetch")
+        self.manifests: list[Digest] = []
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - commands run in tasks
+        self.task = task
+        self.is_canceled = False
+        self._tell = tell
+        self._wake = wake
+        self._bytes_total: int | None = None
+        self._progress: StageProgress | None = None
+        self._told_at = 0.0
+
+    def begin(self, held: Sequence[Held], missing: frozenset[Digest], _: RetryBudget) -> StageProgress:
+        """What is to come is known."""
+        manifests = [one.manifest for one in held]
+        self._bytes_total = sum(manifest.bytes_total for manifest in manifests)
+        self._progress, self._told_at = StageProgress(manifests, missing, self._tell_now_and_then), time.monotonic()
+        self.tell()
+        return self._progress
+
+    def came(self) -> list[BytesFrom]:
+        """Where the bytes of each manifest came from."""
+        return self._progress.bytes_from() if self._progress else []
+
+    def tell(self) -> None:
+        """How far it is."""
+        total = Counter[str]()
+        for one in self.came():
+            total.update(one.model_dump())
+        report = PrefetchReport(bytes_total=self._bytes_total, bytes_from=BytesFrom(**total))
+        self._tell(Report(id=self.id, prefetch=report))
+
+    def _tell_now_and_then(self) -> None:
+        if (now := time.monotonic()) - self._told_at >= _TELL_SECONDS:
+            self._told_at = now
+            self.tell()
+            self._wake()
+
+
+# --- Verifications: what the mirror commands, and what somebody on this machine asks about a path ---
+
+
+@dataclass(frozen=True)
+class VerificationCommands:
+    """Reads what is held again, for the mirror or for somebody on this machine."""
+
+    scrubber: Scrubber
+    staged: StagedFiles
+
+    async def run(self, command: VerifyCommand, tell: Callable[[Report], None]) -> None:
+        """Read all that is named; what was read until an error is told, too."""
+        findings = Findings(command.repair)
+        try:
+            with self.scrubber.source.grants.using(command.grants):
+                await self._verify(command, findings)
+        finally:
+            verified, error = report_of(findings)
+            tell(Report(id=command.id, verify=verified, error=error))
+
+    async def _verify(self, command: VerifyCommand, findings: Findings) -> None:
+        async for position in self.scrubber.left_of(ScrubRound(0.0), set(), _named(command)):
+            if command.tier in (None, position.tier):
+                await self.scrubber.look(position, findings)
+
+    async def look_at(self, request: PathVerificationRequest) -> PathVerification:
+        """Staged files, and the files of the cache that they come from.
+
+        Raises:
+            NotFoundError: there are none at this path.
+        """
+        findings = Findings(request.repair)
+        for file in await in_thread(self.staged.find, request.path):
+            await self.scrubber.file(file.manifest, file.entry.digest, findings)
+            if not await in_thread(_is_same, file.path, self.scrubber.repair.places.file(file.entry.digest)):
+                target = ScrubTarget(file.path, file.entry.digest, file.manifest, shown=file.shown)
+                await self.scrubber.copy(target, file.entry.size, findings)
+        verified, error = report_of(findings)
+        return PathVerification(id=request.path, error=error, **verified.model_dump())
+
+
+def report_of(findings: Findings) -> tuple[VerifyReport, ErrorBody | None]:
+    """All that was found; or as much as is told, and the error that says so."""
+    items, too_many = listed(findings.items)
+    return VerifyReport(items=items, chunks_read=findings.chunks_read, bytes_read=findings.bytes_read), too_many
+
+
+def _named(command: VerifyCommand) -> frozenset[Digest] | None:
+    """The manifests that are meant; None means all."""
+    if command.all == (command.manifests is not None):
+        raise InvalidRequestError("select by exactly one of manifests and all")
+    try:
+        return None if command.manifests is None else frozenset(map(Digest.parse, command.manifests))
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two names are one file."""
+    try:
+        return one.samefile(other)
+    except OSError:  # it is gone, or a link to itself, which reading it says
+        return False
