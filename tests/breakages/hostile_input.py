@@ -3,6 +3,10 @@
 # fmt: off
 BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/core/chunk.py": [
+        ("a malformed digest is a bug of ours",
+         "except ValueError as error:\n        raise InvalidRequestError(str(error)) from error",
+         "except KeyError as error:\n        raise InvalidRequestError(str(error)) from error",
+         "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
         ("a manifest nested without end is followed", "(KeyError, TypeError, ValueError, RecursionError)",
          "(KeyError, TypeError, ValueError)",
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[manifest]"),
@@ -20,12 +24,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/core/units.py": [
         ("a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
          "float(size)", "test_any_number_may_come_in_any_event[sqlite]"),
-    ],
-    "bdn/mirror/api/parameters.py": [
-        ("a malformed digest is a bug of ours",
-         "except ValueError as error:\n        raise InvalidRequestError(str(error)) from error",
-         "except KeyError as error:\n        raise InvalidRequestError(str(error)) from error",
-         "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
     ],
     "bdn/mirror/api/contents.py": [
         ("readers who suspect hold the threads that they wait for", "await service.shelf.opened(asked)",
@@ -69,25 +67,20 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a client that does not read puts a traceback into the log of a service that stops",
          "contextlib.suppress(asyncio.CancelledError)", "contextlib.suppress(ZeroDivisionError)",
          "test_a_service_that_stops_lets_go_of_who_is_held_up_without_a_traceback"),
-        ("each place of the backlog is told of", "if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:",
-         "if now := time.monotonic():", "test_more_clients_than_descriptors_wait_and_the_log_stays_small[mirror]"),
+        ("each place of the backlog is told of", "elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:",
+         "elif now := time.monotonic():", "test_more_clients_than_descriptors_wait_and_the_log_stays_small[mirror]"),
         ("who says half a request holds a connection for ever", "        http=TimedProtocol,\n", "",
          "tests/unit/net/test_http_server.py"),
         ("half a surrogate pair is text", "_DEPENDENCIES: Final = [Depends(_check_text)]",
          "_DEPENDENCIES: Final[list[Any]] = []", "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
-        ("whole text that is written in halves is refused", "if place is not None:", "if place != 0:",
+        ("whole text that is written in halves is refused", "ensure_ascii=False).encode()",
+         'ensure_ascii=False).encode("ascii")',
          "test_what_is_text_is_taken_however_it_is_written"),
         ("a body that is no JSON ends its route", "except (ValueError, RecursionError):\n        return  #",
          "except (KeyError, RecursionError):\n        return  #",
          "test_a_body_that_is_not_json_is_the_routes_own_business"),
         ("half a surrogate pair is text in a body of UTF-16", "|\\x00", "",
          "test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]"),
-    ],
-    "bdn/net/chunk_server/messages.py": [
-        ("a head may have any number of headers", "if len(lines) > HEADERS_LIMIT + 1:", "if False:",
-         "tests/unit/net/test_chunk_head.py"),
-        ("a header's value may hold no space", "[^\\x00-\\x08\\x0a-\\x1f\\x7f]", "[^\\x00-\\x08\\x0a-\\x20\\x7f]",
-         "test_the_first_form_of_each_parser_is_read[request-head]"),
     ],
     "bdn/net/chunk_server/server.py": [
         ("a client that says half a head keeps a thread", "connection.setblocking(False)",
@@ -119,6 +112,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "tests/unit/sources/test_s3_answers.py"),
     ],
     "bdn/wire/http_fields.py": [
+        ("a head may have any number of headers", "if len(lines) > limit:", "if False:",
+         "tests/unit/net/test_heads.py"),
+        ("a header's value may hold no space", "[^\\x00-\\x08\\x0a-\\x1f\\x7f]", "[^\\x00-\\x08\\x0a-\\x20\\x7f]",
+         "test_the_first_form_of_each_parser_is_read[request-head]"),
         ("a day of no calendar ends the copy", "except (ValueError, OverflowError):", "except ValueError:",
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[retry-after]"),
         ("white space of Unicode goes before a number", 'r"[ \\t]*[0-9]{1,9}[ \\t]*"', 'r"\\s*[0-9]{1,9}\\s*"',
