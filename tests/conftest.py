@@ -32,12 +32,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Clients trust one authority, which signed nothing: loading the system's hundreds is most of what a client costs."""
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No proxies, and one authority, which signed nothing: loading the system's hundreds is most of what a client costs."""
     folder = tmp_path_factory.mktemp("authority")
     certificates = str(new_authority(folder, "localhost").certificates)
     with pytest.MonkeyPatch.context() as environment:
         for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
             environment.setenv(name, certificates)
         environment.setenv("SSL_CERT_DIR", str(folder / "none"))
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+            environment.delenv(name, raising=False)
+            environment.delenv(name.lower(), raising=False)
         yield

@@ -47,6 +47,11 @@ _LIMITED: Final = "bytes of the request"
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
 _Kind = TypeVar("_Kind")
 _bearer = HTTPBearer(auto_error=False)
+_IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
+_GRACE_SECONDS = 5  # for answers that are under way when the service stops
+_AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
+SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+logger = logging.getLogger(__name__)
 
 
 def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str | None:
@@ -72,25 +77,11 @@ async def _check_text(request: Request) -> None:
     if not _HALF.search(body):
         return
     try:
-        place = _place_of_half(json.loads(body))
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the body: half a surrogate pair, which is no text") from None
     except (ValueError, RecursionError):
         return  # not JSON: a route that reads it says so
-    if place is not None:
-        raise InvalidRequestError(f"{place.lstrip('.') or 'the body'}: half a surrogate pair, which is no text")
-
-
-def _place_of_half(value: Any, place: str = "") -> str | None:  # noqa: ANN401 - any JSON
-    """Where in a document text is none, such as ``.weights.0.source``."""
-    match value:
-        case str():
-            return place if any("\ud800" <= sign <= "\udfff" for sign in value) else None
-        case list():
-            parts = [(f"{place}.{index}", one) for index, one in enumerate(value)]
-        case dict():
-            parts = [(place, name) for name in value] + [(f"{place}.{name}", one) for name, one in value.items()]
-        case _:
-            return None
-    return next((found for part, one in parts if (found := _place_of_half(one, part)) is not None), None)
 
 
 _DEPENDENCIES: Final = [Depends(_check_text)]
@@ -265,23 +256,13 @@ async def _written(documents: AsyncGenerator[_Document], is_last: Callable[[_Doc
             yield format_sse_event(event=event, data_str=document.model_dump_json())
 
 
-REQUEST_SECONDS: Final = 30.0  # for head and body, which is some megabytes at most
-_IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
-_GRACE_SECONDS = 5  # for answers that are under way when the service stops
-
-
-logger = logging.getLogger(__name__)
-_AGAIN_SECONDS: Final = 60.0
-_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
 class TimedProtocol(H11Protocol):
     """Closes a connection that takes longer than ``request_seconds`` for one request, from its first byte or from connecting.
 
     uvicorn's own timeouts begin after an answer.
     """
 
-    request_seconds = REQUEST_SECONDS
+    request_seconds = 30.0  # for head and body, which is some megabytes at most
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -319,24 +300,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Released:
+def _released(app: ASGIApp) -> ASGIApp:
     """Ends without an error when the server cancels an answer that is under way at its end: a client may not have read it."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(asyncio.CancelledError):  # nobody else cancels this task, which ends here
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
+
+    return run
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """A listening address; port 0 takes a free one.
-
-    Raises:
-        InUseError: another process listens there.
-        InvalidRequestError: the address is not one of this machine.
-    """
+    """A listening socket; port 0 takes a free one. ``InUseError`` or ``InvalidRequestError`` says why there is none."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -348,22 +323,17 @@ def bind_tcp(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise binding_error(host, port, error) from error
+        if error.errno == errno.EADDRINUSE:
+            raise InUseError(f"port {port} of {host}", ("another process",)) from error
+        raise InvalidRequestError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     return listener
-
-
-def binding_error(host: str, port: int, error: OSError) -> InUseError | InvalidRequestError:
-    """What it means that an address could not be bound."""
-    if error.errno == errno.EADDRINUSE:
-        return InUseError(f"port {port} of {host}", ("another process",))
-    return InvalidRequestError(f"cannot listen on {host} port {port}: {error.strerror or error}")
 
 
 @asynccontextmanager
 async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
     """Answer requests on ``listener``, which this closes, until the block ends."""
     config = uvicorn.Config(
-        _Released(app),
+        _released(app),
         http=TimedProtocol,
         ws="none",
         lifespan="off",
@@ -385,29 +355,19 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
                 await asyncio.wait([task])  # or the group would cut it off when the block failed or was canceled
 
 
-class _ShortageHandler:
-    """A loop's exception handler that logs a shortage of descriptors once in a while; other errors go to the one before."""
+def log_shortages() -> None:
+    """The running loop logs a shortage of descriptors once a minute, and not a traceback for each place."""
+    told_at = -_AGAIN_SECONDS
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._before = loop.get_exception_handler()
-        self._told_at = -_AGAIN_SECONDS
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told_at
         error = context.get("exception")
         if isinstance(error, ValueError) and "._start_serving(" in context["message"]:
             return  # a second after a shortage asyncio listens again, once for each place; the socket has been closed since
-        if "socket" in context and isinstance(error, OSError) and error.errno in _SHORTAGES:
-            if (now := time.monotonic()) - self._told_at >= _AGAIN_SECONDS:
-                self._told_at = now
-                logger.warning("connections have to wait: %s; see ulimit -n", error.strerror)
-        elif self._before is None:
+        if not ("socket" in context and isinstance(error, OSError) and error.errno in SHORTAGES):
             loop.default_exception_handler(context)
-        else:
-            self._before(loop, context)
+        elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:
+            told_at = now
+            logger.warning("connections have to wait: %s; see ulimit -n", error.strerror)
 
-
-def log_shortages() -> None:
-    """For the running loop. Asyncio would log a traceback for each place of the backlog, each second."""
-    loop = asyncio.get_running_loop()
-    if not isinstance(loop.get_exception_handler(), _ShortageHandler):
-        loop.set_exception_handler(_ShortageHandler(loop))
+    asyncio.get_running_loop().set_exception_handler(handle)

@@ -215,11 +215,7 @@ class OutageRetry:
     policy: RetryPolicy = _OUTAGE_POLICY
 
     async def ask(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """The answer; ``question`` must be one that changes nothing.
-
-        Raises:
-            BdnError: of ``question``: what is not transient at once, the rest when the time is over.
-        """
+        """The answer to ``question``, which changes nothing. Transient errors are raised when the time is over."""
         now = asyncio.get_running_loop().time
         failures, until = 0, 0.0
         while True:
@@ -251,40 +247,30 @@ class OutageRetry:
                 return
 
 
-OUTAGE_RETRY: Final = OutageRetry()
-
-
-_VERIFICATION_WAIT_SECONDS: Final = 30.0
-
-
 class MirrorClient(ServiceClient):
-    """The mirror's API. An agent's data plane answers ``manifest`` and ``layout`` likewise."""
+    """The mirror's API, a method for each route. An agent's data plane answers ``manifest`` and ``layout`` likewise."""
 
     async def request(self, body: MirrorRequestBody) -> Mirror:
-        """``POST /mirror``."""
         return await self._call(Mirror, "POST", "/mirror", body=body)
 
     async def plan(self, body: MirrorRequestBody) -> Plan:
-        """``POST /mirror?dry_run=true``. Listing a large source takes a while."""
+        """``request`` as a dry run. Listing a large source takes a while."""
         return await self._call(Plan, "POST", "/mirror", body=body, params={"dry_run": "true"}, wait_seconds=600)
 
     async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
-        """``GET /mirror/{id}``."""
         return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
 
     def follow(
-        self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
+        self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry | None = None
     ) -> AsyncIterator[Mirror]:
         """The mirror again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
         look = partial(self.mirror, mirror_id, interval_seconds)
-        return outages.follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
+        return (outages or OutageRetry()).follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
 
     async def cancel(self, mirror_id: str) -> Mirror:
-        """``POST /mirror/{id}/cancel``."""
         return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
 
     async def mirrors(self, params: dict[str, str]) -> Page[Mirror]:
-        """``GET /mirror``."""
         return await self._call(Page[Mirror], "GET", "/mirror", params=params)
 
     async def manifest(self, digest: Digest, bearer: str | None) -> Manifest:
@@ -310,133 +296,107 @@ class MirrorClient(ServiceClient):
         return layout
 
     async def held(self) -> HeldManifests:
-        """``GET /manifests``."""
         return await self._call(HeldManifests, "GET", "/manifests")
 
     async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:
-        """``POST /evictions``."""
         return await self._poll(Eviction, "POST", "/evictions", wait_seconds, body=request)
 
     async def eviction(self, eviction_id: str, wait_seconds: float = 0) -> Eviction:
-        """``GET /evictions/{id}``."""
         return await self._poll(Eviction, "GET", f"/evictions/{eviction_id}", wait_seconds)
 
     async def prefetch(self, request: PrefetchRequest, wait_seconds: float = 0) -> Prefetch:
-        """``POST /prefetches``."""
         return await self._poll(Prefetch, "POST", "/prefetches", wait_seconds, body=request)
 
     async def prefetch_by_id(self, prefetch_id: str, wait_seconds: float = 0) -> Prefetch:
-        """``GET /prefetches/{id}``."""
         return await self._poll(Prefetch, "GET", f"/prefetches/{prefetch_id}", wait_seconds)
 
     async def agents(self) -> Items[AgentDocument]:
-        """``GET /agents``."""
         return await self._call(Items[AgentDocument], "GET", "/agents")
 
     async def clusters(self) -> Items[Cluster]:
-        """``GET /clusters``."""
         return await self._call(Items[Cluster], "GET", "/clusters")
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """``POST /agents/heartbeat``; the mirror may keep it open for ``heartbeat.wait_seconds``."""
+        """The mirror may keep it open for ``heartbeat.wait_seconds``."""
         return await self._call(
             HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
         )
 
     async def named(self, of: str) -> Named:
-        """``GET /names``."""
         return await self._call(Named, "GET", "/names", params={"of": of})
 
     async def events(self, params: Params) -> Page[EventDocument]:
-        """``GET /events``."""
         return await self._call(Page[EventDocument], "GET", "/events", params=params)
 
     async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
-        """``PUT /secrets/{name}``."""
         return await self._call(SecretEntry, "PUT", f"/secrets/{quote(name, safe='')}", body=body)
 
     async def secrets(self) -> Items[SecretEntry]:
-        """``GET /secrets``."""
         return await self._call(Items[SecretEntry], "GET", "/secrets")
 
     async def rotate_secrets(self) -> SecretRotation:
-        """``POST /secrets/rotate``."""
         return await self._call(SecretRotation, "POST", "/secrets/rotate")
 
     async def remove_secret(self, name: str) -> None:
-        """``DELETE /secrets/{name}``."""
         await self._send("DELETE", f"/secrets/{quote(name, safe='')}")
 
     async def create_token(self, request: TokenRequest) -> NewToken:
-        """``POST /tokens``."""
         return await self._call(NewToken, "POST", "/tokens", body=request)
 
     async def tokens(self) -> Items[Token]:
-        """``GET /tokens``."""
         return await self._call(Items[Token], "GET", "/tokens")
 
     async def revoke_token(self, token_id: str) -> Token:
-        """``DELETE /tokens/{id}``."""
         return await self._call(Token, "DELETE", f"/tokens/{quote(token_id, safe='')}")
 
     async def verify(self, request: VerificationRequest) -> Verification:
-        """``POST /verifications``."""
         return await self._call(Verification, "POST", "/verifications", body=request)
 
     async def verification(self, verification_id: str) -> Verification:
-        """``GET /verifications/{id}``, once it has ended or after a while."""
-        path = f"/verifications/{quote(verification_id, safe='')}"
-        return await self._poll(Verification, "GET", path, _VERIFICATION_WAIT_SECONDS)
+        """Once it has ended, or after half a minute."""
+        return await self._poll(Verification, "GET", f"/verifications/{quote(verification_id, safe='')}", 30)
 
     async def collect(self, request: CollectionRequest) -> Collection:
-        """``POST /collections``."""
         return await self._call(Collection, "POST", "/collections", body=request)
 
     async def collection(self, collection_id: str, wait_seconds: float) -> Collection:
-        """``GET /collections/{id}``."""
         return await self._poll(Collection, "GET", f"/collections/{collection_id}", wait_seconds)
 
     async def restore(self, request: RestorationRequest) -> Items[RestoredItem]:
-        """``POST /restorations``."""
         return await self._call(Items[RestoredItem], "POST", "/restorations", body=request)
 
 
 class AgentClient(ServiceClient):
-    """The agent's control API."""
+    """The agent's control API, a method for each route."""
 
     async def stage(self, request: StageRequest) -> StageDocument:
-        """``POST /stages``; with ``request.wait`` the answer comes when the stage is terminal."""
+        """With ``request.wait`` the answer comes when the stage is terminal."""
         return await self._call(
             StageDocument, "POST", "/stages", body=request, wait_seconds=86400 if request.wait else 0
         )
 
     async def stage_by_id(self, stage_id: str, wait_seconds: float = 0) -> StageDocument:
-        """``GET /stages/{id}``."""
         return await self._poll(StageDocument, "GET", f"/stages/{stage_id}", wait_seconds)
 
     def follow(
-        self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry = OUTAGE_RETRY
+        self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry | None = None
     ) -> AsyncIterator[StageDocument]:
-        """The stage again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
+        """As of ``MirrorClient``."""
         look = partial(self.stage_by_id, stage_id, interval_seconds)
-        return outages.follow(look, lambda stage: stage.state in STAGE_TERMINAL)
+        return (outages or OutageRetry()).follow(look, lambda stage: stage.state in STAGE_TERMINAL)
 
     async def stages(self) -> Items[StageDocument]:
-        """``GET /stages``."""
         return await self._call(Items[StageDocument], "GET", "/stages")
 
     async def unstage(self, stage_id: str) -> StageDocument:
-        """``DELETE /stages/{id}``."""
         return await self._call(StageDocument, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
 
     async def verify(self, request: PathVerificationRequest) -> PathVerification:
-        """``POST /verifications``; the answer comes when all of it has been read, however long that takes."""
+        """The answer comes when all of it has been read, however long that takes."""
         return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
 
     async def events(self, params: Params) -> NodeEvents:
-        """``GET /events``."""
         return await self._call(NodeEvents, "GET", "/events", params=params)
 
     async def cache(self) -> Cache:
-        """``GET /cache``."""
         return await self._call(Cache, "GET", "/cache")

@@ -50,11 +50,7 @@ class Question:
             return False
 
     def ask(self) -> list[AddressInfo]:
-        """The machine's answer. Blocking, unless the host is literal.
-
-        Raises:
-            OSError: there is none.
-        """
+        """The machine's answer; ``OSError`` when there is none. Blocking, unless the host is literal."""
         try:
             return list(socket.getaddrinfo(self.host, self.port, self.family, self.kind, self.protocol, self.flags))
         except UnicodeError:
@@ -77,9 +73,7 @@ class HostLookups:
     def find(self, question: Question, seconds: float | None = None) -> list[AddressInfo]:
         """The addresses, in the resolver's order, within ``seconds`` where those are less. Blocking.
 
-        Raises:
-            NameSilentError: nobody knows yet.
-            OSError: there are none.
+        ``NameSilentError`` when nobody knows yet, another ``OSError`` when there are none.
         """
         if question.is_literal:
             return question.ask()
@@ -157,12 +151,7 @@ class ServiceLoop(asyncio.SelectorEventLoop):
         proto: int = 0,
         flags: int = 0,
     ) -> list[AddressInfo]:
-        """As of asyncio.
-
-        Raises:
-            NameSilentError: no answer in time.
-            OSError: there is no address.
-        """
+        """As of asyncio, with the errors of ``HostLookups.find``."""
         host = host.decode() if isinstance(host, bytes) else host
         port = port.decode() if isinstance(port, bytes) else port
         return await HOST_LOOKUPS.find_soon(Question(host, port, family, type, proto, flags))

@@ -12,6 +12,8 @@ from bdn.core.source.upstream import Headers
 SUSPECT_HEADER: Final = "BDN-Suspect"  # of a chunk request: it came with wrong content, so check before you send
 _ONE_RANGE = re.compile(r"bytes=\s*([0-9]{0,30})-([0-9]{0,30})\s*", re.IGNORECASE)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
+TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_HEADER_LINES: Final = re.compile(rb"(?:%s:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % TOKEN)
 _NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
 _CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
 _DOCUMENT_PATH: Final = re.compile(f"/manifests/{_NAME}(?:/(layout)?)?")
@@ -40,6 +42,43 @@ def parse_chunk_path(path: str) -> Digest | None:
     """The chunk that a request path names, or None when it names no chunk."""
     match = _CHUNK_PATH.fullmatch(path.partition("?")[0])
     return Digest(match[1]) if match else None
+
+
+class HeadRefusedError(ValueError):
+    """A head that is malformed, ambiguous or too long; ``status`` is what a server answers to it."""
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+def parse_headers(content: bytes, start: int, limit: int, whose: str) -> dict[str, str]:
+    """The headers of a head by name in lower case, from ``start`` to the empty line that ends ``content``.
+
+    Values of one name are joined by commas (RFC 9110, section 5.3): a second one makes such a header as ``Range`` or
+    ``Content-Length`` malformed, and never wins or loses silently.
+
+    Raises:
+        HeadRefusedError: a line is malformed, or there are more than ``limit``.
+    """
+    stop = len(content) - 2
+    if _HEADER_LINES.fullmatch(content, start, stop) is None:
+        raise HeadRefusedError(400, f"{whose} has a malformed header")
+    lines = content[start:stop].decode("latin-1").split("\r\n")[:-1]
+    if len(lines) > limit:
+        raise HeadRefusedError(431, f"{whose} has more than {limit} headers")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name, value = name.lower(), value.strip(" \t")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def keeps_alive(headers: dict[str, str], *, is_http_1_0: bool) -> bool:
+    """Whether the connection may go on after this message (RFC 9112, section 9.3)."""
+    options = {option.strip() for option in headers.get("connection", "").lower().split(",")}
+    return "close" not in options and (not is_http_1_0 or "keep-alive" in options)
 
 
 class UnsatisfiableRangeError(ValueError):

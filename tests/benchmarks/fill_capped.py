@@ -7,40 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.benchmarks import disk, fio
-from tests.benchmarks.cold_stages import ColdStages
-from tests.benchmarks.mirrored import mirrored
-from tests.benchmarks.report import Figure, Missing, Row, ratios
-from tests.benchmarks.scale import RUNS, scaled_size
+from tests.benchmarks import disk
+from tests.benchmarks.mirrored import ColdStages, mirrored
+from tests.benchmarks.report import RUNS, Figure, Missing, Row, ratios, scaled_size
 
-INTRODUCTION = """
-The cold stage of *fill* in turn with *fio*, on the same disk made slower by cgroup's block controller. Where the disk is slower than what two
-CPUs carry through two processes and TCP, the disk is the limit; *fill* shows how far this machine gets when its disk is faster.
-"""
 FILES, SIZE, IN_FLIGHT = 4, 2 * 1024**3, 8
 CAPS = (1.2, 1.6, 2.0, 2.4)  # GB/s
 
 
 def measure() -> Sequence[Row]:
     """The agent and the disk in turn, at each rate."""
-    if why := fio.missing() or no_cap():
+    if why := disk.missing_fio() or no_cap():
         return [Missing("fill of a disk that is capped", why)]
     rows: list[Row] = []
     with (
         mirrored(FILES, scaled_size(SIZE)) as content,
-        capped_disk(content.root) as disk,
+        capped_disk(content.root) as capped,
         content.agent("capped") as agent,
     ):
-        disk.take(agent.process.pid)
+        capped.take(agent.process.pid)
         for cap in CAPS:
-            disk.cap(cap)
+            capped.cap(cap)
             ours, theirs = ColdStages(content, agent, checked=cap != CAPS[0]), list[float]()
             for _ in range(RUNS):
                 ours.run()
-                theirs.append(fio.write(content.root, content.files, content.size, IN_FLIGHT, disk.within))
+                theirs.append(disk.write(content.root, content.files, content.size, IN_FLIGHT, capped.within))
             rows += [
-                Figure(f"a disk of {cap} GB/s: cold stage", "GB/s", tuple(ours.rates)),
-                Figure(f"a disk of {cap} GB/s: fio's direct write", "GB/s", tuple(theirs)),
+                Figure(f"a disk of {cap} GB/s: cold stage", "GB/s", ours.rates),
+                Figure(f"a disk of {cap} GB/s: fio's direct write", "GB/s", theirs),
                 Figure(f"a disk of {cap} GB/s: ratio, pair by pair", "x", ratios(ours.rates, theirs), ">= 0.90"),
             ]
     return rows

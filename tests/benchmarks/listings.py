@@ -7,18 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.report import Figure
-from tests.benchmarks.scale import scaled
+from tests.benchmarks.report import Figure, scaled
 from tests.doubles.hub import Hub
 from tests.doubles.s3_numbers import NAME, NumberedBucket
 from tests.support.services import services
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 
-INTRODUCTION = """
-A mirror in a process of its own (`bdn serve`, all defaults) and a local hub and S3 server that page by 1000. Objects hold a few bytes, so these are figures
-of files: *plan* is `POST /mirror?dry_run=true` (list, select, compare), *mirrored* everything up to READY, *unchanged* the same source again, of which
-nothing is read. CPU is that of the mirror's process per file; memory is its `VmHWM`, which only grows from row to row.
-"""
 FILES, OBJECTS = 50_000, 200_000
 MEMORY = "< 600"
 

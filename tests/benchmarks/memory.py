@@ -10,11 +10,6 @@ from tests.doubles.hub import Hub
 from tests.support.services import services
 from tests.support.services.processes import peak_megabytes
 
-INTRODUCTION = """
-One generated file through a local hub, with mirror and agent in processes of their own; the figures are `VmHWM`. Everything is verified, written
-and synced twice, in the store and in the cache, on one disk. `BDN_BENCH_GB` changes the size (20). Allowed: 600 MB each, whatever the size.
-"""
-
 
 def measure() -> list[Figure]:
     """For the size asked for, and a tenth of it: what grows with the file shows."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.s3_origin import BUCKET, Origin
+from tests.benchmarks.nginx import BUCKET, Origin
 
 VENV = Path(__file__).parents[2] / ".venv-peers"
 _TRUSS_MANIFEST = Path("/static-bptr/static-bptr-manifest.json")  # the only place where it looks and nobody else does

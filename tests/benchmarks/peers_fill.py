@@ -4,19 +4,11 @@ import os
 import shutil
 from dataclasses import dataclass, field
 
-from tests.benchmarks import page_cache, peers
-from tests.benchmarks.cold_stages import ColdStages
+from tests.benchmarks import disk, peers
 from tests.benchmarks.fill import FILES, SIZE
-from tests.benchmarks.mirrored import PREFIX, Mirrored, mirrored
-from tests.benchmarks.report import Figure, Missing, Row, ratios
-from tests.benchmarks.scale import FEW_RUNS, RUNS, scaled_size
+from tests.benchmarks.mirrored import PREFIX, ColdStages, Mirrored, mirrored
+from tests.benchmarks.report import FEW_RUNS, RUNS, Figure, Missing, Row, ratios, scaled_size
 
-INTRODUCTION = """
-The cold stage of *fill* in turn with other programs, which read the same bytes from nginx (ranges, keep-alive, page cache); `sync -f` of their folder
-is counted in, because none of them syncs. None of them compares content with a digest. Settings are their defaults, except: aria2c with 8
-connections for each of 4 files and preallocation; hf_transfer as `huggingface_hub` calls it, 4 files at once; rclone with 4 transfers of 4
-streams. What they wrote is compared with the source in the first run, and its sizes in each.
-"""
 ASKED = {
     peers.TRUSS_TRANSFER: ">= 3",
     peers.S5CMD: ">= 2.5",
@@ -38,7 +30,7 @@ class Beside:
     def run(self, content: Mirrored, run: int) -> None:
         if self.missing or (run >= FEW_RUNS and not self.asked):
             return
-        page_cache.keep(page_cache.files_below(content.source))
+        disk.keep(disk.files_below(content.source))
         target = content.root / "others"
         try:
             self.rates.append(content.gigabytes / self.peer.fetch(content.origin, PREFIX, target))
@@ -52,7 +44,7 @@ class Beside:
         if self.missing:
             return [self.missing]
         return [
-            Figure(self.peer.name, "GB/s", tuple(self.rates)),
+            Figure(self.peer.name, "GB/s", self.rates),
             Figure(
                 f"ratio to {self.peer.name}, pair by pair", "x", ratios(ours[: len(self.rates)], self.rates), self.asked
             ),
@@ -69,9 +61,9 @@ def measure() -> list[Row]:
         ours = ColdStages(content, agent)
         for run in range(RUNS):
             ours.run()
-            page_cache.drop(page_cache.files_below(content.mirror.store))  # leave the memory to the others
+            disk.drop(disk.files_below(content.mirror.store))  # leave the memory to the others
             for one in beside:
                 one.run(content, run)
     title = f"{FILES} x {content.size // 1024**2} MiB"
-    rows: list[Row] = [Figure(f"{title}: cold stage", "GB/s", tuple(ours.rates))]
+    rows: list[Row] = [Figure(f"{title}: cold stage", "GB/s", ours.rates)]
     return rows + [row for one in beside for row in one.rows(ours.rates)]

@@ -5,15 +5,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.report import Figure
-from tests.benchmarks.scale import FEW_RUNS
+from tests.benchmarks.report import FEW_RUNS, Figure
 from tests.doubles.hub import Hub
 from tests.support.services.commands import Shell
-
-INTRODUCTION = """
-`bdn pull` of a Hugging Face repository that was pulled before, to the same directory and to a new one. *ready* is what the command reports: from its first
-look at the source to the published directory. *process* is the whole command with interpreter and imports. Allowed: 100 ms plus 1 ms per 50 files.
-"""
 
 
 def measure() -> list[Figure]:
@@ -35,6 +29,6 @@ def measure() -> list[Figure]:
                     assert done.code == 0, done.err
                     assert (done.document["bytes_transferred"], done.document["bytes_from"]["mirror"]) == (0, 0)
                     ready.append(done.document["seconds"])
-                figures.append(Figure(f"{count} files, {title}: ready", "s", tuple(ready), allowed))
-                figures.append(Figure(f"{count} files, {title}: process", "s", tuple(process)))
+                figures.append(Figure(f"{count} files, {title}: ready", "s", ready, allowed))
+                figures.append(Figure(f"{count} files, {title}: process", "s", process))
     return figures

@@ -1,21 +1,34 @@
-"""Figures as they stand in docs/benchmarks.md."""
+"""How large a benchmark is, and its figures as they stand in docs/benchmarks.md."""
 
 import operator
 import os
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
-from tests.benchmarks.scale import SCALE
+from bdn.core.chunk import CHUNK_SIZE
 
+SCALE: Final = float(os.environ.get("BDN_BENCH_SCALE", "1"))  # all sizes and counts are written for 1
+RUNS: Final = int(os.environ.get("BDN_BENCH_RUNS", "5"))
+FEW_RUNS: Final = min(RUNS, 3)  # of what is long, and not what the page is about
 PAGE = Path(__file__).parents[2] / "docs/benchmarks.md"
-_SECTION = re.compile(r"^(## (.+?)\n.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BOUND = re.compile(r"(<=|>=|<) ([\d.]+)")
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt}
+
+
+def scaled(count: int) -> int:
+    """So many files, stages or the like; at least one."""
+    return max(1, int(count * SCALE))
+
+
+def scaled_size(size: int) -> int:
+    """So many bytes, in whole chunks; at least four."""
+    return max(4, int(size * SCALE) // CHUNK_SIZE) * CHUNK_SIZE
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,7 @@ class Figure:
 
     what: str
     unit: str
-    values: tuple[float, ...]
+    values: Sequence[float]
     asked: str = ""
 
     @property
@@ -64,18 +77,18 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> tuple[float, ...]:
     return tuple(a / b for a, b in zip(over, under, strict=True))
 
 
-def write(name: str, introduction: str, rows: Sequence[Row], seconds: float, order: Iterable[str] = ()) -> str:
-    """Replace the section ``name`` of the page, or add it; returns the section, which took so many seconds to measure.
+def write(name: str, rows: Sequence[Row], seconds: float) -> str:
+    """Replace the figures of the section ``name`` of the page, which took so many seconds to measure; its words stay.
 
-    Sections that ``order`` names stand in that order, before all others.
+    A section is written by hand down to a line that begins with ``Not measured`` or ``Measured``. Returns the figures.
     """
-    section = "\n".join([f"## {name}", "", introduction.strip(), "", _measured(name, seconds), "", *_table(rows), ""])
-    found = _SECTION.findall(PAGE.read_text()) if PAGE.exists() else []
-    sections = {**{title: text for text, title in found}, name: section}
-    sections = {title: sections[title] for title in (*order, *sections) if title in sections}
+    figures = "\n".join([_measured(name, seconds), "", *_table(rows), ""])
+    section = re.compile(rf"(^## {re.escape(name)}\n.*?^)(?:M|Not m)easured .*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    page, found = section.subn(lambda match: f"{match[1]}{figures}\n", PAGE.read_text())
+    assert found == 1, f"{PAGE} has no section for {name}"
     if SCALE == 1:  # smaller ones are for trying
-        PAGE.write_text("\n".join([HEAD, *(f"{text.rstrip()}\n" for text in sections.values())]))
-    return section
+        PAGE.write_text(page.rstrip() + "\n")
+    return f"## {name}\n\n{figures}"
 
 
 def summary(sections: dict[str, Sequence[Row]]) -> str:
@@ -108,13 +121,3 @@ def _table(rows: Sequence[Row]) -> list[str]:
         "|---|---|---|---|---|---|",
         *(row.row() for row in rows),
     ]
-
-
-HEAD = """# Benchmarks
-
-`make bench` installs the programs that we compare with, measures everything and writes this page; each section names the command that measures it
-alone. The machines are shared and noisy: compare ratios, not absolute figures. What is compared runs in turn, on the same disk, and a ratio is that
-of one pair. Our own results are verified and synced before the clock stops. `BDN_BENCH_SCALE=0.1` makes everything smaller and does not write this page;
-`BDN_BENCH_RUNS` is the number of pairs (5; 3 for long ones). Files lie below `TMPDIR`, which needs 30 GB on the disk that is measured. `make bench` takes long
-and needs root for network namespaces; what cannot be measured on a machine is a row that says so.
-"""

@@ -8,19 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks import s3_origin
-from tests.benchmarks.report import Figure, Missing, Row
-from tests.benchmarks.scale import scaled_size
+from tests.benchmarks import nginx
+from tests.benchmarks.report import Figure, Missing, Row, scaled_size
 from tests.support.agent import ring_of_agents as ring
 from tests.support.network import network
 
-INTRODUCTION = """
-Agents on one machine, each in a network namespace of its own with `BDN_AUTH=token`, all asked for the same 1 GiB at once: 8 at 200 Mbit/s, then 20 at
-100 Mbit/s. `tc tbf` shapes both directions of every link, the mirror's too; the CPU is not the limit at these rates. *alone* is one agent in the same
-network. *bytes from the mirror* is what its link has carried, headers and control included, over the unique bytes; *of its data plane* is its own metric.
-*hurt*: one member gets SIGKILL at half the time of the unhurt run, and another's link is slowed to 1/20; the figure is the last of the others. *far*: 50 ms
-more for a round trip between agents and mirror. In the end every file of every stage is compared with the source's BLAKE3.
-"""
 FILES, SIZE = 4, 256 * 1024**2
 SIZES = {8: 200_000_000, 20: 100_000_000}  # members, and the links' bits per second
 PREFIX = "model"
@@ -70,8 +62,8 @@ def _size(content: ring.Content, count: int, rate: int) -> list[Row]:
 
 @contextlib.contextmanager
 def _content() -> Iterator[ring.Content]:
-    with tempfile.TemporaryDirectory() as folder, s3_origin.serving({PREFIX: (FILES, scaled_size(SIZE))}) as origin:
-        source = f"s3://{s3_origin.BUCKET}/{PREFIX}/"
+    with tempfile.TemporaryDirectory() as folder, nginx.serving_s3({PREFIX: (FILES, scaled_size(SIZE))}) as origin:
+        source = f"s3://{nginx.BUCKET}/{PREFIX}/"
         yield ring.planted(origin.folder(PREFIX), Path(folder) / "mirror", source, AWS_ENDPOINT_URL_S3=origin.url)
 
 

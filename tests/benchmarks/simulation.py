@@ -1,65 +1,21 @@
 """A thousand nodes, simulated with the real placement, lanes, routes, patience and standing; and smaller rings with faults."""
 
 import gc
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log10
 from pathlib import Path
 
 from bdn.core.chunk import CHUNK_SIZE
-from tests.benchmarks.report import Figure, Row
-from tests.benchmarks.scale import SCALE, scaled
+from tests.benchmarks.report import SCALE, Figure, Row, scaled
 from tests.support.simulation.links import FluidLinks, Links, QueuedLinks
 from tests.support.simulation.ring import Case, Ring
 
-INTRODUCTION = """
-Simulated, not measured: time is that of modelled links. Owners, order of requests, routes, deadlines, hedging and the health of peers are the agent's own
-code. *Completion* is when the last node is done, in times that one node alone needs. The model, its limits and the plot: [simulation.md](simulation.md).
-"""
 CHUNKS = scaled(16_690)  # 140 GB
 FEW_CHUNKS = 128  # 1 GiB
 FAST, SLOW_LINK = 1.25e9, 50e6
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = """# A thousand nodes, simulated
-
-Made by `python -m tests.benchmarks simulation`: the agent's own rules on modelled links. What was measured on a network is in
-[benchmarks.md](benchmarks.md#ring).
-
-![Completion and bytes from the mirror by number of nodes](simulation.svg)
-
-## By number of nodes
-
-16,690 chunks of 8 MiB (140 GB); all nodes start at the same moment with empty caches; each node and the mirror have a link of 10 Gbit/s.
-*Completion* is when the last node is done, in times that one node alone needs (112 s).
-
-{scales}
-
-## With faults
-
-128 chunks (1 GiB), links of 50 MB/s, exact shares. Completion is that of all members that are neither killed nor slowed; at most
-2.5 is asked for. The slow member needs 20 times as long for its own stage in any case. What it owns is read twice from the mirror: by itself, and by
-the next owners.
-
-{faults}
-
-## The model
-
-- The rules are the real ones, imported from the agent: owners, order of requests, how much is read from the mirror at once, routes, deadlines,
-  hedge budget and health of peers. The simulator (`tests/support/simulation`) carries out and counts.
-- Every node has an uplink and a downlink of the same rate, the mirror an uplink; the network between them is not the limit. A
-  request takes 0.5 ms.
-- **By number of nodes**, a node's uplink serves chunk after chunk, first come first served; the mirror's uplink is shared fairly. That costs one
-  event per chunk and is right for equal links only.
-- **With faults**, all flows share all links max-min fairly at every moment, as TCP would with equal round trips. Where both models can be used they
-  agree within 15 %, which a test holds.
-- An owner that is asked for a chunk that it does not hold reads it from the mirror, within the bounds that the agent has. A killed member's connections
-  are reset; from then on a request to it fails after 2 s.
-
-## What it leaves out
-
-CPU, disks and memory; packet loss and round trips; oversubscribed switches, so a thousand nodes in racks will do worse; members that know different
-members; the heartbeat that takes a dead member out of the ring; small files and other stages.
-"""
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 400, 70, 50
 
 
@@ -122,11 +78,13 @@ def _rows(outcomes: list[Outcome], *, origin: str, completion: str) -> list[Row]
 
 
 def write_page(scales: Sequence[Outcome], faults: Sequence[Outcome]) -> None:
-    """The page with both tables, and the plot of ``scales``; at the full scale only, as benchmarks.md."""
+    """Both tables of the page, and the plot of ``scales``; at the full scale only, as benchmarks.md."""
     if SCALE != 1:
         return
     (DOCS / "simulation.svg").write_text(_plot(scales))
-    (DOCS / "simulation.md").write_text(PAGE.format(scales=_table(scales), faults=_table(faults)))
+    tables = iter((_table(scales), _table(faults)))
+    page = DOCS / "simulation.md"
+    page.write_text(re.sub(r"(?:^\|.*\n)+", lambda _: f"{next(tables)}\n", page.read_text(), flags=re.MULTILINE))
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:

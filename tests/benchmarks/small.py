@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.mirrored import PREFIX, Mirrored, mirrored
-from tests.benchmarks.report import Figure, Row, ratios
-from tests.benchmarks.scale import RUNS, scaled
+from tests.benchmarks.report import RUNS, Figure, Row, ratios, scaled
 from tests.support.services import services
 
-INTRODUCTION = """
-20,000 files of 32 KiB, which the mirror keeps in slabs. *cold stage*: a new agent has none of them; verified and synced, by the agent's own time. In turn
-with `tar -x` of the same files from memory to the same disk, and `sync -f`. *warm stage*: the cache has all of them, so a stage is a view of 20,000 hard links.
-Nothing is deleted before the end, because ext4 makes new files more slowly for minutes after it has deleted many. Each cold stage is compared with the source.
-"""
 COUNT, SIZE = 20_000, 32 * 1024
 MEMORY = "/dev/shm"
 
@@ -36,10 +30,10 @@ def measure() -> list[Row]:
             theirs.append(count / _unpack(Path(archive.name), content.root / f"tar-{run}"))
     title = f"{count} x {SIZE // 1024} KiB"
     return [
-        Figure(f"{title}: cold stage", "files/s", tuple(ours)),
-        Figure(f"{title}: tar -x and sync", "files/s", tuple(theirs)),
+        Figure(f"{title}: cold stage", "files/s", ours),
+        Figure(f"{title}: tar -x and sync", "files/s", theirs),
         Figure(f"{title}: ratio, pair by pair", "x", ratios(ours, theirs), ">= 0.5"),
-        Figure(f"{title}: warm stage", "files/s", tuple(warm), ">= 30000"),
+        Figure(f"{title}: warm stage", "files/s", warm, ">= 30000"),
     ]
 
 

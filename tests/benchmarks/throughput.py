@@ -7,17 +7,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks import peers, s3_origin
-from tests.benchmarks.report import Figure, Missing, Row, ratios
-from tests.benchmarks.s3_origin import Origin
-from tests.benchmarks.scale import FEW_RUNS, scaled, scaled_size
+from tests.benchmarks import nginx, peers
+from tests.benchmarks.nginx import Origin
+from tests.benchmarks.report import FEW_RUNS, Figure, Missing, Row, ratios, scaled, scaled_size
 from tests.support.services import services
-
-INTRODUCTION = """
-`POST /mirror` to READY of a fresh mirror (`bdn serve`, all defaults), in turn with `s5cmd cp` of the same objects to the same disk, from the same server:
-nginx with ranges and a fixed listing, in the page cache. The mirror checks every object against its CRC64NVME, names every chunk by its BLAKE3, syncs
-every chunk, and writes its database; s5cmd checks nothing, and `sync -f` of its folder is counted in (*s5cmd* alone is without it).
-"""
 
 
 def measure() -> list[Row]:
@@ -28,7 +21,7 @@ def measure() -> list[Row]:
 def _case(name: str, count: int, size: int) -> list[Row]:
     title = f"{count} x {size // 1024} KiB"
     ours, synced, alone = [], [], []
-    with tempfile.TemporaryDirectory() as folder, s3_origin.serving({name: (count, size)}) as origin:
+    with tempfile.TemporaryDirectory() as folder, nginx.serving_s3({name: (count, size)}) as origin:
         for run in range(FEW_RUNS):
             root = Path(folder, str(run))
             root.mkdir()
@@ -40,13 +33,13 @@ def _case(name: str, count: int, size: int) -> list[Row]:
             if count < 1000:  # room for the next; what is many files stays to the end: see ``BENCHMARKS``
                 shutil.rmtree(root)
                 os.sync()
-    mirror = Figure(f"{title}: mirror", "GB/s", tuple(ours))
+    mirror = Figure(f"{title}: mirror", "GB/s", ours)
     if not synced:
         return [mirror, Missing(f"{title}: s5cmd", peers.S5CMD.missing(), ">= 2.0")]
     return [
         mirror,
-        Figure(f"{title}: s5cmd and sync", "GB/s", tuple(synced)),
-        Figure(f"{title}: s5cmd", "GB/s", tuple(alone)),
+        Figure(f"{title}: s5cmd and sync", "GB/s", synced),
+        Figure(f"{title}: s5cmd", "GB/s", alone),
         Figure(f"{title}: ratio, pair by pair", "x", ratios(ours, synced), ">= 2.0"),
         Figure(f"{title}: ratio to s5cmd without sync", "x", ratios(ours, alone)),
     ]
@@ -55,7 +48,7 @@ def _case(name: str, count: int, size: int) -> list[Row]:
 def _mirror(origin: Origin, name: str, root: Path, size: int) -> float:
     with services.mirror(root, AWS_ENDPOINT_URL_S3=origin.url) as mirror:
         began = time.perf_counter()
-        ready = mirror.ready(f"s3://{s3_origin.BUCKET}/{name}/")
+        ready = mirror.ready(f"s3://{nginx.BUCKET}/{name}/")
         seconds = time.perf_counter() - began
     assert ready["bytes_transferred"] == size, ready
     return seconds

@@ -4,18 +4,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import page_cache
+from tests.benchmarks import disk
 from tests.benchmarks.mirrored import mirrored
-from tests.benchmarks.report import Figure, Missing, Row, ratios
-from tests.benchmarks.scale import RUNS, scaled_size
+from tests.benchmarks.report import RUNS, Figure, Missing, Row, ratios, scaled_size
 from tests.support.services import services
 
-INTRODUCTION = """
-A job's first read of a file of 2 GiB of its stage, in one thread, in pieces of 8 MiB: *cold*, after direct writes, when the
-page cache has nothing of it; and, in turn, *warm*, when the stage was asked for with `"warm": true` and says that it is WARM.
-What that costs is printed beside: the seconds between READY and WARM at the default rate (`BDN_AGENT_WARM_RATE`, 1 GB/s), and
-the CPU of the agent meanwhile. It takes as much of the page cache as the stage has bytes, and nothing when they do not fit.
-"""
 SIZE = 2 * 1024**3
 LONGEST_SECONDS = 120
 
@@ -25,7 +18,7 @@ def measure() -> list[Row]:
     cold, warm, seconds, cpu = [], [], [], []
     with mirrored(1, scaled_size(SIZE)) as content, content.agent("agent") as agent:
         agent.unstage(agent.stage(content.grant, "first"))
-        page_cache.drop(page_cache.files_below(content.root))
+        disk.drop(disk.files_below(content.root))
         for run in range(RUNS):
             stage = agent.stage(content.grant, f"cold-{run}")
             cold.append(_read(stage, content.gigabytes))
@@ -39,11 +32,11 @@ def measure() -> list[Row]:
             warm.append(_read(stage, content.gigabytes))
             agent.unstage(stage)
     return [
-        Figure("cold: first read", "GB/s", tuple(cold)),
-        Figure("warm: first read", "GB/s", tuple(warm)),
+        Figure("cold: first read", "GB/s", cold),
+        Figure("warm: first read", "GB/s", warm),
         Figure("warm to cold, pair by pair", "x", ratios(warm, cold)),
-        Figure("from READY to WARM", "s", tuple(seconds)),
-        Figure("CPU of the agent meanwhile", "s/GB", tuple(cpu)),
+        Figure("from READY to WARM", "s", seconds),
+        Figure("CPU of the agent meanwhile", "s/GB", cpu),
     ]
 
 
@@ -59,9 +52,9 @@ def _warmed(agent: services.Agent, grant: str, job: str) -> Any:
 
 def _read(stage: Any, gigabytes: float) -> float:
     """GB/s; afterwards the page cache has nothing of it any more."""
-    files = page_cache.files_below(Path(stage["mounts"][0]["path"]))
+    files = disk.files_below(Path(stage["mounts"][0]["path"]))
     began = time.perf_counter()
-    page_cache.keep(files)
+    disk.keep(files)
     seconds = time.perf_counter() - began
-    page_cache.drop(files)
+    disk.drop(files)
     return gigabytes / seconds

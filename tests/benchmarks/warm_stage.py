@@ -6,17 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bdn.core.chunk import CHUNK_SIZE, Manifest
-from tests.benchmarks.report import Figure, Row
-from tests.benchmarks.scale import scaled
+from tests.benchmarks.report import Figure, Row, scaled
 from tests.support.agent.cache import hold_sparse
 from tests.support.agent.mirror import AgentMirror
 from tests.support.services import services
 from tests.support.services.commands import wait_until
 
-INTRODUCTION = """
-Stages of what the agent's cache holds, one after the other, each by a new job, by the agent's own time from the request to READY: 1,000 files of 1 KiB, and
-140 GB in 30 files. The latter are sparse files with the names, sizes and layout of real ones; a stage reads none of them.
-"""
 STAGES, FILES = 200, 1_000
 LARGE_FILES, LARGE_SIZE = 30, 140 * 10**9
 

@@ -8,9 +8,7 @@ import pytest
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
-from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin
-from tests.doubles.request_log import RequestLog
 from tests.support.network.egress_streets import Doorbell, Names, note_attempts
 from tests.support.network.raw_server import message
 from tests.support.network.tunnels import ConnectProxy
@@ -34,12 +32,6 @@ class EgressContract:
     def door(self) -> Door:
         raise NotImplementedError
 
-    @pytest.fixture(autouse=True)
-    def no_proxies(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-            monkeypatch.delenv(name.lower(), raising=False)
-
     @pytest.fixture
     def names(self, monkeypatch: pytest.MonkeyPatch) -> Names:
         return Names(monkeypatch)
@@ -62,9 +54,7 @@ class EgressContract:
     @pytest.fixture
     def allowed(self, answers: list[Answer]) -> Iterator[Origin]:
         """A server on 127.0.0.1."""
-        with Origin(
-            "allowed", lambda _: answers.pop(0) if len(answers) > 1 else answers[0], log=RequestLog(), script=Script()
-        ) as origin:
+        with Origin("allowed", lambda _: answers.pop(0) if len(answers) > 1 else answers[0]) as origin:
             yield origin
 
     @pytest.mark.parametrize("host", WRITTEN)

@@ -20,9 +20,8 @@ from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.opening import NUMBERS, GcsWay, Opened, gcs_access
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
 from tests.doubles.faults import answer, flip_byte, rate_limited
-from tests.doubles.gcs import GcsServer
+from tests.doubles.gcs import GcsBucket, GcsServer
 from tests.doubles.gcs_emulator import EmulatedBucket, GcsEmulator
-from tests.doubles.gcs_objects import GcsBucket
 from tests.doubles.ranges import read_range
 from tests.support.network.egress import LOOPBACK
 

@@ -22,7 +22,8 @@ from tests.contract.opening import Opened, keys_of
 from tests.contract.source_contract import listed
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.ranges import read_range
-from tests.doubles.s3 import S3Bucket, S3Server, s3_error
+from tests.doubles.s3 import S3Bucket, S3Server
+from tests.doubles.s3_numbers import s3_error
 from tests.doubles.sigv4 import Account
 from tests.support.network.egress import LOOPBACK
 

@@ -27,7 +27,8 @@ from tests.doubles.faults import Fault, Script, answer
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.ranges import read_range, read_whole
 from tests.doubles.request_log import RequestLog
-from tests.doubles.s3 import S3Bucket, S3Server, s3_error
+from tests.doubles.s3 import S3Bucket, S3Server
+from tests.doubles.s3_numbers import s3_error
 from tests.doubles.sigv4 import Account
 from tests.support.network.egress import LOOPBACK
 

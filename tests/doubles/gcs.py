@@ -6,54 +6,133 @@ with GcsServer() as server:
     # read from server.url with server.account's key
 """
 
+import gzip
+import hashlib
 import json
 import re
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
-from contextlib import ExitStack
-from itertools import islice
+from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, islice
 from typing import Self
 from urllib.parse import parse_qs, unquote
 
-from tests.doubles.faults import Fault, Script
+import google_crc32c
+
+from tests.doubles.faults import Fault
 from tests.doubles.gcs_accounts import TokenEndpoint
-from tests.doubles.gcs_objects import GcsBucket, StoredObject
 from tests.doubles.http_origin import Answer, Origin, Request
-from tests.doubles.request_log import RequestLog
 
 _LIST = re.compile(r"/storage/v1/b/([^/]+)/o")
 _MEDIA = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")
 _LISTED = re.compile(r"items\(([a-zA-Z0-9,]+)\)")
 _PARAMETERS = {"prefix", "maxResults", "pageToken", "fields"}
+_GENERATIONS = count(1_700_000_000_000_000)
 
 
-class GcsServer:
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """``content`` is as stored: compressed where ``encoding`` says so. ``composite`` ones have no MD5."""
+
+    name: str
+    content: bytes
+    generation: int
+    encoding: str | None = None
+    composite: bool = False
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        crc32c, md5 = hashes_of(self.content)
+        return {"crc32c": crc32c} if self.composite else {"crc32c": crc32c, "md5Hash": md5}
+
+    def resource(self, bucket: str) -> dict[str, object]:
+        """The JSON API's description."""
+        encoding = {"contentEncoding": self.encoding} if self.encoding else {}
+        return {
+            "kind": "storage#object",
+            "id": f"{bucket}/{self.name}/{self.generation}",
+            "name": self.name,
+            "bucket": bucket,
+            "generation": str(self.generation),
+            "metageneration": "1",
+            "contentType": "application/octet-stream",
+            "storageClass": "STANDARD",
+            "size": str(len(self.content)),
+            "etag": f"C{self.generation}=",
+            **self.hashes,
+            **encoding,
+        }
+
+    @property
+    def unpacked(self) -> bytes:
+        return gzip.decompress(self.content) if self.encoding == "gzip" else self.content
+
+
+@lru_cache(maxsize=4096)
+def hashes_of(content: bytes) -> tuple[str, str]:
+    crc32c = google_crc32c.value(content).to_bytes(4, "big")
+    md5 = hashlib.md5(content, usedforsecurity=False).digest()
+    return b64encode(crc32c).decode(), b64encode(md5).decode()
+
+
+class GcsBucket:
+    """A bucket that a test fills behind the server's back. ``readers`` None is everybody."""
+
+    def __init__(self, name: str, readers: frozenset[str] | None) -> None:
+        self.name = name
+        self.readers = readers
+        self._objects: dict[str, StoredObject] = {}
+        self._names: list[tuple[bytes, str]] | None = []  # sorted; None until somebody asks
+
+    def put(self, objects: Mapping[str, bytes], *, encoding: str | None = None, composite: bool = False) -> None:
+        """Any name is taken as it is. Each object becomes a new generation."""
+        for name, content in objects.items():
+            self._objects[name] = StoredObject(name, content, next(_GENERATIONS), encoding, composite)
+        self._names = None
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            del self._objects[name]
+        self._names = None
+
+    def get(self, name: str) -> StoredObject | None:
+        return self._objects.get(name)
+
+    def after(self, prefix: str, last: str | None) -> Iterator[StoredObject]:
+        """Objects whose names begin with ``prefix`` and lie behind ``last``, in the order of their UTF-8 bytes."""
+        if self._names is None:
+            self._names = sorted((name.encode("utf-8", "surrogatepass"), name) for name in self._objects)
+        beginning = prefix.encode("utf-8", "surrogatepass")
+        start = beginning if last is None else max(beginning, last.encode("utf-8", "surrogatepass") + b"\0")
+        names = self._names
+        for index in range(bisect_left(names, (start, "")), len(names)):
+            if not names[index][0].startswith(beginning):
+                return
+            yield self._objects[names[index][1]]
+
+
+class GcsServer(Origin):
     """The JSON API (``gcs``) and the token endpoint (``oauth``), each on a free port of the loopback."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        self.log = RequestLog()
-        self.script = Script()
+        super().__init__("gcs", self._respond)
         self.tokens = TokenEndpoint(clock)
         self.account = self.tokens.account("reader")
         self.stranger = self.tokens.account("stranger")
         self.page_limit = 1000  # GCS may give less than it was asked for
         self._buckets: dict[str, GcsBucket] = {}
-        self._api = Origin("gcs", self._respond, log=self.log, script=self.script)
         self._oauth = Origin("oauth", self.tokens.respond, log=self.log, script=self.script)
-        self._running = ExitStack()
 
     def __enter__(self) -> Self:
-        self._running.enter_context(self._api)
-        self._running.enter_context(self._oauth)
-        return self
+        self._oauth.__enter__()
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._running.close()
-
-    @property
-    def url(self) -> str:
-        return self._api.url
+        super().__exit__()
+        self._oauth.__exit__()
 
     @property
     def token_url(self) -> str:
@@ -63,10 +142,6 @@ class GcsServer:
         """A new, empty bucket that anybody may read (``public``) or only the account."""
         self._buckets[name] = GcsBucket(name, None if public else frozenset({self.account.email}))
         return self._buckets[name]
-
-    def fail(self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0) -> None:
-        """Order a failure of the JSON API; see :class:`tests.doubles.faults.Script`."""
-        self.script.add(fault, path, origin="gcs", times=times, skip=skip)
 
     def fail_tokens(self, fault: Fault, *, times: int | None = 1) -> None:
         """Order a failure of the token endpoint."""

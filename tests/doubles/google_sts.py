@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import count
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from tests.doubles.faults import Script
 from tests.doubles.gcs_accounts import TokenEndpoint
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.openid import OpenIdReader, TokenRefusedError
-from tests.doubles.request_log import RequestLog
 
 EXCHANGE = {
     "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
@@ -51,12 +49,11 @@ class RefusedError(Exception):
         self.status, self.code = status, code
 
 
-class GoogleTokenServer:
+class GoogleTokenServer(Origin):
     """Both services on one free port of the loopback, from ``with`` until its end."""
 
     def __init__(self, reader: OpenIdReader, tokens: TokenEndpoint, clock: Callable[[], float]) -> None:
-        self.log = RequestLog()
-        self.script = Script()
+        super().__init__("google", self._respond)
         self.reader = reader
         self.clock = clock
         self.providers: dict[str, Provider] = {}
@@ -67,22 +64,10 @@ class GoogleTokenServer:
         self.subject_tokens: list[str] = []
         self._tokens = tokens
         self._numbers = count(1)
-        self._origin = Origin("google", self._respond, log=self.log, script=self.script)
-
-    def __enter__(self) -> Self:
-        self._origin.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._origin.__exit__()
 
     @property
     def sts_url(self) -> str:
-        return f"{self._origin.url}/v1/token"
-
-    @property
-    def iam_url(self) -> str:
-        return self._origin.url
+        return f"{self.url}/v1/token"
 
     def _respond(self, request: Request) -> Answer:
         iam = _IMPERSONATE.fullmatch(unquote(request.url.path))

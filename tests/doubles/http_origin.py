@@ -15,7 +15,7 @@ from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 from tests.doubles.content import Content, pieces_of, size_of
-from tests.doubles.faults import Fault, FaultKind, Script
+from tests.doubles.faults import Fault, Script
 from tests.doubles.request_log import NOTED_HEADERS, LoggedRequest, RequestLog
 
 
@@ -48,13 +48,18 @@ Responder = Callable[[Request], Answer]
 
 
 class Origin:
-    """One address that answers through ``responder``. A failure inside the double itself is raised when it closes."""
+    """One address of the loopback that answers through ``responder``, from ``with`` until its end.
 
-    def __init__(self, name: str, responder: Responder, *, log: RequestLog, script: Script) -> None:
+    A failure inside the double itself is raised when it closes. Origins may share ``log`` and ``script``.
+    """
+
+    def __init__(
+        self, name: str, responder: Responder, *, log: RequestLog | None = None, script: Script | None = None
+    ) -> None:
         self.name = name
         self.responder = responder
-        self.log = log
-        self.script = script
+        self.log = log or RequestLog()
+        self.script = script or Script()
         self.go_on = Event()
         self.failures: list[Exception] = []
         self.most_at_once = 0
@@ -63,6 +68,10 @@ class Origin:
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def fail(self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0) -> None:
+        """Order a failure; see :class:`tests.doubles.faults.Script`."""
+        self.script.add(fault, path, origin=self.name, times=times, skip=skip)
 
     def count(self, change: int) -> None:
         """Requests come and go; one is over when its last bytes are about to be sent, for then its client may go on."""
@@ -154,16 +163,18 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server's names
 
     def _answer(self, request: Request, record: LoggedRequest, fault: Fault | None) -> None:
-        if fault and fault.kind is FaultKind.DROP:
+        kind = fault.kind if fault else None
+        if kind == "drop":
             self.close_connection = True
             return
         if fault and fault.before:
             fault.before()
-        if fault and fault.kind is FaultKind.IGNORE_RANGE:
+        if kind == "ignore range":
             request = replace(request, headers={k: v for k, v in request.headers.items() if k != "range"})
-        if fault and fault.kind is FaultKind.SHIFT:
-            request = replace(request, headers={**request.headers, "range": _first_bytes(request.headers["range"])})
-        if fault and fault.kind is FaultKind.ANSWER:
+        if kind == "shift":
+            first, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
+            request = replace(request, headers={**request.headers, "range": f"bytes=0-{int(last) - int(first)}"})
+        if fault and kind == "answer":
             answer = Answer(fault.status, fault.headers, fault.body)
         else:
             answer = self.server.origin.responder(request)
@@ -186,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.sendall(piece)
 
     def _spoil(self, pieces: Iterator[memoryview], fault: Fault | None) -> Iterator[memoryview]:
-        if fault is None or fault.kind not in _SPOILING:
+        if fault is None or fault.kind not in {"truncate", "stall", "flip", "reset", "trickle"}:
             yield from pieces
             return
         sent = 0
@@ -197,16 +208,16 @@ class _Handler(BaseHTTPRequestHandler):
                 yield piece
                 continue
             yield piece[:until]
-            if fault.kind is FaultKind.TRUNCATE:
+            if fault.kind == "truncate":
                 self.close_connection = True
                 return
-            if fault.kind is FaultKind.RESET:
+            if fault.kind == "reset":
                 self._reset()
                 return
-            if fault.kind is FaultKind.STALL:
+            if fault.kind == "stall":
                 self.server.origin.go_on.wait()
                 yield piece[until:]
-            elif fault.kind is FaultKind.TRICKLE:
+            elif fault.kind == "trickle":
                 while until < len(piece) and not self.server.origin.go_on.wait(0.1):
                     yield piece[until : until + 100]
                     until += 100
@@ -222,20 +233,12 @@ class _Handler(BaseHTTPRequestHandler):
         os.close(self.connection.detach())
 
 
-_SPOILING = (FaultKind.TRUNCATE, FaultKind.STALL, FaultKind.FLIP, FaultKind.RESET, FaultKind.TRICKLE)
-
-
-def _first_bytes(wanted: str) -> str:
-    start, _, last = wanted.removeprefix("bytes=").partition("-")
-    return f"bytes=0-{int(last) - int(start)}"
-
-
 def _altered(start: int, stop: int, answer: Answer, fault: Fault | None) -> tuple[int, int, Answer]:
-    if fault and fault.kind is FaultKind.ALTER:
+    if fault and fault.kind == "alter":
         names = {name.lower() for name in fault.headers}
         kept = {name: value for name, value in answer.headers.items() if name.lower() not in names}
         return start, stop, replace(answer, headers={**kept, **fault.headers})
-    if fault and fault.kind is FaultKind.GZIP:
+    if fault and fault.kind == "gzip":
         body = gzip.compress(b"".join(pieces_of(answer.content, start, stop)), 1)
         return 0, len(body), replace(answer, headers={**answer.headers, "Content-Encoding": "gzip"}, content=body)
     return start, stop, answer

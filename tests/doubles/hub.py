@@ -11,15 +11,70 @@ speak xet. There is no xet behind it. What the real hub does was read from the c
 (huggingface_hub #4815, huggingface.js #945) and its documentation.
 """
 
+import base64
+import hmac
+import json
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Literal, Self
+from urllib.parse import parse_qs, quote, unquote
 
-from tests.doubles.cdn import Cdn
 from tests.doubles.faults import Fault, Script
-from tests.doubles.http_origin import Origin
-from tests.doubles.hub_api import HubApi
-from tests.doubles.hub_repository import HubRepository, Kind
+from tests.doubles.http_origin import Answer, Origin, Request
+from tests.doubles.hub_repository import Commit, HubFile, HubRepository, Json, Kind
 from tests.doubles.request_log import RequestLog
+
+KINDS: dict[str, Kind] = {"models": "model", "datasets": "dataset", "spaces": "space"}
+OPERATIONS = frozenset({"revision", "tree", "auth-check"})
+LINK_SECONDS = 3600
+
+
+class Cdn(Origin):
+    """The hub's second origin: content by digest, for those who hold a signed link and send no credentials."""
+
+    def __init__(self, *, log: RequestLog, script: Script) -> None:
+        super().__init__("cdn", self._respond, log=log, script=script)
+        self._contents: dict[str, HubFile] = {}
+        self._key = b"first"
+
+    def link(self, file: HubFile) -> str:
+        """An address that is good for an hour."""
+        path = f"/repos/{file.sha256[:2]}/{file.sha256}"
+        self._contents[path] = file
+        expires = str(int(time.time()) + LINK_SECONDS)
+        name = quote(file.path.rpartition("/")[2], safe="")
+        return f"{self.url}{path}?filename={name}&Expires={expires}&Signature={self._sign(path, expires)}"
+
+    def expire_links(self) -> None:
+        self._key += b"+"
+
+    def _respond(self, request: Request) -> Answer:
+        if "authorization" in request.headers:
+            # S3 and CloudFront refuse two ways of signing at once; here it proves that a token leaked.
+            return Answer(400, {}, b"Only one auth mechanism allowed")
+        query = parse_qs(request.url.query)
+        expires, signature = query.get("Expires", ["0"])[0], query.get("Signature", [""])[0]
+        if not hmac.compare_digest(signature, self._sign(request.url.path, expires)) or int(expires) < time.time():
+            return Answer(403, {"Content-Type": "application/xml"}, b"<Error><Code>AccessDenied</Code></Error>")
+        file = self._contents[request.url.path]
+        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "ETag": f'"cdn-{file.oid}"'}
+        return Answer(200, headers, file.content, ranged=True)
+
+    def _sign(self, path: str, expires: str) -> str:
+        return hmac.digest(self._key, f"{path} {expires}".encode(), "sha256").hex()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request about one repository, as its path tells. Segments are decoded one by one: a revision may hold slashes."""
+
+    kind: Kind
+    repo_id: str
+    operation: str
+    revision: str
+    path: str
 
 
 class Hub:
@@ -35,16 +90,15 @@ class Hub:
     def __init__(self, *, page_size: int = 1000) -> None:
         self.log = RequestLog()
         self.script = Script()
-        self._cdn = Cdn()
-        self._api = HubApi(self._cdn, owner=self.token, stranger=self.stranger_token, page_size=page_size)
-        self._hub_origin = Origin("hub", self._api.respond, log=self.log, script=self.script)
-        self._cdn_origin = Origin("cdn", self._cdn.respond, log=self.log, script=self.script)
-        self._api.url, self._cdn.url = self.url, self.cdn_url
+        self.repositories: dict[tuple[Kind, str], HubRepository] = {}
+        self._page_size = page_size
+        self._origin = Origin("hub", self._respond, log=self.log, script=self.script)
+        self._cdn = Cdn(log=self.log, script=self.script)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._cdn_origin)
-        self._stack.enter_context(self._hub_origin)
+        self._stack.enter_context(self._cdn)
+        self._stack.enter_context(self._origin)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,11 +107,11 @@ class Hub:
 
     @property
     def url(self) -> str:
-        return self._hub_origin.url
+        return self._origin.url
 
     @property
     def cdn_url(self) -> str:
-        return self._cdn_origin.url
+        return self._cdn.url
 
     def repo(
         self,
@@ -69,7 +123,7 @@ class Hub:
     ) -> HubRepository:
         """A new, empty repository."""
         repository = HubRepository(repo_id, kind, private, "manual" if gated is True else gated)
-        self._api.repositories[kind, repo_id] = repository
+        self.repositories[kind, repo_id] = repository
         return repository
 
     def fail(
@@ -80,9 +134,9 @@ class Hub:
 
     def clear(self) -> None:
         """Forget repositories, requests and ordered failures; addresses stay. Stalls stall again."""
-        self._hub_origin.go_on.clear()
-        self._cdn_origin.go_on.clear()
-        self._api.repositories.clear()
+        self._origin.go_on.clear()
+        self._cdn.go_on.clear()
+        self.repositories.clear()
         self.log.clear()
         self.script.clear()
 
@@ -93,9 +147,158 @@ class Hub:
     @property
     def most_at_once(self) -> dict[str, int]:
         """The most requests that were under way at the same time, by origin."""
-        return {origin.name: origin.most_at_once for origin in (self._hub_origin, self._cdn_origin)}
+        return {origin.name: origin.most_at_once for origin in (self._origin, self._cdn)}
 
     def release_stalled(self) -> None:
         """Stalled answers go on, and no later one stalls before :meth:`clear`."""
-        self._hub_origin.go_on.set()
-        self._cdn_origin.go_on.set()
+        self._origin.go_on.set()
+        self._cdn.go_on.set()
+
+    def _respond(self, request: Request) -> Answer:
+        answer = self._answer(request)
+        return replace(answer, headers={**answer.headers, "X-Request-Id": "Root=1-double"})
+
+    def _answer(self, request: Request) -> Answer:
+        path = request.url.path
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if path == "/api/agent-harnesses":
+            return json_answer({"standardEnvVars": [], "harnesses": {}})
+        if token not in ("", self.token, self.stranger_token):
+            return refusal(401, "", "Invalid credentials in Authorization header")
+        call = _parse(path)
+        if call is None:
+            return json_answer({"error": "Sorry, we can't find the page you are looking for."}, status=404)
+        return self._about(call, request, token)
+
+    def _about(self, call: _Call, request: Request, token: str) -> Answer:
+        repository = self.repositories.get((call.kind, call.repo_id))
+        may_read = repository is not None and (token == self.token or token in repository.readers)
+        if repository is None or (repository.private and not may_read):
+            # Strangers do not learn whether it exists.
+            return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
+        if repository.disabled:
+            return refusal(403, "", "Access to this resource is disabled.")
+        # Descriptions and listings of gated repositories are open; the bytes are not (huggingface.js#945).
+        if call.operation in ("auth-check", "resolve", "resolve-cache") and repository.gated and not may_read:
+            return gated_refusal(repository, anonymous=not token)
+        if call.operation == "auth-check":
+            return json_answer({})
+        return self._at_revision(repository, call, request)
+
+    def _at_revision(self, repository: HubRepository, call: _Call, request: Request) -> Answer:
+        commit, query = repository.find(call.revision), parse_qs(request.url.query)
+        if commit is None:
+            return refusal(404, "RevisionNotFound", f"Invalid rev id: {call.revision}")
+        match call.operation:
+            case "tree":
+                return self._tree(commit, call, query, request.url.path)
+            case "resolve" | "resolve-cache":
+                return self._file(repository, commit, call)
+            case _:
+                return json_answer(description(repository, commit, query))
+
+    def _tree(self, commit: Commit, call: _Call, query: Mapping[str, list[str]], path: str) -> Answer:
+        below = f"{call.path}/" if call.path else ""
+        entries = [entry for entry in commit.tree if str(entry["path"]).startswith(below)]
+        if below and not entries:
+            return entry_not_found(commit)
+        if query.get("recursive", ["false"])[0].lower() != "true":
+            entries = [entry for entry in entries if "/" not in str(entry["path"]).removeprefix(below)]
+        start = int(base64.urlsafe_b64decode(query["cursor"][0])) if "cursor" in query else 0
+        stop = start + self._page_size
+        headers = {}
+        if stop < len(entries):
+            cursor = base64.urlsafe_b64encode(str(stop).encode()).decode()
+            kept = "&".join(f"{name}={query[name][0]}" for name in ("recursive", "expand") if name in query)
+            link = f"{self.url}{path}?{kept}&limit={self._page_size}&cursor={quote(cursor, safe='')}"
+            headers["Link"] = f'<{link}>; rel="next"'
+        return json_answer(entries[start:stop], headers=headers)
+
+    def _file(self, repository: HubRepository, commit: Commit, call: _Call) -> Answer:
+        file = commit.files.get(call.path)
+        if file is None:
+            return entry_not_found(commit)
+        headers = {"X-Repo-Commit": commit.sha, "Accept-Ranges": "bytes"}
+        if file.is_lfs:
+            linked = {"X-Linked-Size": str(file.size), "X-Linked-ETag": file.etag}
+            location = self._cdn.link(file)
+            if file.xet_hash:
+                token = f"{self.url}/api/{call.kind}s/{call.repo_id}/xet-read-token/{commit.sha}"
+                linked |= {"X-Xet-Hash": file.xet_hash, "Link": f'<{token}>; rel="xet-auth"'}
+            return Answer(302, {**headers, **linked, "Location": location, "Content-Type": "text/plain"}, b"Found")
+        # Small files of open repositories go round by a cacheable address; these others are answered in place.
+        in_place = repository.private or repository.gated or "/" not in call.repo_id or file.size == 0
+        if call.operation == "resolve-cache" or in_place:
+            return file_answer(file, headers)
+        name = quote(file.path)
+        location = f"/api/resolve-cache/{call.kind}s/{call.repo_id}/{commit.sha}/{name}?etag={quote(file.etag)}"
+        return Answer(307, {**headers, "Location": location, "Content-Type": "text/plain"}, b"Temporary Redirect")
+
+
+def _parse(path: str) -> _Call | None:
+    segments = [unquote(segment) for segment in path.strip("/").split("/")]
+    if segments[:2] == ["api", "resolve-cache"] and len(segments) >= 6 and segments[2] in KINDS:
+        return _Call(KINDS[segments[2]], "/".join(segments[3:5]), "resolve-cache", segments[5], "/".join(segments[6:]))
+    api = segments[0] == "api" and len(segments) >= 3
+    if api and segments[1] in KINDS:
+        kind, rest = KINDS[segments[1]], segments[2:]
+        length = 1 if len(rest) == 1 or rest[1] in OPERATIONS else 2
+        operation, revision = (*rest[length:], "", "")[:2]
+        return _Call(kind, "/".join(rest[:length]), operation, revision or "main", "/".join(rest[length + 2 :]))
+    kind = KINDS.get(segments[0], "model")
+    rest = segments[1:] if segments[0] in KINDS else segments
+    if "resolve" not in rest[1:3]:
+        return None
+    at = rest.index("resolve", 1)
+    return _Call(kind, "/".join(rest[:at]), "resolve", (*rest[at + 1 :], "")[0], "/".join(rest[at + 2 :]))
+
+
+def description(repository: HubRepository, commit: Commit, query: Mapping[str, list[str]]) -> Json:
+    blobs = "blobs" in query
+    siblings: list[Json] = [
+        {"rfilename": file.path, **({"size": file.size, "blobId": file.oid} if blobs else {})}
+        for file in ([] if "expand" in query else commit.files.values())
+    ]
+    properties: dict[str, Json] = {
+        "sha": commit.sha,
+        "private": repository.private,
+        "gated": repository.gated,
+        "disabled": repository.disabled,
+        "lastModified": "2026-01-02T03:04:05.000Z",
+        "tags": [],
+        "siblings": siblings,
+    }
+    if "expand" in query:
+        properties = {name: value for name, value in properties.items() if name in query["expand"]}
+    return {"_id": "6512bd43d9caa6e02c990b0a", "id": repository.repo_id, **properties}
+
+
+def file_answer(file: HubFile, headers: Mapping[str, str]) -> Answer:
+    name = quote(file.path.rpartition("/")[2])
+    more = {"ETag": file.etag, "Content-Type": "text/plain", "Content-Disposition": f"inline; filename*=UTF-8''{name}"}
+    return Answer(200, {**headers, **more}, file.content, ranged=True)
+
+
+def gated_refusal(repository: HubRepository, *, anonymous: bool) -> Answer:
+    what = f"Access to {repository.kind} {repository.repo_id} is restricted"
+    if anonymous:
+        return refusal(401, "GatedRepo", f"{what}. You must have access to it and be authenticated to access it.")
+    return refusal(
+        403, "GatedRepo", f"{what} and you are not in the authorized list. Visit the site to ask for access."
+    )
+
+
+def entry_not_found(commit: Commit) -> Answer:
+    return refusal(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit.sha})
+
+
+def refusal(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> Answer:
+    coded = {"X-Error-Code": code} if code else {}
+    return json_answer(
+        {"error": message}, status=status, headers={**(headers or {}), **coded, "X-Error-Message": message}
+    )
+
+
+def json_answer(document: Json, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    content_type = {"Content-Type": "application/json; charset=utf-8"}
+    return Answer(status, {**content_type, **(headers or {})}, json.dumps(document).encode())

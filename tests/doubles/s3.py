@@ -11,7 +11,7 @@ moto keeps one account per process, so two servers of one process share their bu
 import io
 from collections.abc import Mapping
 from threading import Lock
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
@@ -19,9 +19,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.s3.models import s3_backends
 from werkzeug.test import run_wsgi_app
 
-from tests.doubles.faults import Fault, Script
 from tests.doubles.http_origin import Answer, Origin, Request
-from tests.doubles.request_log import RequestLog
+from tests.doubles.s3_numbers import s3_error
 from tests.doubles.sigv4 import Account, refusal_of, region_of
 
 # Access is decided here; moto gets a signature of the right shape, which is all that it looks at.
@@ -70,43 +69,29 @@ class S3Bucket:
             s3_backends[DEFAULT_ACCOUNT_ID]["aws"].delete_object(self.name, key)
 
 
-class S3Server:
+class S3Server(Origin):
     """Path-style S3 on a free port of the loopback, from ``with`` until its end, which drops its buckets."""
 
     def __init__(self) -> None:
-        self.log = RequestLog()
-        self.script = Script()
+        super().__init__("s3", self._respond)
         self.account = Account("AKIADOUBLE", "double/secret+key")
         self.accounts = {self.account.access_key_id: self.account}
         self._application = DomainDispatcherApplication(create_backend_app)
         self.strangers: set[str] = set()  # access keys whose owners may read no bucket of ours
         self._buckets: dict[str, S3Bucket] = {}
-        self._origin = Origin("s3", self._respond, log=self.log, script=self.script)
-
-    def __enter__(self) -> Self:
-        self._origin.__enter__()
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._origin.__exit__()
+        super().__exit__()
         backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
         for name in self._buckets.keys() & backend.buckets.keys():
             del backend.buckets[name]
             s3_backends.bucket_accounts.pop(name, None)  # names are known to all accounts of the process
-
-    @property
-    def url(self) -> str:
-        return self._origin.url
 
     def bucket(self, name: str, *, public: bool = False, region: str | None = None) -> S3Bucket:
         """A new, empty bucket that anybody may read (``public``) or only the account."""
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(name, "us-east-1")
         bucket = self._buckets[name] = S3Bucket(name, public=public, region=region)
         return bucket
-
-    def fail(self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0) -> None:
-        """Order a failure; see :class:`tests.doubles.faults.Script`."""
-        self.script.add(fault, path, times=times, skip=skip)
 
     def _respond(self, request: Request) -> Answer:
         _, name, *rest = request.url.path.split("/", 2)
@@ -138,11 +123,6 @@ class S3Server:
 
 
 _HOP = ("connection", "content-length", "date", "server", "transfer-encoding")
-
-
-def s3_error(status: int, code: str) -> Answer:
-    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>double</Message></Error>'
-    return Answer(status, {"Content-Type": "application/xml"}, body.encode())
 
 
 def _elsewhere(request: Request, region: str) -> Answer:

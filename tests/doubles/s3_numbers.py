@@ -8,35 +8,23 @@ It answers ListObjectsV2 and GET as S3 does, checks no signatures, and logs ever
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qs, quote_plus, unquote
 
-from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
-from tests.doubles.request_log import RequestLog
 
 NAME = "numbers"
 PAGE = 1000
 _PER_FOLDER = 1000
 
 
-class NumberedBucket:
+class NumberedBucket(Origin):
     """``count`` objects, from ``with`` until its end. Changing ``generation`` changes them all."""
 
     def __init__(self, count: int) -> None:
-        self.log = RequestLog()
+        super().__init__("s3", self._respond)
         self.keys = [f"data/{number // _PER_FOLDER:04}/{number:07}.txt" for number in range(count)]
         self.generation = 0
-        self._origin = Origin("s3", self._respond, log=self.log, script=Script())
-        self.url = self._origin.url
-
-    def __enter__(self) -> Self:
-        self._origin.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._origin.__exit__()
 
     def content(self, key: str) -> bytes:
         return f"{self.generation} {int(key[-11:-4])}".encode()
@@ -49,16 +37,16 @@ class NumberedBucket:
         _, bucket, *rest = request.url.path.split("/", 2)
         key = unquote("".join(rest))
         if bucket != NAME:
-            return _error(404, "NoSuchBucket")
+            return s3_error(404, "NoSuchBucket")
         if not key:
             return self._list(parse_qs(request.url.query, keep_blank_values=True))
         at = bisect_left(self.keys, key)
         if self.keys[at : at + 1] != [key]:
-            return _error(404, "NoSuchKey")
+            return s3_error(404, "NoSuchKey")
         content = self.content(key)
         etag = _etag(content)
         if request.headers.get("if-match", etag) != etag:
-            return _error(412, "PreconditionFailed")
+            return s3_error(412, "PreconditionFailed")
         return Answer(200, {"ETag": etag, "Content-Type": "text/plain"}, content, ranged=True)
 
     def _list(self, query: Mapping[str, list[str]]) -> Answer:
@@ -69,29 +57,31 @@ class NumberedBucket:
         while stop < min(start + size, len(self.keys)) and self.keys[stop].startswith(prefix):
             stop += 1
         goes_on = stop < len(self.keys) and self.keys[stop].startswith(prefix)
-        following = f"<NextContinuationToken>{self.keys[stop]}</NextContinuationToken>" if goes_on else ""
-        entries = "".join(map(self._entry, self.keys[start:stop]))
-        document = (
-            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>{NAME}</Name><Prefix>{quote_plus(prefix, safe='/')}</Prefix><EncodingType>url</EncodingType>"
-            f"<KeyCount>{stop - start}</KeyCount><MaxKeys>{size}</MaxKeys>"
-            f"<IsTruncated>{str(goes_on).lower()}</IsTruncated>{following}{entries}</ListBucketResult>"
-        )
-        return Answer(200, {"Content-Type": "application/xml"}, document.encode())
+        following = self.keys[stop] if goes_on else ""
+        page = [(key, _etag(self.content(key))[1:-1], len(self.content(key))) for key in self.keys[start:stop]]
+        return Answer(200, {"Content-Type": "application/xml"}, listing(NAME, prefix, page, following).encode())
 
-    def _entry(self, key: str) -> str:
-        content = self.content(key)
-        return (
-            f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            f"<ETag>&quot;{_etag(content)[1:-1]}&quot;</ETag><Size>{len(content)}</Size>"
-            "<StorageClass>STANDARD</StorageClass></Contents>"
-        )
+
+def listing(bucket: str, prefix: str, objects: Sequence[tuple[str, str, int]], following: str) -> str:
+    """A page of ListObjectsV2: keys, ETags and sizes; ``following`` is the token of the next page, if there is one."""
+    entries = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        f"<ETag>&quot;{etag}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        for key, etag, size in objects
+    )
+    token = f"<NextContinuationToken>{following}</NextContinuationToken>" if following else ""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{bucket}</Name><Prefix>{quote_plus(prefix, safe='/')}</Prefix><EncodingType>url</EncodingType>"
+        f"<KeyCount>{len(objects)}</KeyCount><MaxKeys>{PAGE}</MaxKeys>"
+        f"<IsTruncated>{str(bool(following)).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
+    )
+
+
+def s3_error(status: int, code: str) -> Answer:
+    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>double</Message></Error>'
+    return Answer(status, {"Content-Type": "application/xml"}, body.encode())
 
 
 def _etag(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
-
-
-def _error(status: int, code: str) -> Answer:
-    document = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
-    return Answer(status, {"Content-Type": "application/xml"}, document.encode())

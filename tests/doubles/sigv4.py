@@ -67,10 +67,13 @@ def region_of(request: Request) -> str | None:
     return claim.credential.split("/")[2] if claim else None
 
 
+def _query_of(request: Request) -> tuple[tuple[str, str], ...]:
+    parts = (part.partition("=") for part in request.url.query.split("&") if part)
+    return tuple((name, value) for name, _, value in parts)
+
+
 def _presigned(request: Request) -> _Claim | None:
-    query = tuple(
-        (name, value) for name, _, value in (part.partition("=") for part in request.url.query.split("&") if part)
-    )
+    query = _query_of(request)
     given = {name: unquote(value) for name, value in query}
     if "X-Amz-Signature" not in given:
         return None
@@ -91,9 +94,7 @@ def _in_header(request: Request) -> _Claim | None:
     if method != "AWS4-HMAC-SHA256":
         return None
     given = dict(part.strip().split("=", 1) for part in rest.split(","))
-    query = tuple(
-        (name, value) for name, _, value in (part.partition("=") for part in request.url.query.split("&") if part)
-    )
+    query = _query_of(request)
     return _Claim(
         given["Credential"],
         given["SignedHeaders"],

@@ -11,17 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Self
 from urllib.parse import parse_qsl
 from xml.etree import ElementTree as ET
 
 from moto.moto_server.werkzeug_app import create_backend_app
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
-from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.openid import OpenIdReader, TokenRefusedError
-from tests.doubles.request_log import RequestLog
 from tests.doubles.sigv4 import Account, refusal_of
 
 NAMESPACE = "{https://sts.amazonaws.com/doc/2011-06-15/}"
@@ -62,12 +59,11 @@ class Session:
     subject: str | None
 
 
-class StsServer:
+class StsServer(Origin):
     """STS on a free port of the loopback, from ``with`` until its end."""
 
     def __init__(self, reader: OpenIdReader, opens: dict[str, Account], clock: Callable[[], float]) -> None:
-        self.log = RequestLog()
-        self.script = Script()
+        super().__init__("sts", self._respond)
         self.reader = reader
         self.clock = clock
         self.principals: dict[str, Account] = {}
@@ -78,20 +74,11 @@ class StsServer:
         self.lifetime_seconds: int | None = None  # shorter than what is asked for
         self._opens = opens
         self._moto = create_backend_app("sts")
-        self._origin = Origin("sts", self._respond, log=self.log, script=self.script)
-
-    def __enter__(self) -> Self:
-        self._origin.__enter__()
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._origin.__exit__()
+        super().__exit__()
         for session in self.sessions:
             self._opens.pop(session.account.access_key_id, None)
-
-    @property
-    def url(self) -> str:
-        return self._origin.url
 
     def end_sessions(self) -> None:
         """Keys whose time is over open nothing any more."""

@@ -13,8 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from tests.doubles.faults import flip_byte
-from tests.doubles.gcs import GcsServer
-from tests.doubles.gcs_objects import GcsBucket
+from tests.doubles.gcs import GcsBucket, GcsServer
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
 from tests.support.content.trees import tree

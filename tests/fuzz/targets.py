@@ -26,7 +26,7 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.source.uri import Patterns, compile_pattern, normalise_mount, parse_source, select
 from bdn.core.units import format_size, parse_size
-from bdn.net.chunk_server.messages import RequestRefusedError, find_head
+from bdn.net.chunk_server.messages import find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import parse_head as parse_answer
 from bdn.net.http1.connection import ProtocolError
@@ -35,6 +35,7 @@ from bdn.sources.s3.answers import read_page
 from bdn.sources.sign_in import Secret, hugging_face_token, s3_credentials, service_account_key
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.http_fields import (
+    HeadRefusedError,
     UnsatisfiableRangeError,
     format_range,
     parse_chunk_path,
@@ -148,7 +149,7 @@ def _retry_after(content: bytes) -> object:
 
 def _request_head(content: bytes) -> object:
     if find_head(bytearray(content), 0) != len(content):
-        raise RequestRefusedError(400, "not one head")
+        raise HeadRefusedError(400, "not one head")
     return parse_request(content).bearer
 
 
@@ -233,7 +234,7 @@ TARGETS: Final = {
         Target("content-range", _content_range, (), (b"bytes 0-9/100", b"bytes */100", b"bytes 5-4/9")),
         Target("size", _size, (ValueError,), (b"500GB", b"64MiB", b"1.5 TB", b"12")),
         Target("retry-after", _retry_after, (), (b"r|120", b"r|Wed, 21 Oct 2026 07:28:00 GMT", b'x|"api";r=0;t=55')),
-        Target("request-head", _request_head, (RequestRefusedError,), (_REQUEST, b"HEAD /x HTTP/1.0\r\n\r\n")),
+        Target("request-head", _request_head, (HeadRefusedError,), (_REQUEST, b"HEAD /x HTTP/1.0\r\n\r\n")),
         Target("answer-head", _answer_head, (ProtocolError,), (_ANSWER, _CHUNKED)),
         Target("chunk-path", lambda content: parse_chunk_path(text(content)), (),
             (f"/chunks/{_ONE}?x=1".encode(), b"/chunks/b3%3Aaa")),

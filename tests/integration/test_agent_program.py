@@ -28,7 +28,7 @@ from tests.support.agent.site import ask
 from tests.support.content.trees import tree
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.network.authority import Authority, new_authority
-from tests.support.network.tunnels import tls_face
+from tests.support.network.fault_proxy import ByteProxy
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 
@@ -123,14 +123,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def mirror(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentMirror]:
+def mirror(authority: Authority) -> Iterator[AgentMirror]:
     """One that says ``https`` of itself, on both of its ports."""
-    for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
     with AgentMirror(is_packed=True).running() as mirror, ExitStack() as stack:
         plain = (urlsplit(mirror.url).port or 0, mirror.data_port or 0)
-        api, mirror.data_port = (stack.enter_context(tls_face(port, authority.server)) for port in plain)
+        proxies = [ByteProxy(("127.0.0.1", port), tls=authority.server) for port in plain]
+        api, mirror.data_port = (stack.enter_context(proxy.running()).port for proxy in proxies)
         mirror.url = f"https://localhost:{api}"
         yield mirror
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -23,18 +23,22 @@ from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreU
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import (
     RequestHead,
-    RequestRefusedError,
     Response,
     answer_chunk,
     answer_document,
     answer_error,
-    answer_refusal,
     find_head,
     parse_head,
 )
-from bdn.net.chunk_server.sending import ChunkBody, EndedError, Pace, Sending, StalledReaderError, Wait, has_hung_up
+from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError, Wait, has_hung_up
 from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk, ServedChunks, ServedDocuments
-from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, parse_chunk_path, parse_document_path
+from bdn.wire.http_fields import (
+    MANIFEST_HEADER,
+    SUSPECT_HEADER,
+    HeadRefusedError,
+    parse_chunk_path,
+    parse_document_path,
+)
 
 logger = logging.getLogger(__name__)
 _DRAIN_BYTES: Final = 1024 * 1024
@@ -44,8 +48,7 @@ _SUSPECT: Final = SUSPECT_HEADER.lower()
 _PROCESSING_SECONDS: Final = 1.0
 _PROCESSING: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: what is in the socket's buffer is given up
-_RECEIVE_BYTES = 64 * 1024
-
+_RECEIVE_BYTES: Final = 64 * 1024
 _SLOWEST: Final = StallPolicy(window_seconds=30.0)
 
 
@@ -63,17 +66,17 @@ class Timeouts:
     slowest: StallPolicy = _SLOWEST
 
 
+@dataclass(slots=True)
 class RequestReader:
     """Reads request heads from a non-blocking socket. Keeps at most one head and what one ``recv`` returns."""
 
-    __slots__ = ("_clock", "_received", "_searched", "_timeouts", "_until")
+    timeouts: Timeouts
+    _received: bytearray = field(default_factory=bytearray, init=False)
+    _searched: int = field(default=0, init=False)  # bytes in which no head ends
+    _until: float = field(init=False)
 
-    def __init__(self, timeouts: Timeouts, clock: Callable[[], float]) -> None:
-        self._timeouts = timeouts
-        self._clock = clock
-        self._received = bytearray()
-        self._searched = 0  # bytes in which no head ends
-        self._until = clock() + timeouts.idle_seconds
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + self.timeouts.idle_seconds
 
     @property
     def wait(self) -> Wait:
@@ -83,27 +86,22 @@ class RequestReader:
     def begin_next(self) -> bool:
         """Start the clock for the next request. Returns whether some of it has been received."""
         has_begun = bool(self._received)
-        self._until = self._clock() + (self._timeouts.head_seconds if has_begun else self._timeouts.idle_seconds)
+        self._until = time.monotonic() + (self.timeouts.head_seconds if has_begun else self.timeouts.idle_seconds)
         return has_begun
 
     def read(self, connection: socket.socket) -> RequestHead | Wait:
-        """The next head, or what to wait for.
-
-        Raises:
-            RequestRefusedError: it is malformed.
-            EndedError: the client has closed the connection, sends nothing, or too slowly.
-        """
+        """The next head, or what to wait for. ``HeadRefusedError``: it is malformed; ``EndedError``: none will come."""
         while (end := self._find_head()) < 0:
             try:
                 piece = connection.recv(_RECEIVE_BYTES)
             except BlockingIOError:
-                if self._clock() >= self._until:
+                if time.monotonic() >= self._until:
                     raise EndedError("the client sends nothing, or too slowly") from None
                 return self.wait
             if not piece:
                 raise EndedError("the client has closed it")
             if not self._received:
-                self._until = self._clock() + self._timeouts.head_seconds
+                self._until = time.monotonic() + self.timeouts.head_seconds
             self._received += piece
         content = bytes(self._received[:end])
         del self._received[:end]
@@ -118,10 +116,6 @@ class RequestReader:
         return end
 
 
-class LookupFailedError(Exception):
-    """``ServedChunks`` raised what it may not: a bug, or a disk that fails."""
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
     """What all connections of a server share."""
@@ -131,40 +125,28 @@ class Service:
     timeouts: Timeouts
     pace: Pace | None
     documents: ServedDocuments | None = None
-    clock: Callable[[], float] = time.monotonic
 
 
+@dataclass(eq=False, slots=True)
 class ChunkConnection:
     """Owns its socket and, while it sends, the chunk's file. One thread at a time calls it."""
 
-    __slots__ = (
-        "_drained",
-        "_head",
-        "_next_processing",
-        "_reader",
-        "_request",
-        "_sending",
-        "_service",
-        "_socket",
-        "_step",
-        "_until",
-        "awaited",
-        "is_watched",
-    )  # fmt: skip
+    _socket: socket.socket
+    _service: Service
+    is_watched: bool = field(default=False, init=False)  # these two belong to the poller
+    awaited: Future[object] | None = field(default=None, init=False)
+    _reader: RequestReader = field(init=False)
+    _step: Callable[[], Wait | None] = field(init=False)
+    _head: RequestHead = field(init=False)
+    _request: ChunkRequest = field(init=False)
+    _sending: Sending | None = field(default=None, init=False)
+    _until: float = field(default=0.0, init=False)
+    _next_processing: float = field(default=0.0, init=False)
+    _drained: int = field(default=0, init=False)
 
-    def __init__(self, connection: socket.socket, service: Service) -> None:
-        self.is_watched = False  # these two belong to the poller
-        self.awaited: Future[object] | None = None
-        self._socket = connection
-        self._service = service
-        self._reader = RequestReader(service.timeouts, service.clock)
-        self._drained = 0
-        self._next_processing = 0.0
-        self._head: RequestHead
-        self._request: ChunkRequest
-        self._sending: Sending | None = None
-        self._step: Callable[[], Wait | None] = self._read
-        self._until = 0.0
+    def __post_init__(self) -> None:
+        self._reader = RequestReader(self._service.timeouts)
+        self._step = self._read
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 once it is closed."""
@@ -213,21 +195,18 @@ class ChunkConnection:
                 return head
             self._head = head
             request = _parse_request(head)
-        except RequestRefusedError as error:
-            self._send(answer_refusal(error.status, InvalidRequestError(str(error))))
+        except HeadRefusedError as error:
+            self._send(answer_error(None, InvalidRequestError(str(error)), error.status))
         except NotFoundError as error:
             self._send(answer_error(self._head, error))
         else:
-            self._answer(request)
+            if isinstance(request, DocumentRequest):
+                self._attempt(partial(self._send_document, request))
+            else:
+                self._request = request
+                self._until = time.monotonic() + self._service.timeouts.obtaining_seconds
+                self._attempt(self._authorize)
         return None
-
-    def _answer(self, request: ChunkRequest | DocumentRequest) -> None:
-        if isinstance(request, DocumentRequest):
-            self._attempt(partial(self._send_document, request))
-            return
-        self._request = request
-        self._until = self._service.clock() + self._service.timeouts.obtaining_seconds
-        self._attempt(self._authorize)
 
     # --- looking the chunk up, which may block ---
 
@@ -237,8 +216,8 @@ class ChunkConnection:
             step()
         except BdnError as error:
             self._send(answer_error(self._head, error))
-        except Exception as error:
-            raise LookupFailedError(self._head.target) from error
+        except Exception as error:  # a bug, or a disk that fails: no ConnectionError of this client's
+            raise RuntimeError(f"the look-up of {self._head.target} failed") from error
 
     def _authorize(self) -> None:
         self._service.chunks.authorize(self._request)
@@ -247,13 +226,13 @@ class ChunkConnection:
     def _open(self) -> None:
         found = self._service.chunks.open_chunk(self._request)
         if isinstance(found, OpenChunk):
-            self._send_chunk(found)
+            self._send_file(found, lambda: answer_chunk(self._head, self._request.digest, found.size))
         else:
             self._step, self._next_processing = partial(self._await, found), 0.0
 
     def _await(self, future: Future[object]) -> Wait | None:
         """The chunk is on its way. A client that closes its side now has gone: that is nginx's rule, too."""
-        if future.done() or self._service.clock() >= self._until:
+        if future.done() or time.monotonic() >= self._until:
             self._attempt(partial(self._resume, future))
             return None
         if has_hung_up(self._socket, select.POLLRDHUP):
@@ -267,7 +246,7 @@ class ChunkConnection:
         """
         if self._request.manifest is None or self._head.is_http_1_0:
             return self._until
-        now = self._service.clock()
+        now = time.monotonic()
         if now >= self._next_processing:
             self._next_processing = now + _PROCESSING_SECONDS
             with suppress(BlockingIOError):  # its socket is full: it has more to read already
@@ -286,9 +265,6 @@ class ChunkConnection:
 
     # --- sending ---
 
-    def _send_chunk(self, chunk: OpenChunk) -> None:
-        self._send_file(chunk, lambda: answer_chunk(self._head, self._request.digest, chunk.size))
-
     def _send_document(self, request: DocumentRequest) -> None:
         if self._service.documents is None:
             raise NotFoundError(f"path {self._head.target[:100]!a}")
@@ -297,18 +273,13 @@ class ChunkConnection:
 
     def _send_file(self, chunk: OpenChunk, make: Callable[[], Response]) -> None:
         try:
-            answer = make()
-            body = ChunkBody(chunk, answer.start, answer.size) if answer.size else None
+            self._send(make(), chunk)
         except BaseException:
             chunk.file.close()
             raise
-        if body is None:
-            chunk.file.close()
-        self._send(answer, body)
 
-    def _send(self, answer: Response, body: ChunkBody | None = None) -> None:
-        service = self._service
-        self._sending = Sending(answer, body, service.timeouts.slowest, service.pace, service.clock)
+    def _send(self, answer: Response, chunk: OpenChunk | None = None) -> None:
+        self._sending = Sending(answer, chunk, self._service.timeouts.slowest, self._service.pace)
         self._step = partial(self._go_on_sending, self._sending)
 
     def _go_on_sending(self, sending: Sending) -> Wait | None:
@@ -318,7 +289,7 @@ class ChunkConnection:
         self._end_sending()
         if sending.is_last:
             self._socket.shutdown(socket.SHUT_WR)
-            self._until, self._step = self._service.clock() + _DRAIN_SECONDS, self._drain
+            self._until, self._step = time.monotonic() + _DRAIN_SECONDS, self._drain
             return None
         self._step = self._read
         # With no request received yet others go first: a client that never pauses must not keep a worker for itself.
@@ -336,7 +307,7 @@ class ChunkConnection:
         try:
             piece = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
-            if self._service.clock() >= self._until:
+            if time.monotonic() >= self._until:
                 raise EndedError("the last answer is through") from None
             return Wait(select.EPOLLIN, self._until)
         self._drained += len(piece)
@@ -347,7 +318,7 @@ class ChunkConnection:
 
 def _parse_request(head: RequestHead) -> ChunkRequest | DocumentRequest:
     if head.method not in ("GET", "HEAD"):
-        raise RequestRefusedError(501, f"the method {head.method[:20]} is not supported")
+        raise HeadRefusedError(501, f"the method {head.method[:20]} is not supported")
     manifest = head.headers.get(_MANIFEST)
     if (document := parse_document_path(head.target)) is not None:
         return DocumentRequest(*document, head.bearer)
@@ -358,4 +329,4 @@ def _parse_request(head: RequestHead) -> ChunkRequest | DocumentRequest:
         named = None if manifest is None else Digest.parse(manifest)
         return ChunkRequest(digest, head.bearer, named, is_suspect=_SUSPECT in head.headers)
     except ValueError:
-        raise RequestRefusedError(400, f"{MANIFEST_HEADER} is not the name of a manifest") from None
+        raise HeadRefusedError(400, f"{MANIFEST_HEADER} is not the name of a manifest") from None

@@ -16,34 +16,28 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
-from bdn.wire.http_fields import MEDIA_CHUNK, MEDIA_JSON, UnsatisfiableRangeError, format_content_range, parse_range
+from bdn.wire.http_fields import (
+    MEDIA_CHUNK,
+    MEDIA_JSON,
+    TOKEN,
+    HeadRefusedError,
+    UnsatisfiableRangeError,
+    format_content_range,
+    keeps_alive,
+    parse_headers,
+    parse_range,
+)
 from bdn.wire.shapes import document_of, status_of
-
-_ENTITY_TAGS: Final = re.compile(r'(W/)?("[^"]*+")')
-
 
 HEAD_LIMIT: Final = 64 * 1024  # bytes, request line included; a grant that names hundreds of manifests fits
 HEADERS_LIMIT: Final = 100
-
-_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_REQUEST_LINE: Final = re.compile(rb"(%s) ([!-~]++) HTTP/([0-9])\.([0-9])\r\n" % _TOKEN)
-_HEADER_LINES: Final = re.compile(rb"(?:%s:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % _TOKEN)
-
-
-class RequestRefusedError(Exception):
-    """What came cannot be answered, nor can anything after it on this connection. ``status`` is HTTP's."""
-
-    def __init__(self, status: int, problem: str) -> None:
-        super().__init__(problem)
-        self.status = status
+_ENTITY_TAGS: Final = re.compile(r'(W/)?("[^"]*+")')
+_REQUEST_LINE: Final = re.compile(rb"(%s) ([!-~]++) HTTP/([0-9])\.([0-9])\r\n" % TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """``headers`` are by name in lower case; those of one name are joined by commas (RFC 9110, section 5.3).
-
-    So a second ``Range``, ``Authorization`` or ``BDN-Manifest`` makes the header malformed, and never wins or loses silently.
-    """
+    """``headers`` are by name in lower case; those of one name are joined by commas."""
 
     method: str
     target: str
@@ -61,58 +55,31 @@ class RequestHead:
 def find_head(received: bytearray, searched: int) -> int:
     """Where the first head in ``received`` ends; -1 when it is not complete. ``searched`` bytes were looked at before.
 
-    Raises:
-        RequestRefusedError: it is longer than a head may be.
+    ``HeadRefusedError`` when it is longer than a head may be.
     """
     end = received.find(b"\r\n\r\n", max(0, searched - 3))
     if end > HEAD_LIMIT or (end < 0 and len(received) > HEAD_LIMIT):
-        raise RequestRefusedError(431, f"the head of a request is limited to {HEAD_LIMIT} bytes")
+        raise HeadRefusedError(431, f"the head of a request is limited to {HEAD_LIMIT} bytes")
     return end + 4 if end >= 0 else -1
 
 
 def parse_head(content: bytes) -> RequestHead:
-    """The head in ``content``, which ends with its empty line.
-
-    Raises:
-        RequestRefusedError: it is malformed, or of another version of HTTP than 1.0 and 1.1.
-    """
+    """The head in ``content``, which ends with its empty line. ``HeadRefusedError``: it cannot be answered."""
     line = _REQUEST_LINE.match(content)
     if line is None:
-        raise RequestRefusedError(400, "the request line is malformed")
+        raise HeadRefusedError(400, "the request line is malformed")
     if line[3] != b"1" or line[4] not in b"01":
-        raise RequestRefusedError(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
-    headers = _headers(content, line.end())
+        raise HeadRefusedError(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+    headers = parse_headers(content, line.end(), HEADERS_LIMIT, "the request")
     is_http_1_0 = line[4] == b"0"
-    if not is_http_1_0 and "host" not in headers:
-        raise RequestRefusedError(400, "the request has no Host header")
-    return RequestHead(line[1].decode(), line[2].decode(), headers, is_http_1_0, _keeps_alive(headers, is_http_1_0))
-
-
-def _headers(content: bytes, start: int) -> dict[str, str]:
-    stop = len(content) - 2
-    if _HEADER_LINES.fullmatch(content, start, stop) is None:
-        raise RequestRefusedError(400, "a header of the request is malformed")
-    lines = content[start:stop].decode("latin-1").split("\r\n")
-    if len(lines) > HEADERS_LIMIT + 1:
-        raise RequestRefusedError(431, f"a request is limited to {HEADERS_LIMIT} headers")
-    headers: dict[str, str] = {}
-    for line in lines[:-1]:
-        name, _, value = line.partition(":")
-        name, value = name.lower(), value.strip(" \t")
-        if name in headers:
-            if name == "host":  # RFC 9112, section 3.2: two hosts are two requests
-                raise RequestRefusedError(400, "the request has two Host headers")
-            value = f"{headers[name]}, {value}"
-        headers[name] = value
-    return headers
-
-
-def _keeps_alive(headers: dict[str, str], is_http_1_0: bool) -> bool:
-    """Whether another request may follow. After one with a body none may: nobody reads the body."""
-    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
-        return False
-    options = [option.strip() for option in headers.get("connection", "").lower().split(",")]
-    return "close" not in options and (not is_http_1_0 or "keep-alive" in options)
+    if "host" not in headers and not is_http_1_0:
+        raise HeadRefusedError(400, "the request has no Host header")
+    if " " in headers.get("host", ""):  # RFC 9112, section 3.2: two hosts, which are joined by now, are two requests
+        raise HeadRefusedError(400, "the request has two Host headers, or one that is malformed")
+    # After a request with a body no other one may follow: nobody reads the body.
+    has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    goes_on = not has_body and keeps_alive(headers, is_http_1_0=is_http_1_0)
+    return RequestHead(line[1].decode(), line[2].decode(), headers, is_http_1_0, goes_on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +100,11 @@ def answer_chunk(head: RequestHead, digest: Digest, size: int) -> Response:
         return _answer(head, 412, {"ETag": tag, "Content-Length": "0"})
     if "if-none-match" in wanted and _names(wanted["if-none-match"], tag, weakly=True):
         return _answer(head, 304, {"ETag": tag})
+    # Who has a part of something else gets the whole. A HEAD's Range counts, too, as docs/contract.md says and nginx does,
+    # though RFC 9110, section 14.2, defines it for GET alone.
+    asked = wanted.get("range") if wanted.get("if-range", tag) == tag else None
     try:
-        part = parse_range(_range_of(head, tag), size)
+        part = parse_range(asked, size)
     except UnsatisfiableRangeError:
         return _answer(head, 416, {"Content-Range": f"bytes */{size}", "Content-Length": "0"})
     start, length = (part.start, part.size) if part else (0, size)
@@ -151,25 +121,11 @@ def answer_document(head: RequestHead, size: int) -> Response:
     return Response(answer.opening, answer.is_last, 0, 0 if head.method == "HEAD" else size)
 
 
-def answer_error(head: RequestHead, error: BdnError) -> Response:
-    """The error document, after which the connection can go on."""
-    return _answer(head, status_of(error), {"Content-Type": MEDIA_JSON}, json.dumps(document_of(error)).encode())
-
-
-def answer_refusal(status: int, error: BdnError) -> Response:
-    """The error document for a request that was not understood: the last answer on its connection."""
-    head = RequestHead("", "", {}, is_http_1_0=False, keeps_alive=False)
-    return _answer(head, status, {"Content-Type": MEDIA_JSON}, json.dumps(document_of(error)).encode())
-
-
-def _range_of(head: RequestHead, tag: str) -> str | None:
-    """The ``Range`` that counts: none when the client has a part of something else.
-
-    A HEAD's counts, too, as docs/contract.md says of chunks and nginx does, though RFC 9110, section 14.2, defines it for GET alone.
-    """
-    if head.headers.get("if-range", tag) != tag:
-        return None
-    return head.headers.get("range")
+def answer_error(head: RequestHead | None, error: BdnError, status: int = 0) -> Response:
+    """The error document; the last one of its connection when there is no ``head``, because it was not understood."""
+    content = json.dumps(document_of(error)).encode()
+    known = head or RequestHead("", "", {}, is_http_1_0=False, keeps_alive=False)
+    return _answer(known, status or status_of(error), {"Content-Type": MEDIA_JSON}, content)
 
 
 def _names(header: str, tag: str, *, weakly: bool) -> bool:

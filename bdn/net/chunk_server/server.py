@@ -6,7 +6,6 @@ either: one that waits (for a request, a slow reader, a chunk on its way) waits 
     accept → poller → worker: advance until it would block → poller …
 """
 
-import errno
 import heapq
 import logging
 import os
@@ -16,18 +15,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-from bdn.net.api_server import bind_tcp
+from bdn.net.api_server import SHORTAGES, bind_tcp
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.sending import Pace, Wait
 from bdn.net.chunk_server.served_chunks import ServedChunks, ServedDocuments
 
 logger = logging.getLogger(__name__)
 _SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without descriptors to spare, before the next client is accepted
+_WORKERS: Final = 32  # so many readings from the disk at once
+_LINGER_MILLISECONDS: Final = 2
+_ACCEPTED_AT_ONCE: Final = 64
+_SPARE_DESCRIPTORS: Final = 256  # for everything else that the process has open
+_LOOKUP_SECONDS: Final = 35.0  # for look-ups under way at the end: the mirror's wait 30 s for its database
 
 
 @dataclass(slots=True)
@@ -112,9 +115,14 @@ class Poller:
             self._timers.set(descriptor, wait.until)
             is_early = wait.until < self._wakes_at
         if is_early:
-            self._wake()
-        if wait.future is not None:
-            self._watch(wait.future, descriptor, is_new=is_new)
+            os.eventfd_write(self._wakeup, 1)
+        # One callback per connection and future is enough. A future may be done while a worker looks at the connection,
+        # which is not here then; but the worker adds it again, and this looks again. The callback knows the descriptor
+        # alone: for a client that has left it does nothing, and another client with it is advanced once for nothing.
+        if wait.future is not None and is_new:
+            wait.future.add_done_callback(lambda _: self._resume(descriptor))
+        elif wait.future is not None and wait.future.done():
+            self._resume(descriptor)
         return True
 
     def run(self) -> None:
@@ -141,7 +149,7 @@ class Poller:
             self._is_closed = True
             parked = list(self._waiting.values())
             self._waiting.clear()
-        self._wake()
+        os.eventfd_write(self._wakeup, 1)
         return parked
 
     def close(self) -> None:
@@ -159,18 +167,6 @@ class Poller:
         connection.is_watched = True
         return True
 
-    def _watch(self, future: Future[object], descriptor: int, *, is_new: bool) -> None:
-        """Resume a waiting connection when the future is done, or now if it is.
-
-        Once per connection and future is enough. It may be done while a worker looks at the connection, which is not here then;
-        but the worker adds it again, and this looks again. The callback knows the descriptor alone: for a client that
-        has left it does nothing, and another client with that descriptor is advanced once for nothing.
-        """
-        if is_new:
-            future.add_done_callback(lambda _: self._resume(descriptor))
-        elif future.done():
-            self._resume(descriptor)
-
     def _resume(self, descriptor: int) -> None:
         """Something has happened, or may have. Any thread; whoever is first gets the connection to a worker."""
         with self._lock:
@@ -186,9 +182,6 @@ class Poller:
             with self._lock:
                 self._timers.set(self._listener, time.monotonic() + _SHORTAGE_PAUSE_SECONDS)
 
-    def _wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
-
     def _seconds_to_sleep(self) -> float | None:
         with self._lock:
             moment = self._timers.next
@@ -196,24 +189,12 @@ class Poller:
         return None if moment is None else max(0.0, moment - time.monotonic())
 
 
-_WORKERS: Final = 32  # so many readings from the disk at once
-_LINGER_MILLISECONDS: Final = 2
-_ACCEPTED_AT_ONCE: Final = 64
-_SPARE_DESCRIPTORS: Final = 256  # for everything else that the process has open
-_LOOKUP_SECONDS: Final = 35.0  # for look-ups under way at the end: the mirror's wait 30 s for its database
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+class Workers:
+    """Calls ``work`` with each connection, in the order in which they were put. Threads are made when first needed."""
 
-_Item = TypeVar("_Item")
-
-
-class Workers(Generic[_Item]):
-    """Calls ``work`` with each item, in the order in which they were put. Threads are made when they are first needed."""
-
-    def __init__(self, work: Callable[[_Item], None], limit: int, name: str) -> None:
+    def __init__(self, work: Callable[[ChunkConnection], None]) -> None:
         self._work = work
-        self._limit = limit
-        self._name = name
-        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._queue: SimpleQueue[ChunkConnection | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -221,21 +202,21 @@ class Workers(Generic[_Item]):
 
     @property
     def are_behind(self) -> bool:
-        """Whether some item waits for a thread."""
+        """Whether some connection waits for a thread."""
         return not self._queue.empty()
 
-    def put(self, item: _Item) -> None:
-        """Have ``work`` called with ``item`` soon."""
+    def put(self, connection: ChunkConnection) -> None:
+        """Have ``work`` called with it soon."""
         with self._lock:
             if self._is_closed:
                 return
-            self._idle -= 1  # below zero: so many items have no thread yet
-            if self._idle < 0 and len(self._threads) < self._limit:
+            self._idle -= 1  # below zero: so many connections have no thread yet
+            if self._idle < 0 and len(self._threads) < _WORKERS:
                 self._idle += 1
-                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                thread = threading.Thread(target=self._run, name=f"chunk-worker-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._queue.put(item)
+            self._queue.put(connection)
 
     def close(self, timeout_seconds: float) -> bool:
         """Let the threads end after what was put before. Says whether they did; a thread that does not is left behind."""
@@ -249,8 +230,8 @@ class Workers(Generic[_Item]):
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            self._work(item)
+        while (connection := self._queue.get()) is not None:
+            self._work(connection)
             with self._lock:
                 self._idle += 1
 
@@ -276,12 +257,15 @@ class ChunkServer:
         documents: ServedDocuments | None = None,
         connections: int = 4096,
     ) -> None:
-        self._service = Service(chunks, on_sent or _ignore, timeouts or Timeouts(), pace, documents)
-        self._limit = min(connections, _affordable_connections())
+        self._service = Service(chunks, on_sent or (lambda _: None), timeouts or Timeouts(), pace, documents)
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:  # each connection that is served has a socket and a file open
+            connections = min(connections, max(16, (soft - _SPARE_DESCRIPTORS) // 2))
+        self._limit = connections
         self._listener = bind_tcp(host, port)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._workers: Workers[ChunkConnection] = Workers(self._serve, _WORKERS, "chunk-worker")
+        self._workers = Workers(self._serve)
         self._poller = Poller(self._listener, self._accept, self._workers.put)
         self._thread = threading.Thread(target=self._poller.run, name="chunk-server", daemon=True)
         self._open: set[ChunkConnection] = set()
@@ -315,7 +299,7 @@ class ChunkServer:
             except BlockingIOError:
                 return True
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in SHORTAGES:
                     logger.warning("a chunk client is not accepted", extra={"reason": str(error)})
                     return False
                 continue  # the client was gone before it was accepted (accept(2))
@@ -353,13 +337,3 @@ class ChunkServer:
     def _end(self, connection: ChunkConnection) -> None:
         connection.close()
         self._open.discard(connection)
-
-
-def _ignore(_: int) -> None:
-    """Nobody counts."""
-
-
-def _affordable_connections() -> int:
-    """Each one that is served has a socket and a file open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 if soft == resource.RLIM_INFINITY else max(16, (soft - _SPARE_DESCRIPTORS) // 2)

@@ -16,9 +16,23 @@ from bdn.core.chunk import OnBytes
 from bdn.core.errors import CanceledError
 from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
+from bdn.wire.http_fields import HeadRefusedError, keeps_alive, parse_headers
 
 TICK_SECONDS: Final = 0.25  # how long a wait may go unjudged
 TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
+HEAD_LIMIT: Final = 64 * 1024  # bytes, status line included
+HEADERS_LIMIT: Final = 200
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_BODILESS: Final = frozenset({204, 304})
+_SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
+_SIZE_LINE_LIMIT: Final = 4096  # its extensions mean nothing to us
+_TICK_SECONDS: Final = 0.02  # the kernel's clock is coarse: without this, it may give up just before a window is over
+_CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+_PIECE: Final = 1024 * 1024  # shown at once: fits the cache of a core, and is worth giving the GIL away for
+_INTERIM_LIMIT: Final = 16  # answers before the answer (1xx)
+
+Clock = Callable[[], float]
 
 
 class AnswerDeadline(Protocol):
@@ -37,18 +51,8 @@ class AnswerDeadline(Protocol):
         ...
 
 
-HEAD_LIMIT: Final = 64 * 1024  # bytes, status line included
-HEADERS_LIMIT: Final = 200
-
-_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
-_HEADER_LINES: Final = re.compile(rb"(?:%s:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % _TOKEN)
-_LENGTH: Final = re.compile(r"[0-9]{1,18}")
-_BODILESS: Final = frozenset({204, 304})
-
-
 class HeaderFields:
-    """Header fields by name, in any case. Fields of one name are joined by commas (RFC 9110, section 5.3)."""
+    """Headers by name, in any case."""
 
     __slots__ = ("_fields",)
 
@@ -72,82 +76,45 @@ class AnswerHead:
 
 
 def parse_head(content: bytes) -> AnswerHead:
-    """The head in ``content``, which ends with its empty line.
+    """The head in ``content``, which ends with its empty line; where its body ends: RFC 9112, section 6.3.
 
-    Raises:
-        ProtocolError: it is not one, or says two things about its body.
+    ``ProtocolError`` when it is not one, or says two things about its body.
     """
     found = _STATUS_LINE.match(content)
     if found is None:
         raise ProtocolError("the answer is not HTTP/1.1")
-    start, stop = found.end(), len(content) - 2
-    if _HEADER_LINES.fullmatch(content, start, stop) is None:
-        raise ProtocolError("the answer has a malformed header")
-    lines = content[start : stop - 2].decode("latin-1").split("\r\n") if stop > start else []
-    if len(lines) > HEADERS_LIMIT:
-        raise ProtocolError(f"the answer has more than {HEADERS_LIMIT} headers")
-    fields: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        name = name.lower()
-        value = value.strip(" \t")
-        fields[name] = f"{fields[name]}, {value}" if name in fields else value
-    return _framed(int(found[2]), fields, is_old=found[1] == b"0")
-
-
-def _framed(status: int, fields: dict[str, str], *, is_old: bool) -> AnswerHead:
-    """Where the body ends: nowhere, after a length, with a last chunk, or with the connection (RFC 9112, section 6.3)."""
+    try:
+        fields = parse_headers(content, found.end(), HEADERS_LIMIT, "the answer")
+    except HeadRefusedError as error:
+        raise ProtocolError(str(error)) from None
+    status, is_http_1_0 = int(found[2]), found[1] == b"0"
     stated, coding = fields.get("content-length"), fields.get("transfer-encoding")
-    if coding is not None and (is_old or stated is not None or coding.lower() != "chunked"):
+    if coding is not None and (is_http_1_0 or stated is not None or coding.lower() != "chunked"):
         raise ProtocolError("the answer has no single, known framing")
     if stated is not None and _LENGTH.fullmatch(stated) is None:
         raise ProtocolError("the answer has no single, known length")
-    if status < 200 or status in _BODILESS:
-        length: int | None = 0
-    else:
+    length: int | None = 0
+    if status >= 200 and status not in _BODILESS:
         length = int(stated) if stated is not None else None
     is_chunked = coding is not None and length is None
-    options = fields.get("connection")
-    return AnswerHead(
-        status,
-        HeaderFields(fields),
-        length,
-        is_chunked,
-        _keeps_alive(options, is_old) and (length is not None or is_chunked),
-    )
+    goes_on = keeps_alive(fields, is_http_1_0=is_http_1_0) and (length is not None or is_chunked)
+    return AnswerHead(status, HeaderFields(fields), length, is_chunked, goes_on)
 
 
-def _keeps_alive(options: str | None, is_old: bool) -> bool:
-    if options is None:
-        return not is_old
-    said = {option.strip() for option in options.lower().split(",")}
-    return "close" not in said and (not is_old or "keep-alive" in said)
+class _ChunkedBody:
+    """Takes a body out of the pieces in which it comes (RFC 9112, section 7.1)."""
 
-
-_SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
-_SIZE_LINE_LIMIT: Final = 4096  # its extensions mean nothing to us
-
-
-class ChunkedBody:
-    """Takes a body out of its pieces. ``receive_into`` and ``receive_until`` are those of the connection."""
-
-    def __init__(self, receive_into: Callable[[memoryview], int], receive_until: Callable[[bytes, int], bytes]) -> None:
-        self._receive_into = receive_into
-        self._receive_until = receive_until
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._left = 0  # of the current piece
         self._is_first = True
         self._has_ended = False
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Bytes of the body into the buffer; 0 when it has ended.
-
-        Raises:
-            ConnectionError: the connection ended before the body did.
-            ProtocolError: the pieces are not as they must be.
-        """
+        """Bytes of the body into the buffer; 0 when it has ended, which the end of the connection is not."""
         if self._has_ended or not (self._left or self._begin_piece()):
             return 0
-        count = self._receive_into(buffer[: self._left])
+        count = self._connection.receive_into(buffer[: self._left])
         if not count:
             raise ConnectionResetError("the connection ended inside the answer")
         self._left -= count
@@ -155,76 +122,43 @@ class ChunkedBody:
 
     def _begin_piece(self) -> bool:
         """Read up to the content of the next piece; False when that was the last one."""
+        read_line = self._connection.receive_until
         if not self._is_first:
-            self._receive_until(b"\r\n", 2)  # nothing but the end of the piece before
+            read_line(b"\r\n", 2)  # nothing but the end of the piece before
         self._is_first = False
-        line = self._receive_until(b"\r\n", _SIZE_LINE_LIMIT)
-        found = _SIZE_LINE.fullmatch(line)
+        found = _SIZE_LINE.fullmatch(read_line(b"\r\n", _SIZE_LINE_LIMIT))
         if found is None:
             raise ProtocolError("a piece of the answer has no size")
         self._left = int(found[1], 16)
         if not self._left:
             room = HEAD_LIMIT
-            while (trailer := self._receive_until(b"\r\n", room)) != b"\r\n":
+            while (trailer := read_line(b"\r\n", room)) != b"\r\n":
                 room -= len(trailer)
             self._has_ended = True
         return not self._has_ended
-
-
-_TICK_SECONDS: Final = 0.02  # the kernel's clock is coarse: without this, it may give up just before a window is over
-_CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-_PIECE: Final = 1024 * 1024  # shown at once: fits the cache of a core, and is worth giving the GIL away for
-_INTERIM_LIMIT: Final = 16  # answers before the answer (1xx)
-
-Clock = Callable[[], float]
 
 
 class StalledError(OSError):
     """A body came too slowly to wait for it."""
 
 
-class _Pieces:
-    """Shows a buffer that is being filled, piece by piece. ``stop`` is where the piece that comes now ends."""
-
-    __slots__ = ("_buffer", "_on_bytes", "_shown", "stop")
-
-    def __init__(self, buffer: memoryview, on_bytes: OnBytes | None) -> None:
-        self._buffer = buffer
-        self._on_bytes = on_bytes
-        self._shown = 0
-        self.stop = len(buffer) if on_bytes is None else min(_PIECE, len(buffer))
-
-    def come(self, done: int) -> None:
-        """The buffer is right up to ``done``."""
-        if done == self.stop:
-            self.show(done)
-            self.stop = min(done + _PIECE, len(self._buffer))
-
-    def show(self, done: int) -> None:
-        """Everything up to ``done`` that was not shown yet, of a piece that may come no further."""
-        start, self._shown = self._shown, done
-        if self._on_bytes is not None and start < done:
-            self._on_bytes(self._buffer[start:done])
-
-
 class Answer:
-    """The answer to one GET, whose body the caller reads. ``received`` counts the bytes of the body so far."""
+    """The answer to one GET, whose body the caller reads. ``received`` counts the bytes of the body so far.
 
-    __slots__ = ("_body", "_connection", "_head", "_left", "headers", "received", "status")
+    ``length`` is the body's as announced; None where its end shows only when it comes.
+    """
+
+    __slots__ = ("_body", "_connection", "_head", "_left", "headers", "length", "received", "status")
 
     def __init__(self, connection: Connection, head: AnswerHead) -> None:
         self.status = head.status
         self.headers: HeaderFields = head.headers
+        self.length = head.length
         self.received = 0
         self._connection = connection
         self._head = head
         self._left = head.length  # None while it is not known
-        self._body = ChunkedBody(connection.receive_into, connection.receive_until) if head.is_chunked else None
-
-    @property
-    def length(self) -> int | None:
-        """The body's length as announced; None where the end of the body shows only when it comes."""
-        return self._head.length
+        self._body = _ChunkedBody(connection) if head.is_chunked else None
 
     @property
     def keeps_alive(self) -> bool:
@@ -247,15 +181,16 @@ class Answer:
             StalledError: they come too slowly for ``stall``. What came is in the buffer, as after any error.
             CanceledError: ``is_wanted`` said no; it is asked whenever bytes have come, and once in every window.
         """
-        done, size, window = 0, len(buffer), None
-        pieces = _Pieces(buffer, on_bytes)
+        done, shown, size, window = 0, 0, len(buffer), None
+        piece = size if on_bytes is None else _PIECE
         if stall is not None:
             window = StallWindow(stall, size, clock())
             self._connection.set_timeout(stall.window_seconds + _TICK_SECONDS)
         try:
             while done < size:
+                stop = min(shown + piece, size)
                 try:
-                    count = self._some(buffer[done : pieces.stop])
+                    count = self._some(buffer[done:stop])
                 except TimeoutError:
                     if window is None:
                         raise
@@ -265,7 +200,9 @@ class Answer:
                         break
                 done += count
                 self.received += count
-                pieces.come(done)
+                if on_bytes is not None and done == stop:
+                    start, shown = shown, done
+                    on_bytes(buffer[start:done])
                 if done == size:
                     break
                 if is_wanted is not None and not is_wanted():
@@ -273,7 +210,8 @@ class Answer:
                 if window is not None and (slow := window.judge(count, clock())):
                     raise StalledError(slow)
         finally:
-            pieces.show(done)
+            if on_bytes is not None and shown < done:
+                on_bytes(buffer[shown:done])
         return done
 
     def has_ended(self) -> bool:
@@ -295,10 +233,10 @@ class Answer:
             return count
         if self._left is None:
             return self._connection.receive_into(buffer)
-        if len(buffer) > self._left:
-            buffer = buffer[: self._left]
         if not self._left:
             return 0
+        if len(buffer) > self._left:
+            buffer = buffer[: self._left]
         count = self._connection.receive_into(buffer)
         self._left -= count
         return count

@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from bdn.core.source.upstream import Headers
 
-Origin = tuple[str, str, int]
+Origin = tuple[str, str, int]  # scheme, host and port: what a connection and a credential belong to
 
 _ADDRESS: Final = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
 _TARGET: Final = re.compile(r"[!-~]+")
@@ -36,17 +36,8 @@ class UnsendableError(ValueError):
     """An address or a header that no request can hold. The message repeats neither: they may be signed, or secret."""
 
 
-def origin_of(url: SplitResult) -> Origin:
-    """Scheme, host and port: what a connection and a credential belong to."""
-    return url.scheme, url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
-
-
 def split_address(url: str) -> tuple[Origin, str]:
-    """Where to connect, and what to ask for there: path and query exactly as they stand.
-
-    Raises:
-        UnsendableError: it is no address that can be asked over http or https.
-    """
+    """Where to connect, and what to ask for there, exactly as it stands. ``UnsendableError``: it is no http address."""
     found = _ADDRESS.match(url)
     if found is None:
         raise UnsendableError("an address is neither http nor https")
@@ -64,12 +55,13 @@ def _origin_at(scheme: str, place: str) -> Origin:
     if _TARGET.fullmatch(place) is None:
         raise UnsendableError("an address has no host that can be asked for")
     try:
-        origin = origin_of(urlsplit(f"{scheme}://{place}"))
+        url = urlsplit(f"{scheme}://{place}")
+        port = url.port or (443 if url.scheme == "https" else 80)
     except ValueError:
         raise UnsendableError("an address has no valid host and port") from None
-    if not origin[1]:
+    if not url.hostname:
         raise UnsendableError("an address has no host that can be asked for")
-    return origin
+    return url.scheme, url.hostname, port
 
 
 def host_of(origin: Origin) -> str:
@@ -80,11 +72,7 @@ def host_of(origin: Origin) -> str:
 
 
 def format_get(origin: Origin, target: str, headers: Mapping[str, str]) -> bytes:
-    """A GET that accepts no encoding, unless the headers say otherwise.
-
-    Raises:
-        UnsendableError: a header would break out of its line, or has no bytes.
-    """
+    """A GET that accepts no encoding, unless the headers say so. ``UnsendableError``: one breaks out of its line."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if _HEADER_LINES.fullmatch(lines) is None or lines.count("\n") != len(headers):
         raise UnsendableError("a header cannot be sent")
@@ -104,9 +92,7 @@ class DowngradeError(Exception):
 def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dict[str, str]]:
     """The next address and the headers for it: to another origin, only those that are plainly harmless.
 
-    Raises:
-        DowngradeError: it leads out of https.
-        UnsendableError: it leads nowhere.
+    ``DowngradeError`` when it leads out of https, ``UnsendableError`` when it leads nowhere.
     """
     target = urljoin(url, answer.get("Location") or "")
     here, (there, _) = split_address(url)[0], split_address(target)
@@ -118,9 +104,7 @@ def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dic
 
 
 _HEAD_PIECE: Final = 4096  # small, because bytes of the body that are received along with a head are copied later
-_WITH_HEAD_LIMIT: Final = (
-    64 * 1024
-)  # a whole body of this size is received with its head: a copy costs less than a call
+_WITH_HEAD_LIMIT: Final = 64 * 1024  # a whole body of this size comes with its head: a copy costs less than a call
 _WAKE_BYTES: Final = 512 * 1024  # awaited at once: waking up for less was a third of the work on a fast link
 _POLL_FROM_BYTES: Final = 64 * 1024  # below that, one blocking call costs less than a poll before it
 

@@ -14,7 +14,8 @@ import threading
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -28,9 +29,7 @@ from bdn.net.http1.connection import Connection, NoAnswerError, Origin, Protocol
 def resolve(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy | None) -> Sequence[AddressInfo]:
     """A host's addresses in the resolver's order, each admitted by the policy if there is one. Blocking.
 
-    Raises:
-        EgressRefusedError: the host or one of its addresses is refused.
-        OSError: the name does not resolve, or not in time.
+    ``EgressRefusedError``: the host or one of its addresses is refused; ``OSError``: the name does not resolve in time.
     """
     asked = host if policy is None else policy.admit(host)
     found = HOST_LOOKUPS.find(Question(asked, port, kind=socket.SOCK_STREAM), timeout_seconds)
@@ -76,15 +75,9 @@ class Dialer:
 
     timeout_seconds: float
     egress: EgressPolicy | None = None
-    _tls: ssl.SSLContext | None = field(default=None, init=False)
 
     def connect(self, origin: Origin) -> Connection:
-        """A new connection to the origin.
-
-        Raises:
-            OSError, ProtocolError: it cannot be made.
-            EgressRefusedError: it may not be made.
-        """
+        """A new connection. ``OSError``, ``ProtocolError``: it cannot be made; ``EgressRefusedError``: it may not be."""
         scheme, host, port = origin
         if scheme == "http":
             return self._open(dial(host, port, self.timeout_seconds, self.egress))
@@ -92,7 +85,7 @@ class Dialer:
         connected = self._tunnel(proxy, host, port) if proxy else dial(host, port, self.timeout_seconds, self.egress)
         try:
             connected.settimeout(self.timeout_seconds)
-            return self._open(self._context().wrap_socket(connected, server_hostname=host))
+            return self._open(self._tls.wrap_socket(connected, server_hostname=host))
         except BaseException:
             connected.close()
             raise
@@ -102,13 +95,12 @@ class Dialer:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Connection(connected, self.timeout_seconds)
 
-    def _context(self) -> ssl.SSLContext:
-        """Made once, when first needed: reading the authorities takes 20 ms. Two threads may both make one."""
-        if self._tls is None:
-            context = ssl.create_default_context()
-            context.set_alpn_protocols(["http/1.1"])
-            self._tls = context
-        return self._tls
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """Made when first needed: reading the authorities takes 20 ms."""
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
     def _tunnel(self, proxy: str, host: str, port: int) -> socket.socket:
         """A connection through the proxy to the host."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import threading
 import time
@@ -35,7 +34,7 @@ from bdn.wire.operation_schema import (
     VerifyCommand,
 )
 from bdn.wire.shapes import document_of, status_of
-from tests.support.content.memory_store import MemoryStore
+from tests.support.content.memory_store import MemoryFile, MemoryStore
 from tests.support.mirror.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
@@ -49,12 +48,12 @@ def flipped(chunk: OpenChunk) -> OpenChunk:
     """One bit is wrong."""
     content = bytearray(chunk.file.read())
     content[len(content) // 2] ^= 1
-    return OpenChunk(io.BytesIO(bytes(content)), 0, chunk.size)
+    return OpenChunk(MemoryFile(content), 0, chunk.size)
 
 
 def truncated(chunk: OpenChunk) -> OpenChunk:
     """The connection ends half-way through the body."""
-    return OpenChunk(_EndingFile(chunk.file.read(), chunk.size // 2), 0, chunk.size)
+    return OpenChunk(MemoryFile(chunk.file.read()[: chunk.size // 2]), 0, chunk.size)
 
 
 def refused(chunk: OpenChunk) -> OpenChunk:
@@ -84,17 +83,6 @@ def held_by(gate: threading.Event, then: Fault | None = None) -> Fault:
         return then(chunk) if then else chunk
 
     return fault
-
-
-class _EndingFile(io.BytesIO):
-    def __init__(self, content: bytes, end: int) -> None:
-        super().__init__(content)
-        self._end = end
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if self.tell() >= self._end:
-            raise ConnectionAbortedError
-        return super().read(min(size or 0, self._end - self.tell()))
 
 
 # --- the mirror ---

@@ -30,6 +30,6 @@ def clouds(upstreams: None, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> It
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", own.secret_access_key)
             monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
             monkeypatch.setenv("BDN_GOOGLE_STS_URL", google.sts_url)
-            monkeypatch.setenv("BDN_GOOGLE_IAM_URL", google.iam_url)
+            monkeypatch.setenv("BDN_GOOGLE_IAM_URL", google.url)
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
             yield Clouds(clock, reader, sts, google, s3, gcs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,24 @@ from typing import BinaryIO
 from bdn.core.chunk import Buffer, Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.store import ChunkStore, StoredChunk
+
+
+class MemoryFile(io.BytesIO):
+    """A file in memory with a descriptor, as the data plane needs one to send from."""
+
+    _descriptor = -1
+
+    def fileno(self) -> int:
+        if self._descriptor < 0:
+            self._descriptor = os.memfd_create("content")
+            os.write(self._descriptor, self.getbuffer())
+        return self._descriptor
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        super().close()
 
 
 class MemoryStore:
@@ -34,7 +53,7 @@ class MemoryStore:
             content = self._chunks.get(digest)
         if content is None:
             raise NotFoundError(f"chunk {digest}")
-        return io.BytesIO(content)
+        return MemoryFile(content)
 
     def keep(self, digest: Digest) -> bool:
         """Remember that it was asked for."""

@@ -1,6 +1,8 @@
-"""A chunk server over any store, for tests."""
+"""A chunk server over any store, and clients of it, for tests."""
 
 import io
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -24,12 +26,6 @@ class Shelf:
     refusal: Exception | None = None
     bearers: list[str | None] = field(default_factory=list)
     opened: list[BinaryIO] = field(default_factory=list)
-
-    def renew(self) -> None:
-        """Empty, as when it was made."""
-        self.store, self.refusal = MemoryStore(), None
-        self.bearers.clear()
-        self.opened.clear()
 
     def authorize(self, request: ChunkRequest) -> None:
         self.bearers.append(request.bearer)
@@ -81,3 +77,42 @@ class Client:
 def connected(server: ChunkServer) -> Iterator[Client]:
     with closing(HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
         yield Client(connection)
+
+
+# --- raw conversations ---
+
+
+def connect(server: ChunkServer) -> socket.socket:
+    """A client that is patient for 20 s."""
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def reset(connection: socket.socket) -> None:
+    """Close it with RST instead of FIN."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    content = b""
+    while piece := connection.recv(65536):
+        content += piece
+    return content
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers in lower case, and body of the next answer."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = connection.recv(1)
+        if not byte:
+            raise ConnectionError(head)
+        head += byte
+    first, *lines = head.decode().split("\r\n")[:-2]
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    status, body = int(first.split(" ")[1]), b""
+    length = 0 if status in (102, 304) else int(headers["content-length"])
+    while len(body) < length:
+        body += connection.recv(length - len(body))
+    return status, headers, body

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
-import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final
+
+from tests.support.network.loops import LoopThread
 
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PIECE: Final = 256 * 1024
@@ -88,14 +90,12 @@ class FaultProxy:
     met: Counter[str] = field(default_factory=Counter)
     exchanges: int = 0
     is_parted: bool = False
+    tls: ssl.SSLContext | None = None
     port: int = 0
 
     def __post_init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._listening = threading.Event()
+        self._loop = LoopThread()
         self._clients: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
@@ -113,46 +113,25 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[FaultProxy]:
-        thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), name="fault-proxy")
-        thread.start()
-        try:
-            assert self._listening.wait(30), "the proxy does not listen"
-            yield self
-        finally:
-            self._loop.call_soon_threadsafe(self._stop.set)
-            thread.join()
-            self._loop.close()
+        with self._loop:
+            self.open_port()
+            try:
+                yield self
+            finally:
+                self.close_port()
 
     def close_port(self) -> None:
         """From now on connections are refused, and those that exist are reset."""
-        asyncio.run_coroutine_threadsafe(self._close_port(), self._loop).result(30)
+        self._loop.deafen()
+        self.cut()
 
     def open_port(self) -> None:
-        """Listen again, on the same port."""
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(30)
+        """Listen; again, on the same port."""
+        self.port = self._loop.listen(self._accept, port=self.port, limit=_LIMIT, ssl=self.tls)
 
     def cut(self) -> None:
         """Every connection is reset; new ones are let in."""
-        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(30)
-
-    async def _serve(self) -> None:
-        await self._listen()
-        self._listening.set()
-        await self._stop.wait()
-        await self._close_port()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_LIMIT)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _close_port(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._cut()
+        self._loop.run(self._cut())
 
     async def _cut(self) -> None:
         for client in list(self._clients):
@@ -169,17 +148,21 @@ class FaultProxy:
             writer.close()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client's exchanges, one after the other, over one connection to the target."""
-        async with _Target(self.target) as target:
-            while True:
-                request = await read_message(reader)
+        """One client's exchanges, one after the other, each over a connection of its own to the target."""
+        while True:
+            request = await read_message(reader)
 
-                async def perform(request: Message = request) -> Message:
-                    return await target.ask(request, writer)
+            async def perform(request: Message = request) -> Message:
+                there, back = await asyncio.open_connection(*self.target, limit=_LIMIT)
+                try:
+                    back.write(request.whole)
+                    await back.drain()
+                    return await read_answer(there, request, writer)
+                finally:
+                    back.transport.abort()
 
-                exchange = Exchange(request, perform, writer, reader)
-                if not await self._play(exchange):
-                    return
+            if not await self._play(Exchange(request, perform, writer, reader)):
+                return
 
     async def _play(self, exchange: Exchange) -> bool:
         self.exchanges += 1
@@ -196,43 +179,6 @@ class FaultProxy:
         if self.is_parted:
             await exchange.until_gone()
         return goes_on
-
-
-class _Target:
-    """The connection to the other side: made for the first request, and again when that side ended it."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._end()
-
-    async def ask(self, request: Message, client: asyncio.StreamWriter) -> Message:
-        for is_last in (False, True):
-            try:
-                reader, writer = await self._connected()
-                writer.write(request.whole)
-                await writer.drain()
-                return await read_answer(reader, request, client)
-            except (OSError, EOFError):
-                self._end()
-                if is_last:
-                    raise
-        raise AssertionError
-
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(*self._address, limit=_LIMIT)
-        return self._streams
-
-    def _end(self) -> None:
-        if self._streams is not None:
-            self._streams[1].transport.abort()
-            self._streams = None
 
 
 async def read_message(reader: asyncio.StreamReader) -> Message:

@@ -14,7 +14,7 @@ import pytest
 
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import Response
-from bdn.net.chunk_server.sending import ChunkBody, EndedError, Pace, Sending, StalledReaderError
+from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError
 from bdn.net.chunk_server.served_chunks import OpenChunk
 
 SIZE = 8 * 1024 * 1024
@@ -33,8 +33,8 @@ class Talk:
     asked: list[int] = field(default_factory=list)
 
     def sending(self, pace: Pace | None = None, size: int = SIZE) -> Sending:
-        body = ChunkBody(OpenChunk(self.path.open("rb"), 0, size), 0, size)
-        return Sending(Response(b"HEAD", is_last=False, size=size), body, SLOWEST, pace, lambda: self.now)
+        chunk = OpenChunk(self.path.open("rb"), 0, size)
+        return Sending(Response(b"HEAD", is_last=False, size=size), chunk, SLOWEST, pace, lambda: self.now)
 
     def take(self, size: int) -> bytes:
         """So many bytes as the client, or as many as are there; the server's kernel knows of them then."""

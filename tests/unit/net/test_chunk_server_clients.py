@@ -1,13 +1,18 @@
-"""The data plane's server and its clients: patient, rude, gone; and its end."""
+"""The data plane's server and its clients: patient, rude, gone, and very many; and its end."""
 
-import io
 import logging
+import os
+import select
 import socket
-import struct
-from contextlib import closing
-from threading import Event
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import InvalidRequestError
@@ -15,23 +20,40 @@ from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
+from bdn.store.directory import DirectoryStore
 from bdn.wire.http_fields import chunk_path
-from tests.support.content.shelves import Shelf, connected, serving
-from tests.support.network.chunk_talk import connect, read_to_end
+from tests.support.content.memory_store import MemoryFile
+from tests.support.content.shelves import Shelf, connect, connected, read_answer, read_to_end, reset, serving
+from tests.support.network.hypothesis import BRIEFLY
 
-CONTENT = bytes(range(256)) * 4
-CHUNK = digest_of(CONTENT)
-PATH = chunk_path(CHUNK)
-HASTY = Timeouts(0.25, 0.25, 0.25, StallPolicy(64 * 1024, 0.25))
+CONTENT = os.urandom(100_000)
+PATH = chunk_path(digest_of(CONTENT))
 LARGE = b"".join(number.to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
-REQUEST = f"GET {PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+LARGE_PATH = chunk_path(digest_of(LARGE))
+HASTY = Timeouts(0.25, 0.25, 0.25, StallPolicy(64 * 1024, 0.25))
+
+
+def request(path: str = PATH, *headers: str, first: str = "GET {} HTTP/1.1") -> bytes:
+    return "\r\n".join((first.format(path), "Host: x", *headers, "", "")).encode()
+
+
+REQUEST, LAST = request(), request(PATH, "Connection: close")
+BEGUN = (b"", b"GET /chu", REQUEST, request(LARGE_PATH), REQUEST * 20, b"\x16\x03\x01\x02\x00", b"\r\n\r\n")
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    shelf = Shelf()
+def shelf(tmp_path: Path) -> Shelf:
+    shelf = Shelf(DirectoryStore(tmp_path))
     shelf.add(CONTENT)
+    shelf.add(LARGE)
     return shelf
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# --- requests on one connection ---
 
 
 def test_one_connection_carries_many_requests(shelf: Shelf) -> None:
@@ -49,9 +71,8 @@ def test_one_connection_carries_many_requests(shelf: Shelf) -> None:
 
 
 def test_requests_that_are_sent_at_once_are_answered_in_order(shelf: Shelf) -> None:
-    last = REQUEST.replace(b"Host: x", b"Host: x\r\nRange: bytes=0-3\r\nConnection: close")
     with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST + last)
+        connection.sendall(REQUEST + request(PATH, "Range: bytes=0-3", "Connection: close"))
         answers = read_to_end(connection)
     assert answers.count(b"HTTP/1.1 200") == answers.count(b"HTTP/1.1 206") == 1
     assert answers.endswith(b"\r\n\r\n" + CONTENT[:4])
@@ -59,42 +80,79 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(shelf: Shelf) -> N
 
 def test_a_client_of_http_1_0_gets_its_answer_and_the_end_of_the_connection(shelf: Shelf) -> None:
     with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST.replace(b"1.1", b"1.0"))
+        connection.sendall(request(first="GET {} HTTP/1.0"))
         assert read_to_end(connection).endswith(b"\r\n\r\n" + CONTENT)
 
 
 def test_a_body_that_nobody_wants_is_not_taken_for_the_next_request(shelf: Shelf) -> None:
     """Behind a proxy that shares connections, the next answer would go to another client."""
-    for length in (f"Content-Length: {len(REQUEST)}".encode(), b"Transfer-Encoding: chunked"):
+    for length in (f"Content-Length: {len(REQUEST)}", "Transfer-Encoding: chunked"):
         with serving(shelf) as server, connect(server) as connection:
-            connection.sendall(REQUEST.replace(b"Host: x", b"Host: x\r\n" + length) + REQUEST)
+            connection.sendall(request(PATH, length) + REQUEST)
             connection.shutdown(socket.SHUT_WR)
             assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
 
 
+def test_an_error_reaches_a_client_that_is_still_sending(shelf: Shelf) -> None:
+    """A socket closed with unread bytes in it would reset the connection, and take the answer back."""
+    with serving(shelf) as server, connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(request(PATH, "Content-Length: 300000", first="PUT {} HTTP/1.1"))
+        connection.sendall(bytes(300_000))
+        assert read_answer(connection)[0] == 501
+        assert connection.recv(1) == b""
+        for _ in range(3):  # what comes still later does no harm, for a while
+            connection.sendall(bytes(10))
+            assert not select.select([], [], [connection], 0.02)[2]
+
+
+# --- slow clients, and those that go ---
+
+
 def test_a_client_that_reads_slowly_does_not_hold_up_the_others(shelf: Shelf) -> None:
-    path = chunk_path(shelf.add(LARGE))
     with serving(shelf) as server, connect(server) as slow, connected(server) as client:
-        slow.sendall(REQUEST.replace(PATH.encode(), path.encode()))
+        slow.sendall(request(LARGE_PATH))
         assert slow.recv(1) == b"H"  # the answer has begun, and most of it does not fit into the sockets
-        assert client.ask(path)[1] == LARGE
-        slow.sendall(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        assert client.ask(LARGE_PATH)[1] == LARGE
+        slow.sendall(LAST)
         assert read_to_end(slow).endswith(CONTENT)
 
 
-@pytest.mark.parametrize("request_begun", [b"", b"GET /chu", REQUEST])
-def test_a_client_that_does_nothing_for_too_long_is_hung_up_on(shelf: Shelf, request_begun: bytes) -> None:
+@pytest.mark.parametrize("begun", [b"", b"GET /chu", REQUEST])
+def test_a_client_that_does_nothing_for_too_long_is_hung_up_on(shelf: Shelf, begun: bytes) -> None:
     with serving(shelf, timeouts=HASTY) as server, connect(server) as connection:
-        connection.sendall(request_begun)
-        assert read_to_end(connection).count(b"HTTP/1.1 200") == (request_begun == REQUEST)
+        connection.sendall(begun)
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == (begun == REQUEST)
 
 
-class WatchedFile(io.BytesIO):
+def test_a_head_that_dribbles_is_cut_off_however_lively_it_is(shelf: Shelf) -> None:
+    with serving(shelf, timeouts=Timeouts(head_seconds=0.2)) as server, connect(server) as connection:
+        ended = False
+        for byte in (REQUEST[:-4] + b"\r\nX: " + b"y" * 100_000)[:5000]:
+            try:
+                connection.send(bytes([byte]))
+            except OSError:
+                ended = True
+                break
+            if select.select([connection], [], [], 0.01)[0]:
+                ended = True
+                break
+        assert ended
+
+
+def test_an_idle_client_has_longer_than_a_head(shelf: Shelf) -> None:
+    with serving(shelf, timeouts=Timeouts(head_seconds=0.05)) as server, connect(server) as connection:
+        assert not select.select([connection], [], [], 0.3)[0]
+        connection.sendall(REQUEST)
+        assert read_answer(connection)[2] == CONTENT
+
+
+class WatchedFile(MemoryFile):
     """Tells when it is closed."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        self.ended = Event()
+        self.ended = threading.Event()
 
     def close(self) -> None:
         super().close()
@@ -103,9 +161,8 @@ class WatchedFile(io.BytesIO):
 
 class WatchedShelf(Shelf):
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        file = WatchedFile(LARGE)
-        self.opened.append(file)
-        return OpenChunk(file, 0, len(LARGE))
+        self.file = WatchedFile(LARGE)
+        return OpenChunk(self.file, 0, len(LARGE))
 
 
 def test_a_client_that_stops_reading_for_too_long_is_hung_up_on() -> None:
@@ -113,35 +170,39 @@ def test_a_client_that_stops_reading_for_too_long_is_hung_up_on() -> None:
     with serving(shelf, timeouts=HASTY) as server, connect(server) as connection:
         connection.sendall(REQUEST)
         assert connection.recv(1) == b"H"
-        file = shelf.opened[0]
-        assert isinstance(file, WatchedFile)
-        assert file.ended.wait(20)
+        assert shelf.file.ended.wait(20)
         with pytest.raises(ConnectionResetError):  # so that the kernel keeps nothing for it either
             read_to_end(connection)
 
 
-@pytest.mark.parametrize("asked_for", [b"", b"GET /chu", REQUEST, b"\x16\x03\x01\x02\x00", b"\r\n\r\n"])
-def test_a_client_that_vanishes_leaves_the_server_working(shelf: Shelf, asked_for: bytes) -> None:
-    path = chunk_path(shelf.add(LARGE))
-    with serving(shelf) as server:
-        for _ in range(3):
-            with connect(server) as connection:
-                connection.sendall(asked_for.replace(PATH.encode(), path.encode()))
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST
-        with connected(server) as client:
-            assert client.ask(PATH)[1] == CONTENT
+def test_a_client_that_vanishes_is_not_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> None:
+    shelf = WatchedShelf()
+    with serving(shelf) as server, connect(server) as connection:
+        connection.sendall(REQUEST)
+        assert connection.recv(1) == b"H"
+        reset(connection)
+        assert shelf.file.ended.wait(20)
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
-@pytest.mark.parametrize(
-    "nonsense", [b"\x16\x03\x01\x02\x00\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 70_000 + b"\r\n"]
-)
-def test_nonsense_is_refused_and_the_connection_closed(shelf: Shelf, nonsense: bytes) -> None:
-    with serving(shelf, timeouts=HASTY) as server:
-        with connect(server) as connection:
-            connection.sendall(nonsense)
-            assert CONTENT not in read_to_end(connection)
-        with connected(server) as client:
-            assert client.ask(PATH)[1] == CONTENT
+def test_clients_that_vanish_at_any_moment_leave_the_server_working_and_no_descriptor(shelf: Shelf) -> None:
+    with serving(shelf) as server, connected(server) as client:
+        client.ask(PATH)
+        before = descriptors()
+        for begun in BEGUN:
+            for end in (reset, socket.socket.close, reset, socket.socket.close):
+                connection = connect(server)
+                connection.sendall(begun)
+                end(connection)
+        assert client.ask(PATH)[1] == CONTENT
+        for _ in range(4000):
+            if descriptors() <= before:
+                break
+            threading.Event().wait(0.005)
+        assert descriptors() <= before
+
+
+# --- what a shelf may do ---
 
 
 class CutShelf(Shelf):
@@ -174,25 +235,90 @@ def test_a_bug_of_the_shelf_is_logged_as_one_and_costs_one_connection(
     assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
 
 
-def test_a_client_that_vanishes_is_not_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> None:
-    shelf = WatchedShelf()
-    with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST)
-        assert connection.recv(1) == b"H"
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.close()
-        file = shelf.opened[0]
-        assert isinstance(file, WatchedFile)
-        assert file.ended.wait(20)
-    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+# --- crowds ---
+
+
+def test_a_thousand_idle_connections_take_no_threads_and_delay_nobody(shelf: Shelf) -> None:
+    with serving(shelf) as server, ExitStack() as stack:
+        before = threading.active_count()
+        crowd = [stack.enter_context(connect(server)) for _ in range(1000)]
+        for connection in crowd[:10]:
+            connection.sendall(REQUEST)
+            assert read_answer(connection)[2] == CONTENT
+        assert threading.active_count() <= before + 10
+        for connection in crowd[::50]:  # and each of them is still served
+            connection.sendall(REQUEST)
+            assert read_answer(connection)[2] == CONTENT
+
+
+def test_a_client_above_the_limit_is_hung_up_on_until_another_leaves(shelf: Shelf) -> None:
+    with closing(ChunkServer(shelf, "127.0.0.1", 0, connections=2)) as server:
+        server.start()
+        with connect(server) as one, connect(server) as two:
+            for connection in (one, two):
+                connection.sendall(REQUEST)
+                assert read_answer(connection)[0] == 200
+            with connect(server) as three:
+                assert read_to_end(three) == b""
+            one.sendall(LAST)
+            assert read_to_end(one).endswith(CONTENT)
+            two.sendall(REQUEST)
+            assert read_answer(two)[0] == 200
+        assert wait_until_served(server)
+
+
+def wait_until_served(server: ChunkServer) -> bool:
+    """The server finds out soon that its clients have left."""
+    for _ in range(200):
+        with connect(server) as connection:
+            try:
+                connection.sendall(REQUEST)
+                return read_answer(connection)[0] == 200
+            except ConnectionError:
+                threading.Event().wait(0.01)
+    return False
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChunkServer]:
+    shelf = Shelf(DirectoryStore(tmp_path_factory.mktemp("chunks")))
+    shelf.add(CONTENT)
+    with serving(shelf) as server:
+        yield server
+
+
+RANGES = st.tuples(st.integers(0, len(CONTENT) - 1), st.integers(1, len(CONTENT)))
+
+
+@settings(BRIEFLY, max_examples=25)
+@given(st.lists(st.lists(RANGES, min_size=1, max_size=6), min_size=1, max_size=8), st.booleans())
+def test_ranges_asked_for_by_many_threads_are_each_client_s_own(
+    served: ChunkServer, clients: list[list[tuple[int, int]]], pipelined: bool
+) -> None:
+    def talk(ranges: list[tuple[int, int]]) -> bool:
+        requests = [request(PATH, f"Range: bytes={start}-{start + size - 1}") for start, size in ranges]
+        with connect(served) as connection:
+            if pipelined:
+                connection.sendall(b"".join(requests))
+            for (start, size), one in zip(ranges, requests, strict=True):
+                if not pipelined:
+                    connection.sendall(one)
+                if read_answer(connection)[2] != CONTENT[start : start + size]:
+                    return False
+        return True
+
+    with ThreadPoolExecutor(len(clients)) as threads:
+        assert all(threads.map(talk, clients))
+
+
+# --- the end ---
 
 
 def test_closing_ends_every_connection_and_frees_the_port(shelf: Shelf) -> None:
     with serving(shelf) as server:
         port = server.port
         idle, busy = connect(server), connect(server)
-        path = chunk_path(shelf.add(LARGE))
-        busy.sendall(REQUEST.replace(PATH.encode(), path.encode()))
+        busy.sendall(request(LARGE_PATH))
         assert busy.recv(1) == b"H"
         with connected(server) as client:
             client.ask(PATH)
@@ -203,6 +329,18 @@ def test_closing_ends_every_connection_and_frees_the_port(shelf: Shelf) -> None:
         socket.create_connection(("127.0.0.1", port))
     with closing(ChunkServer(shelf, "127.0.0.1", port)) as again:
         assert again.port == port
+
+
+def test_no_descriptor_and_no_thread_is_left_when_the_server_is_closed(shelf: Shelf) -> None:
+    with serving(shelf):
+        pass  # whatever the first server makes for good
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(3):
+        with serving(shelf) as server, ExitStack() as stack:
+            for number in range(21):
+                connection = stack.enter_context(connect(server))
+                connection.sendall(BEGUN[number % len(BEGUN)])
+    assert (descriptors(), threading.active_count()) == (before, threads)
 
 
 def test_closing_twice_or_before_the_start_is_fine(shelf: Shelf) -> None:
@@ -222,5 +360,5 @@ def test_an_address_may_be_ipv6(shelf: Shelf) -> None:
     with closing(server):
         server.start()
         with socket.create_connection(("::1", server.port), timeout=20) as connection:
-            connection.sendall(REQUEST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+            connection.sendall(LAST)
             assert read_to_end(connection).endswith(CONTENT)

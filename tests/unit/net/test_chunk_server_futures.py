@@ -2,20 +2,25 @@
 
 import select
 import socket
-import struct
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, field
 
 import pytest
 
 from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, CacheFullError, NotFoundError, StoreUnavailableError
-from bdn.net.chunk_server.connection import Timeouts
+from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
+from bdn.net.chunk_server.sending import Wait
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.server import ChunkServer, Poller
 from bdn.wire.http_fields import chunk_path
 from bdn.wire.shapes import status_of
 from tests.support.content.names import named
-from tests.support.content.shelves import connected, serving
-from tests.support.network.chunk_talk import WaitingShelf, connect, read_answer, read_to_end
+from tests.support.content.shelves import Shelf, connect, connected, read_answer, read_to_end, reset, serving
 
 CONTENT = b"on its way"
 PATH = chunk_path(digest_of(CONTENT))
@@ -23,100 +28,124 @@ REQUEST = f"GET {PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 OWNED = REQUEST.replace(b"Host: x", f"Host: x\r\nBDN-Manifest: {named('manifest')}".encode())
 
 
+@dataclass
+class WaitingShelf(Shelf):
+    """Answers with the next of ``futures`` while there is one, and then from the store."""
+
+    futures: list[Future[object]] = field(default_factory=list)
+    asked: list[ChunkRequest] = field(default_factory=list)
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:  # type: ignore[override]
+        self.asked.append(request)
+        return self.futures.pop(0) if self.futures else super().open_chunk(request)
+
+    def wait_until_asked(self, times: int) -> None:
+        for _ in range(12_000):
+            if len(self.asked) >= times:
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError(len(self.asked))
+
+
 @pytest.fixture
-def shelf() -> WaitingShelf:
-    shelf = WaitingShelf()
+def future() -> Future[object]:
+    """What the first request waits for."""
+    return Future[object]()
+
+
+@pytest.fixture
+def shelf(future: Future[object]) -> WaitingShelf:
+    shelf = WaitingShelf(futures=[future])
     shelf.add(CONTENT)
     return shelf
 
 
 @pytest.fixture
-def future(shelf: WaitingShelf) -> Future[object]:
-    """What the next request waits for."""
-    shelf.futures = [made := Future[object]()]
-    return made
+def server(shelf: WaitingShelf) -> Iterator[ChunkServer]:
+    with serving(shelf) as server:
+        yield server
 
 
-def asked(shelf: WaitingShelf, times: int) -> None:
-    """Until the shelf was asked so often."""
-    until = threading.Event()
-    for _ in range(12_000):
-        if len(shelf.asked) >= times:
-            return
-        until.wait(0.005)
-    raise AssertionError(len(shelf.asked))
-
-
-def test_a_client_gets_its_chunk_when_it_has_come_even_in_two_steps(shelf: WaitingShelf) -> None:
-    one, two = shelf.futures = [Future[object](), Future[object]()]
-    with serving(shelf) as server, connect(server) as connection:
+@pytest.fixture
+def parked(shelf: WaitingShelf, server: ChunkServer) -> Iterator[socket.socket]:
+    """A client that waits for the future."""
+    with connect(server) as connection:
         connection.sendall(REQUEST)
-        asked(shelf, 1)
-        assert not select.select([connection], [], [], 0)[0]
-        one.set_result(None)
-        asked(shelf, 2)
-        assert not select.select([connection], [], [], 0)[0]
-        two.set_result(None)
-        assert read_answer(connection)[::2] == (200, CONTENT)
-        connection.sendall(REQUEST)
-        assert read_answer(connection)[::2] == (200, CONTENT)  # the connection goes on
+        shelf.wait_until_asked(1)
+        yield connection
+
+
+def is_answered(connection: socket.socket, seconds: float = 0) -> bool:
+    return bool(select.select([connection], [], [], seconds)[0])
+
+
+def test_a_client_gets_its_chunk_when_it_has_come_even_in_two_steps(
+    shelf: WaitingShelf, future: Future[object], parked: socket.socket
+) -> None:
+    shelf.futures = [second := Future[object]()]
+    assert not is_answered(parked)
+    future.set_result(None)
+    shelf.wait_until_asked(2)
+    assert not is_answered(parked)
+    second.set_result(None)
+    assert read_answer(parked)[::2] == (200, CONTENT)
+    parked.sendall(REQUEST)
+    assert read_answer(parked)[::2] == (200, CONTENT)  # the connection goes on
     assert len(shelf.bearers) == 2  # permission is asked for once per request
 
 
-def test_hundreds_of_clients_wait_for_one_future_without_a_thread_each(shelf: WaitingShelf) -> None:
-    future = Future[object]()
+def test_hundreds_of_clients_wait_for_one_future_without_a_thread_each(
+    shelf: WaitingShelf, future: Future[object], server: ChunkServer
+) -> None:
     shelf.futures = [future] * 300
-    with serving(shelf) as server:
-        connections = [connect(server) for _ in range(300)]
-        for connection in connections:
-            connection.sendall(REQUEST)
-        asked(shelf, 300)
-        assert threading.active_count() < 60
-        future.set_result(None)
-        for connection in connections:
-            with connection:
-                assert read_answer(connection)[2] == CONTENT
+    connections = [connect(server) for _ in range(300)]
+    for connection in connections:
+        connection.sendall(REQUEST)
+    shelf.wait_until_asked(300)
+    assert threading.active_count() < 60
+    future.set_result(None)
+    for connection in connections:
+        with connection:
+            assert read_answer(connection)[2] == CONTENT
 
 
 @pytest.mark.parametrize("error", [NotFoundError("chunk"), CacheFullError(5, 1, 2, 3), StoreUnavailableError("away")])
 def test_what_became_of_a_chunk_instead_is_the_answer(
-    shelf: WaitingShelf, future: Future[object], error: BdnError
+    future: Future[object], parked: socket.socket, error: BdnError
 ) -> None:
-    with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST + REQUEST)
-        asked(shelf, 1)
-        future.set_exception(error)
-        assert read_answer(connection)[0] == status_of(error)
-        assert read_answer(connection)[2] == CONTENT
+    parked.sendall(REQUEST)
+    future.set_exception(error)
+    assert read_answer(parked)[0] == status_of(error)
+    assert read_answer(parked)[2] == CONTENT
 
 
-def test_a_chunk_that_is_given_up_may_be_asked_for_again(shelf: WaitingShelf, future: Future[object]) -> None:
-    with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST)
-        asked(shelf, 1)
-        future.cancel()
-        status, _, body = read_answer(connection)
+def test_a_chunk_that_is_given_up_may_be_asked_for_again(future: Future[object], parked: socket.socket) -> None:
+    future.cancel()
+    status, _, body = read_answer(parked)
     assert status == 503
     assert b'"retryable": true' in body
 
 
 def test_a_bug_behind_a_future_costs_one_connection(
-    shelf: WaitingShelf, future: Future[object], caplog: pytest.LogCaptureFixture
+    future: Future[object], server: ChunkServer, parked: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST)
-        asked(shelf, 1)
-        future.set_exception(ConnectionResetError("not the client's connection"))
-        assert read_to_end(connection) == b""
-        with connected(server) as client:
-            assert client.ask(PATH)[1] == CONTENT
+    future.set_exception(ConnectionResetError("not the client's connection"))
+    assert read_to_end(parked) == b""
+    with connected(server) as client:
+        assert client.ask(PATH)[1] == CONTENT
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
 
 
-def test_a_chunk_that_never_comes_is_not_waited_for_for_ever(shelf: WaitingShelf) -> None:
-    shelf.futures = [Future[object]()]
+@pytest.mark.parametrize("futures", [1, 2])
+def test_a_chunk_that_never_comes_is_not_waited_for_for_ever_nor_longer_for_two_futures(
+    shelf: WaitingShelf, future: Future[object], futures: int
+) -> None:
+    shelf.futures += [Future[object]()] * (futures - 1)
     with serving(shelf, timeouts=Timeouts(obtaining_seconds=0.2)) as server, connect(server) as connection:
         connection.sendall(REQUEST)
+        if futures == 2:
+            shelf.wait_until_asked(1)
+            future.set_result(None)
         status, _, body = read_answer(connection)
         assert status == 503
         assert b"did not come within 0.2 s" in body
@@ -124,40 +153,27 @@ def test_a_chunk_that_never_comes_is_not_waited_for_for_ever(shelf: WaitingShelf
         assert read_answer(connection)[2] == CONTENT
 
 
-def test_two_futures_do_not_make_the_wait_longer(shelf: WaitingShelf) -> None:
-    first = Future[object]()
-    shelf.futures = [first, Future[object]()]
-    with serving(shelf, timeouts=Timeouts(obtaining_seconds=0.2)) as server, connect(server) as connection:
-        connection.sendall(REQUEST)
-        asked(shelf, 1)
-        first.set_result(None)
-        assert read_answer(connection)[0] == 503
-
-
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_client_that_does_not_wait_is_forgotten(shelf: WaitingShelf, future: Future[object], is_reset: bool) -> None:
-    with serving(shelf) as server:
-        connection = connect(server)
-        connection.sendall(REQUEST)
-        asked(shelf, 1)
-        if is_reset:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.close()
-        else:
-            connection.shutdown(socket.SHUT_WR)
-            assert read_to_end(connection) == b""
-            connection.close()
-        with connected(server) as client:
-            assert client.ask(PATH)[1] == CONTENT
+def test_a_client_that_does_not_wait_is_forgotten(
+    shelf: WaitingShelf, future: Future[object], server: ChunkServer, parked: socket.socket, is_reset: bool
+) -> None:
+    if is_reset:
+        reset(parked)
+    else:
+        parked.shutdown(socket.SHUT_WR)
+        assert read_to_end(parked) == b""
+    with connected(server) as client:
+        assert client.ask(PATH)[1] == CONTENT
         future.set_result(None)
-        with connected(server) as client:
-            assert client.ask(PATH)[1] == CONTENT
+        assert client.ask(PATH)[1] == CONTENT
     assert len(shelf.asked) == 3  # not once more for the one that left
 
 
-def test_a_peer_is_told_that_its_chunk_is_on_its_way(shelf: WaitingShelf, future: Future[object]) -> None:
+def test_a_peer_is_told_that_its_chunk_is_on_its_way(
+    shelf: WaitingShelf, future: Future[object], server: ChunkServer
+) -> None:
     """Then it can tell an owner that works on it from one that hangs, and does not ask the mirror as well."""
-    with serving(shelf) as server, connect(server) as connection:
+    with connect(server) as connection:
         connection.sendall(OWNED)
         assert [read_answer(connection)[0] for _ in range(2)] == [102, 102]
         future.set_result(None)
@@ -167,29 +183,45 @@ def test_a_peer_is_told_that_its_chunk_is_on_its_way(shelf: WaitingShelf, future
 
 @pytest.mark.parametrize("request_of_other", [REQUEST, OWNED.replace(b"HTTP/1.1", b"HTTP/1.0")])
 def test_who_is_no_peer_or_speaks_http_1_0_gets_no_interim_answer(
-    shelf: WaitingShelf, future: Future[object], request_of_other: bytes
+    shelf: WaitingShelf, future: Future[object], server: ChunkServer, request_of_other: bytes
 ) -> None:
-    with serving(shelf) as server, connect(server) as connection:
+    with connect(server) as connection:
         connection.sendall(request_of_other)
-        asked(shelf, 1)
-        assert not select.select([connection], [], [], 0.1)[0]
+        shelf.wait_until_asked(1)
+        assert not is_answered(connection, 0.1)
         future.set_result(None)
         assert read_answer(connection)[0] == 200
 
 
-def test_a_malformed_manifest_is_refused(shelf: WaitingShelf) -> None:
-    with serving(shelf) as server, connect(server) as connection:
+def test_a_malformed_manifest_is_refused(shelf: WaitingShelf, server: ChunkServer) -> None:
+    with connect(server) as connection:
         connection.sendall(REQUEST.replace(b"Host: x", b"Host: x\r\nBDN-Manifest: latest"))
         assert read_answer(connection)[0] == 400
         assert read_to_end(connection) == b""
     assert shelf.asked == []
 
 
-def test_closing_does_not_wait_for_chunks_on_their_way(shelf: WaitingShelf, future: Future[object]) -> None:
-    with serving(shelf) as server:
-        connection = connect(server)
-        connection.sendall(REQUEST)
-        asked(shelf, 1)
-    with connection:
-        assert read_to_end(connection) == b""
+def test_closing_does_not_wait_for_chunks_on_their_way(
+    future: Future[object], server: ChunkServer, parked: socket.socket
+) -> None:
+    server.close()
+    assert read_to_end(parked) == b""
     future.set_result(None)  # and nobody falls over it
+
+
+def test_a_future_that_is_done_while_a_worker_looks_at_its_connection_is_not_missed() -> None:
+    """Its callback finds nobody parked; so whoever parks the connection again looks at the future again."""
+    ready: list[ChunkConnection] = []
+    future = Future[object]()
+    wait = Wait(0, time.monotonic() + 60, future)
+    client, server = socket.socketpair()
+    with client, socket.create_server(("127.0.0.1", 0)) as door:
+        connection = ChunkConnection(server, Service(Shelf(), lambda _: None, Timeouts(), None))
+        with closing(Poller(door, lambda: True, ready.append)) as poller, closing(connection):
+            assert poller.add(connection, wait)
+            poller._resume(connection.fileno())  # something else happens to it
+            assert ready == [connection]
+            future.set_result(None)
+            assert ready == [connection]  # a worker has it
+            assert poller.add(connection, wait)
+            assert ready == [connection, connection]

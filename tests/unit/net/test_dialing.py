@@ -6,7 +6,6 @@ from contextlib import closing
 import pytest
 
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
-from bdn.core.errors import EgressRefusedError
 from bdn.net.http1.pool import dial
 from tests.support.network.egress_streets import Doorbell, Names, note_attempts
 
@@ -47,14 +46,6 @@ def test_a_name_that_does_not_resolve_is_a_failure_of_the_network(names: Names) 
     names.say("empty.example", [])
     with pytest.raises(OSError, match="no address"):
         dial("empty.example", 1, 10, PUBLIC_INTERNET)
-
-
-def test_nothing_is_asked_and_nothing_is_called_for_a_host_that_is_refused(names: Names, attempts: list[str]) -> None:
-    for host in ("127.0.0.2", "localhost", "2130706434", "fe80::1%lo", "a b"):
-        with pytest.raises(EgressRefusedError):
-            dial(host, 1, 10, PUBLIC_INTERNET)
-    assert not names.asked
-    assert not attempts
 
 
 def test_what_is_resolved_is_what_was_judged(names: Names) -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import httpx2
 import pytest
@@ -11,7 +10,7 @@ from fastapi import FastAPI
 
 from bdn.net import api_server
 from bdn.net.api_server import EVENTS, EventStream
-from tests.support.network.service import Order, listening, new_app
+from tests.support.network.service import Order, client_of, listening, new_app
 
 LARGE = "x" * 10_000
 SMALL_BUFFER = 4096
@@ -36,7 +35,7 @@ class Told:
             self.ended.set()
 
 
-def app_of(told: Told) -> FastAPI:
+def app_of(told: Callable[[], AsyncGenerator[Order]]) -> FastAPI:
     app = new_app()
 
     @app.get("/events", status_code=200, response_class=EventStream, responses=EVENTS)
@@ -48,7 +47,7 @@ def app_of(told: Told) -> FastAPI:
 
 async def test_the_last_document_is_called_done() -> None:
     told = Told(3, "tea")
-    async with listening(app_of(told)) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+    async with client_of(app_of(told)) as client:
         answer = await client.get("/events")
         described = (await client.get("/openapi.json")).json()["paths"]["/events"]["get"]["responses"]["200"]
 
@@ -109,9 +108,7 @@ async def test_what_is_under_way_for_a_listener_that_leaves_ends_in_order() -> N
             await asyncio.sleep(0.01)  # as a connection to the database is given back
             is_in_order.set()
 
-    app: Any = new_app()
-    app.get("/events", response_class=EventStream)(lambda: EventStream(looking(), lambda _: False))
-    async with listening(app) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client, asyncio.timeout(10):
+    async with client_of(app_of(looking)) as client, asyncio.timeout(10):
         async with client.stream("GET", "/events") as answer:
             await anext(answer.aiter_lines())
         await is_in_order.wait()
@@ -137,9 +134,7 @@ async def test_what_fails_on_our_side_is_an_error_and_ends_the_answer(caplog: py
         yield Order(what="tea", count=1)
         raise LookupError("a bug")
 
-    app: Any = new_app()
-    app.get("/events", response_class=EventStream)(lambda: EventStream(failing(), lambda _: False))
-    async with listening(app) as url, httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+    async with client_of(app_of(failing)) as client:
         with pytest.raises(httpx2.RequestError):
             await client.get("/events")
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 
 import httpx2
@@ -37,21 +38,51 @@ async def test_what_is_right_is_answered(client: httpx2.AsyncClient) -> None:
     assert (response.status_code, response.json()) == (200, {"what": "chunk", "count": 3})
 
 
-async def test_an_unknown_path_is_not_found(client: httpx2.AsyncClient) -> None:
-    status, code, message = refusal_of(await client.get("/nothing/here"))
-    assert (status, code) == (404, "NOT_FOUND")
-    assert "/nothing/here" in message
+JSON = {"Content-Type": "application/json"}
+HALVES = [b" " * (LIMIT_REQUEST_BYTES // 2)] * 3
 
 
-async def test_a_very_long_path_is_not_repeated_in_full(client: httpx2.AsyncClient) -> None:
-    _, _, message = refusal_of(await client.get("/" + "x" * 5000))
-    assert len(message) < 400
+async def pieces_of(contents: list[bytes]) -> AsyncIterator[bytes]:
+    for content in contents:
+        yield content
 
 
-async def test_another_method_is_refused_with_those_that_are_allowed(client: httpx2.AsyncClient) -> None:
-    response = await client.delete("/full")
-    assert refusal_of(response) == (405, "INVALID_REQUEST", "DELETE /full: Method Not Allowed")
-    assert response.headers["allow"] == "GET"  # RFC 9110, section 15.5.6
+@pytest.mark.parametrize(("method", "path", "body", "status", "code", "message"), [
+    ("GET", "/nothing/here", b"", 404, "NOT_FOUND", ".*/nothing/here.*"),
+    ("GET", "/" + "x" * 1000, b"", 404, "NOT_FOUND", ".{0,400}"),
+    ("DELETE", "/full", b"", 405, "INVALID_REQUEST", "DELETE /full: Method Not Allowed"),
+    ("POST", "/orders", HALVES, 413, "LIMIT_EXCEEDED", ".*"),
+    ("POST", "/orders", b'{"what": ["hf_secret"], "count": "hf_secret"}', 422, "INVALID_REQUEST",
+     "what: Input should be a valid string; count: Input should be a valid integer.*"),
+    *(("POST", "/orders", body, 422, "INVALID_REQUEST", "the body: .*") for body in
+      (b"{", b"hf_secret", b'{"what": hf_secret}', b"")),
+    *(("GET", f"/orders?limit={value}", b"", 422, "INVALID_REQUEST", "query.limit: .*") for value in ("0", "many")),
+    ("GET", "/full", b"", 507, "CACHE_FULL", ".*"),
+    ("GET", "/private", b"", 401, "UNAUTHENTICATED", ".*"),
+    ("GET", "/bug", b"", 500, "INTERNAL", ".*"),
+])  # fmt: skip
+async def test_every_failure_is_an_error_document_that_repeats_no_value(
+    client: httpx2.AsyncClient,
+    method: str,
+    path: str,
+    body: bytes | list[bytes],
+    status: int,
+    code: str,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    content = pieces_of(body) if isinstance(body, list) else body
+    response = await client.request(method, path, content=content, headers=JSON)
+    assert refusal_of(response)[:2] == (status, code)
+    assert re.fullmatch(message, refusal_of(response)[2])
+    assert "hf_" not in response.text
+    bugs = [record.levelno for record in caplog.records if record.exc_info]
+    assert bugs == ([logging.ERROR] if status == 500 else [])
+
+
+async def test_what_http_itself_asks_for_stands_in_the_head(client: httpx2.AsyncClient) -> None:
+    assert (await client.delete("/full")).headers["allow"] == "GET"  # RFC 9110, section 15.5.6
+    assert (await client.get("/private")).headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("size", [LIMIT_REQUEST_BYTES + 1, 10**6])
@@ -62,66 +93,16 @@ async def test_a_body_that_announces_to_be_over_the_limit_is_refused(client: htt
     assert details == {"what": "bytes of the request", "value": size, "limit": LIMIT_REQUEST_BYTES}
 
 
-async def test_a_body_that_turns_out_to_be_over_the_limit_is_refused(client: httpx2.AsyncClient) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        for _ in range(3):
-            yield b" " * (LIMIT_REQUEST_BYTES // 2)
-
-    response = await client.post("/orders", content=pieces(), headers={"Content-Type": "application/json"})
-    assert refusal_of(response)[:2] == (413, "LIMIT_EXCEEDED")
-
-
 async def test_a_body_of_exactly_the_limit_is_read(client: httpx2.AsyncClient) -> None:
     body = b'{"what": "chunk", "count": 3}'.ljust(LIMIT_REQUEST_BYTES)
-    response = await client.post("/orders", content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == 200
+    assert (await client.post("/orders", content=body, headers=JSON)).status_code == 200
 
 
-async def test_a_body_of_the_wrong_form_is_refused_by_field_and_without_its_values(client: httpx2.AsyncClient) -> None:
-    status, code, message = refusal_of(await client.post("/orders", json={"what": ["hf_secret"], "count": "hf_secret"}))
-    assert (status, code) == (422, "INVALID_REQUEST")
-    assert message.startswith("what: Input should be a valid string; count: Input should be a valid integer")
-    assert "hf_secret" not in message
-
-
-@pytest.mark.parametrize("body", [b"{", b"hf_secret", b'{"what": hf_secret}', b""])
-async def test_a_body_that_is_no_json_is_refused(client: httpx2.AsyncClient, body: bytes) -> None:
-    response = await client.post("/orders", content=body, headers={"Content-Type": "application/json"})
-    status, code, message = refusal_of(response)
-    assert (status, code) == (422, "INVALID_REQUEST")
-    assert message.startswith("the body: ")
-    assert "hf_secret" not in response.text
-
-
-async def test_a_query_of_the_wrong_form_is_refused_by_name(client: httpx2.AsyncClient) -> None:
-    for value in ("0", "many"):
-        status, code, message = refusal_of(await client.get("/orders", params={"limit": value}))
-        assert (status, code) == (422, "INVALID_REQUEST")
-        assert message.startswith("query.limit: ")
-
-
-async def test_an_error_of_ours_keeps_its_code_status_and_facts(client: httpx2.AsyncClient) -> None:
-    response = await client.get("/full")
-    assert refusal_of(response)[:2] == (507, "CACHE_FULL")
-    error = response.json()["error"]
+async def test_an_error_of_ours_keeps_its_facts(client: httpx2.AsyncClient) -> None:
+    error = (await client.get("/full")).json()["error"]
     assert error["retryable"] is True
     sizes = {"needed_bytes": 1, "free_bytes": 2, "leased_bytes": 3, "budget_bytes": 4}
     assert error["details"] == {**sizes, "needed_files": None, "free_files": None}
-
-
-async def test_who_is_not_known_is_told_how_to_say_who_he_is(client: httpx2.AsyncClient) -> None:
-    response = await client.get("/private")
-    assert refusal_of(response)[:2] == (401, "UNAUTHENTICATED")
-    assert response.headers["www-authenticate"] == "Bearer"
-
-
-async def test_a_bug_is_an_internal_error_that_tells_nothing_and_is_logged(
-    client: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    response = await client.get("/bug")
-    assert refusal_of(response)[:2] == (500, "INTERNAL")
-    assert "hf_AbCdEf" not in response.text
-    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +157,7 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
 async def test_half_a_surrogate_pair_is_refused_however_it_is_written(
     http: httpx2.AsyncClient, written: str, tally: Tally
 ) -> None:
-    answer = await http.post("/said", content=WRITTEN[written], headers={"Content-Type": "application/json"})
+    answer = await http.post("/said", content=WRITTEN[written], headers=JSON)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
     assert "surrogate" in answer.json()["error"]["message"]
     tally.add(scenarios=1, refused=1)
@@ -188,7 +169,7 @@ async def test_what_is_text_is_taken_however_it_is_written(http: httpx2.AsyncCli
     escaped = json.dumps({"text": text})
     plain = json.dumps({"text": text}, ensure_ascii=False)
     for body in (escaped.encode(), plain.encode(), plain.encode("utf-16")):
-        answer = await http.post("/said", content=body, headers={"Content-Type": "application/json"})
+        answer = await http.post("/said", content=body, headers=JSON)
         assert (answer.status_code, answer.json()) == (200, {"text": text})
     tally.add(scenarios=3)
 
@@ -197,6 +178,6 @@ async def test_what_is_text_is_taken_however_it_is_written(http: httpx2.AsyncCli
 async def test_a_body_that_is_not_json_is_the_routes_own_business(http: httpx2.AsyncClient, tally: Tally) -> None:
     for body in (b"\0\0\0", b"[" * 100_000 + b'"\\ud83d"'):
         for path, status in (("/said", 422), ("/unread", 200)):
-            answer = await http.post(path, content=body, headers={"Content-Type": "application/json"})
+            answer = await http.post(path, content=body, headers=JSON)
             assert answer.status_code in (status, 400), answer.text
     tally.add(scenarios=2, refused=2)

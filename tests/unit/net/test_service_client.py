@@ -51,10 +51,8 @@ async def client(service: Scripted) -> AsyncIterator[MirrorClient]:
 
 def mirror(status: str = "READY") -> dict[str, Any]:
     source = MirrorSource(source="hf://o/r", mount_location="/m", status="READY")
-    return {
-        **Mirror(id="mir_1", status="READY", created_at=NOW, sources=[source]).model_dump(mode="json"),
-        "status": status,
-    }
+    found = Mirror(id="mir_1", status="READY", created_at=NOW, sources=[source]).model_dump(mode="json")
+    return found | {"status": status}
 
 
 async def test_a_call_sends_the_token_and_the_body_and_reads_the_answer(
@@ -64,11 +62,8 @@ async def test_a_call_sends_the_token_and_the_body_and_reads_the_answer(
     answered = await client.request(REQUEST)
     assert (answered.id, answered.status, answered.sources[0].mount_location) == ("mir_1", "READY", "/m")
     what, headers, body = service.asked[0]
-    assert (what, headers["authorization"], headers["content-type"]) == (
-        "POST /mirror",
-        "Bearer token",
-        "application/json",
-    )
+    sent = (what, headers["authorization"], headers["content-type"])
+    assert sent == ("POST /mirror", "Bearer token", "application/json")
     assert MirrorRequestBody.model_validate_json(body) == REQUEST
 
 
@@ -189,17 +184,13 @@ async def test_a_stage_is_followed_over_a_unix_socket(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
-    states = ("STAGING", "READY")
-    for state in states:
-        stage = StageDocument(id="stg_1", job_id="job", state="READY", created_at=NOW, mounts=[])
-        scripted.say("/stages/stg_1", {**stage.model_dump(mode="json"), "state": state})
-    scripted.say(
-        "/stages",
-        StageDocument(id="stg_1", job_id="job", state="PENDING", created_at=NOW, mounts=[]).model_dump(mode="json"),
-    )
+    stage = StageDocument(id="stg_1", job_id="job", state="PENDING", created_at=NOW, mounts=[]).model_dump(mode="json")
+    scripted.say("/stages", stage)
+    for state in ("STAGING", "READY"):
+        scripted.say("/stages/stg_1", stage | {"state": state})
     async with listening(scripted.app(), listener), AgentClient(f"unix:{path}") as client:
         assert (await client.stage(StageRequest(job_id="job", grant="g"))).state == "PENDING"
-        assert tuple([stage.state async for stage in client.follow("stg_1", 0)]) == states
+        assert [stage.state async for stage in client.follow("stg_1", 0)] == ["STAGING", "READY"]
 
 
 async def test_an_agent_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
@@ -227,9 +218,10 @@ class Asked:
         return answer
 
 
-def persistence(seconds: float, told: list[BdnError | None], longest_seconds: float = 0.001) -> OutageRetry:
-    policy = RetryPolicy(attempts=sys.maxsize, first_seconds=longest_seconds, longest_seconds=longest_seconds)
-    return OutageRetry(seconds, told.append, policy)
+def persistence(seconds: float, told: list[BdnError | None]) -> OutageRetry:
+    return OutageRetry(
+        seconds, told.append, RetryPolicy(attempts=sys.maxsize, first_seconds=0.001, longest_seconds=0.001)
+    )
 
 
 async def test_a_silence_is_endured_and_told_once_and_so_is_its_end() -> None:
@@ -241,23 +233,18 @@ async def test_a_silence_is_endured_and_told_once_and_so_is_its_end() -> None:
     assert told == [SILENCE, None, SILENCE, None]
 
 
-async def test_a_silence_that_lasts_is_an_error() -> None:
+@pytest.mark.parametrize(("error", "seconds", "is_endured"), [
+    (SILENCE, 0.05, True), (NotFoundError("mirror mir_1"), 60, False),
+])  # fmt: skip
+async def test_a_silence_that_lasts_is_an_error_and_what_does_not_pass_is_one_at_once(
+    error: BdnError, seconds: float, is_endured: bool
+) -> None:
     told: list[BdnError | None] = []
-    asked = Asked(SILENCE)
-
-    with pytest.raises(ServiceUnreachableError):
-        await persistence(0.05, told).ask(asked)
-    assert asked.times > 1
-    assert told == [SILENCE]
-
-
-async def test_what_does_not_pass_is_not_asked_again() -> None:
-    told: list[BdnError | None] = []
-    asked = Asked(NotFoundError("mirror mir_1"))
-
-    with pytest.raises(NotFoundError):
-        await persistence(60, told).ask(asked)
-    assert (asked.times, told) == (1, [])
+    asked = Asked(error)
+    with pytest.raises(type(error)):
+        await persistence(seconds, told).ask(asked)
+    assert (asked.times > 1) is is_endured
+    assert told == ([error] if is_endured else [])
 
 
 LARGE = FileLayout.of(CHUNK_SIZE + 1, (named("first"), named("second")))
@@ -275,19 +262,13 @@ async def test_a_manifest_is_asked_for_with_the_grant_and_believed_when_its_byte
     assert service.asked[0][1]["authorization"] == "Bearer grant"
 
 
-async def test_a_manifest_with_another_name_is_refused(service: Scripted, client: MirrorClient) -> None:
-    other = Manifest.of([FileEntry("evil.bin", 5, SMALL.digest)])
-    service.say(f"/manifests/{MANIFEST.digest}", other.canonical)
-    with pytest.raises(WrongDocumentError, match=f"{MANIFEST.digest} .*{client.address}.*{other.digest}"):
-        await client.manifest(MANIFEST.digest, None)
+OTHER = Manifest.of([FileEntry("evil.bin", 5, SMALL.digest)]).canonical
 
 
-@pytest.mark.parametrize("content", [MANIFEST.canonical + b"\n", MANIFEST.canonical[:-1], b""])
-async def test_a_manifest_of_which_a_byte_is_wrong_is_refused(
-    service: Scripted, client: MirrorClient, content: bytes
-) -> None:
+@pytest.mark.parametrize("content", [OTHER, MANIFEST.canonical + b"\n", MANIFEST.canonical[:-1], b""])
+async def test_a_manifest_with_another_name_is_refused(service: Scripted, client: MirrorClient, content: bytes) -> None:
     service.say(f"/manifests/{MANIFEST.digest}", content)
-    with pytest.raises(WrongDocumentError):
+    with pytest.raises(WrongDocumentError, match=f"{MANIFEST.digest} .*{client.address}.*{digest_of(content)}"):
         await client.manifest(MANIFEST.digest, None)
 
 

@@ -1,37 +1,10 @@
-"""Connections that wait: each is resumed once, at the latest when its time has come."""
-
-import socket
-import time
-from concurrent.futures import Future
-from contextlib import closing
+"""Moments at which something is due: each once, at the latest when its time has come."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
-from bdn.net.chunk_server.sending import Wait
-from bdn.net.chunk_server.server import Poller, Timers
-from tests.support.content.shelves import Shelf
+from bdn.net.chunk_server.server import Timers
 from tests.support.network.hypothesis import BRIEFLY
-
-
-def test_a_future_that_is_done_while_a_worker_looks_at_its_connection_is_not_missed() -> None:
-    """Its callback finds nobody parked; so whoever parks the connection again looks at the future again."""
-    ready: list[ChunkConnection] = []
-    future = Future[object]()
-    wait = Wait(0, time.monotonic() + 60, future)
-    client, server = socket.socketpair()
-    with client, socket.create_server(("127.0.0.1", 0)) as door:
-        connection = ChunkConnection(server, Service(Shelf(), lambda _: None, Timeouts(), None))
-        with closing(Poller(door, lambda: True, ready.append)) as poller, closing(connection):
-            assert poller.add(connection, wait)
-            poller._resume(connection.fileno())  # something else happens to it
-            assert ready == [connection]
-            future.set_result(None)
-            assert ready == [connection]  # a worker has it
-            assert poller.add(connection, wait)
-            assert ready == [connection, connection]
-
 
 KEYS = st.integers(0, 4)
 STEPS = st.one_of(
