@@ -10,8 +10,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.fill.part import PartialFile
-from tests.support.agent.fixtures import in_both_forms
-from tests.support.agent.mirror import AgentMirror, refused
+from tests.support.agent.mirror import AgentMirror, in_both_forms, refused
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree

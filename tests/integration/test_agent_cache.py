@@ -16,8 +16,7 @@ from node_agent.app import Agent
 from node_agent.cache.records import Held
 from node_agent.fetch.documents import Catalogue
 from node_agent.stage.stage import NodeStage
-from tests.support.agent.fixtures import in_both_forms
-from tests.support.agent.mirror import AgentMirror, Fault, failing
+from tests.support.agent.mirror import AgentMirror, Fault, failing, in_both_forms
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bdn.wire.operation_schema import MemberDocument
-from tests.support.agent.fixtures import in_both_forms
-from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.mirror import AgentMirror, in_both_forms
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from
 from tests.support.content.trees import tree

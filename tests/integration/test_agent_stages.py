@@ -19,8 +19,7 @@ from bdn.core.errors import (
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.app import Agent
 from node_agent.stage import housekeeping
-from tests.support.agent.fixtures import in_both_forms
-from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.mirror import AgentMirror, in_both_forms
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
 from tests.support.content.trees import tree

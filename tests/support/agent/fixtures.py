@@ -5,9 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from bdn.net.http1.pool import ConnectionPool
-from tests.support.agent.mirror import FORMS, AgentMirror
-
-in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)  # where small files may rest in either way
+from tests.support.agent.mirror import AgentMirror
 
 
 @pytest.fixture(scope="module")
