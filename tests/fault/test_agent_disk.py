@@ -20,6 +20,11 @@ pytest_plugins = ("tests.support.agent.fixtures",)
 FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
 
 
+@pytest.fixture
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
+
+
 @needs_mounts
 async def test_a_disk_that_others_fill_is_no_budget(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)

@@ -23,6 +23,11 @@ SIZE = sum(map(len, FILES.values()))
 
 
 @pytest.fixture
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
+
+
+@pytest.fixture
 def ring(mirror: AgentMirror, tmp_path: Path) -> Ring:
     return Ring(mirror, tmp_path)
 
@@ -92,6 +97,7 @@ async def test_a_member_that_joins_late_is_asked_for_what_is_not_begun(ring: Rin
             assert set(mirror.chunk_requests.values()) == {1}
 
 
+@pytest.mark.promise("network")
 @in_both_forms
 async def test_a_cluster_serves_a_late_node_while_the_mirror_is_away(ring: Ring, mirror: AgentMirror) -> None:
     """It never saw the manifest, and owns a third of chunks that only others hold."""

@@ -19,7 +19,7 @@ from bdn.core.errors import (
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.app import Agent
 from node_agent.stage import housekeeping
-from tests.support.agent.mirror import AgentMirror, in_both_forms
+from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
 from tests.support.content.trees import tree
@@ -33,6 +33,14 @@ FILES = {
     "nested/empty": b"",
     "same/again": b"{}",
 }
+
+
+@pytest.fixture
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
+
+
+in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)  # where small files may rest in either way
 
 
 @pytest.fixture

@@ -16,12 +16,6 @@ def server() -> Iterator[AgentMirror]:
 
 
 @pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    """Without anything; small files rest in slabs, unless the test says otherwise."""
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-@pytest.fixture
 def peer() -> Iterator[ConnectionPool]:
     """The connections of somebody who asks agents for chunks (``tests.support.agent.peer``)."""
     pool = ConnectionPool(timeout_seconds=20)

@@ -40,7 +40,7 @@ from tests.support.content.memory_store import MemoryFile, MemoryStore
 from tests.support.mirror.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
-in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)  # of the fixture
+in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)
 Fault = Callable[[OpenChunk], OpenChunk]
 
 
