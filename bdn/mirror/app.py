@@ -122,8 +122,8 @@ async def open_mirror(
             clock=clock,
             asker=retries,
         )
-        sign_ins = SignIns(secrets, issuer)
-        surveyor = Surveyor(database, sign_ins, context, settings.limit_files, settings.limit_bytes)
+        sign_ins = SignIns(secrets, issuer, context)
+        surveyor = Surveyor(database, sign_ins, settings.limit_files, settings.limit_bytes)
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, clock)
@@ -188,7 +188,8 @@ async def open_mirror(
             data_port = server.port
 
         # API: what callers may ask.
-        planner = replace(surveyor, context=replace(context, asker=retries.for_a_caller_who_waits()))
+        hasty = replace(context, asker=retries.for_a_caller_who_waits())
+        planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
         asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)

@@ -17,7 +17,6 @@ from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
-from bdn.sources.sign_in import SourceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,10 @@ class Survey:
 
 @dataclass(frozen=True)
 class Surveyor:
-    """Opens sources and surveys them. ``context`` is of every source, but for who asks for it and signs in how."""
+    """Opens sources and surveys them."""
 
     database: Database
     sign_ins: SignIns
-    context: SourceContext
     limit_files: int
     limit_bytes: int
 
@@ -63,8 +61,7 @@ class Surveyor:
         uri = wanted.source
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)
-        sign_in = await self.sign_ins.resolve(wanted.auth, organisation, job)
-        async with open_source(uri, replace(self.context, organisation=organisation, sign_in=sign_in)) as source:
+        async with open_source(uri, await self.sign_ins.context_of(wanted.auth, organisation, job)) as source:
             yield source
 
     async def survey(self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None) -> Survey:

@@ -4,14 +4,23 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
 from bdn.core.source.uri import Auth, AuthMethod
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.upstream.issuer import DRY_RUN, IdentityIssuer, TokenSubject
-from bdn.sources.sign_in import Assertion, AwsAssumedRole, AwsRole, AwsWebIdentity, GoogleServiceAccount, Secret, SignIn
+from bdn.sources.sign_in import (
+    Assertion,
+    AwsAssumedRole,
+    AwsRole,
+    AwsWebIdentity,
+    GoogleServiceAccount,
+    Secret,
+    SignIn,
+    SourceContext,
+)
 from bdn.wire.access_schema import is_secret_name
 
 
@@ -58,15 +67,23 @@ class Secrets:
 
 @dataclass(frozen=True)
 class SignIns:
-    """Resolves sign-ins when a source is opened. ``issuer`` is None where the operator named no address for it."""
+    """Resolves sign-ins when a source is opened. ``issuer`` is None where the operator named no address for it.
+
+    ``context`` is of every source, but for who asks for it and how that signs in.
+    """
 
     secrets: Secrets
     issuer: IdentityIssuer | None
+    context: SourceContext
 
     def check(self, auth: Auth | None, organisation: str) -> None:
         """Refuse what could never be resolved, when it is asked for and not when somebody works on it."""
         if auth is not None and auth.method is not AuthMethod.CUSTOM_SECRET:
             self._cloud(auth, TokenSubject(organisation, DRY_RUN))
+
+    async def context_of(self, auth: Auth | None, organisation: str, job: str) -> SourceContext:
+        """How to open a source now, for this job. Raises what ``resolve`` does."""
+        return replace(self.context, organisation=organisation, sign_in=await self.resolve(auth, organisation, job))
 
     async def resolve(self, auth: Auth | None, organisation: str, job: str) -> SignIn | None:
         """How to sign in now, for this job; None where the request names no way.
