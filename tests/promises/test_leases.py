@@ -31,11 +31,6 @@ DAY = 86400.0
 FILES = [{"weights": noise(4000, number), "config.json": bytes([number])} for number in range(3)]
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
-
-
 async def ready(
     agent: Agent, mirror: AgentMirror, number: int, ttl: float | None, *, job: str | None = None
 ) -> NodeStage:

@@ -59,8 +59,7 @@ class Destination:
 
         An earlier view whose manifest is not known any more is let pass until the last look; it may be the one that comes.
 
-        Raises:
-            InvalidRequestError: names the directory and says why.
+        Raises ``InvalidRequestError``: names the directory and says why.
         """
         # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under
         # its feet; empty; ours and holding nothing but ours; anything else is the user's.

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO
 
+import pytest
+
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.store import SMALL_FILE_SIZE, seal_of
@@ -38,6 +40,7 @@ from tests.support.content.memory_store import MemoryFile, MemoryStore
 from tests.support.mirror.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
+in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)
 Fault = Callable[[OpenChunk], OpenChunk]
 
 
