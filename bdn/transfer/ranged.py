@@ -49,12 +49,10 @@ class RangeRequest:
         return self.range.size == self.size
 
 
-@dataclass(eq=False)
 class LocationRefusedError(AuthRequiredError):
     """401 or 403 for a location: signed URLs expire, so a fresh location may work; if it does not, access is refused."""
 
 
-@dataclass(eq=False)
 class UpstreamUntrustedError(UpstreamUnavailableError):
     """Nobody vouches for whoever answers there. Asking again changes nothing until a certificate or an address is mended."""
 
