@@ -83,11 +83,9 @@ class EmbeddedAgent(Protocol):
 
     async def check_destination(self, destination: Path) -> None:
         """Refuse a directory where no view could be published, before anything is moved."""
-        ...
 
     def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
-        ...
 
 
 Services = tuple[RunningMirror, EmbeddedAgent]

@@ -62,8 +62,7 @@ class UpstreamUntrustedError(UpstreamUnavailableError):
 def check_head(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange | None) -> None:
     """Accept an answer that holds the bytes ``wanted``, or, when no range was asked for (None), the whole file.
 
-    Raises:
-        BdnError: the answer is something else; which one says who is to blame.
+    Raises ``BdnError``: the answer is something else; which one says who is to blame.
     """
     headers = answer.headers
     if answer.status == 200 and wanted is None:

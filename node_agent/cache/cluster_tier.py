@@ -280,8 +280,7 @@ class ClusterTier:
     ) -> EvictionPlan:
         """Carry out what ``plan`` decides about the index as it is while nobody else changes it; ``account`` says why.
 
-        Raises:
-            DiskFailedError: what could not be deleted is held as before.
+        Raises ``DiskFailedError``: what could not be deleted is held as before.
         """
         with self._lock:
             self._hear_of_uses()

@@ -67,8 +67,7 @@ class Held:
     def file_layouts(self, wanted: frozenset[Digest]) -> dict[Digest, FileLayout]:
         """The layouts of these contents, as far as the manifest names them.
 
-        Raises:
-            InternalError: the layout lacks one, or says that it has another size.
+        Raises ``InternalError``: the layout lacks one, or says that it has another size.
         """
         found = self.layout.files if self.layout else {}
         layouts: dict[Digest, FileLayout] = {}

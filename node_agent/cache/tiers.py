@@ -59,8 +59,7 @@ async def open_tiers(
     ``on_evicted`` and ``on_cluster_evicted`` count evictions; ``verify`` checks the grant that a peer sends, unless there is no
     authentication; ``on_change`` is called on the event loop when chunks or files come or go.
 
-    Raises:
-        DiskFailedError: the directory cannot be read.
+    Raises ``DiskFailedError``: the directory cannot be read.
     """
     places, writes = disk.places, disk.writes
     uses, suspects = UseClock(clock), SuspectFiles()

@@ -65,8 +65,7 @@ class ChunkLists:
     async def obtain(self, manifest: Digest, organisation: str, bearer: str | None) -> ChunkList:
         """The list; one request for all who ask at the same time.
 
-        Raises:
-            BdnError: there is no such manifest, the grant is not good for it, or nobody can be asked now.
+        Raises ``BdnError``: there is no such manifest, the grant is not good for it, or nobody can be asked now.
         """
         key = manifest, organisation
         while (known := self._known.get(key)) is None:

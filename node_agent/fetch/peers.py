@@ -67,8 +67,7 @@ class Members:
         Returns:
             Whether the view is another now.
 
-        Raises:
-            DiskFailedError: the view is believed, but could not be kept for the next start.
+        Raises ``DiskFailedError``: the view is believed, but could not be kept for the next start.
         """
         owners = sorted(
             (RingMember(member.node, member.advertise) for member in members if _owns(member) and member.advertise),

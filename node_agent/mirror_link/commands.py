@@ -263,8 +263,7 @@ class PrefetchCommands:
     async def run(self, command: PrefetchCommand, tell: Callable[[Report], None]) -> None:
         """Fill what the grant names.
 
-        Raises:
-            BdnError: it could not be filled, which is recorded; ``CanceledError`` after ``cancel``.
+        Raises ``BdnError``: it could not be filled, which is recorded; ``CanceledError`` after ``cancel``.
         """
         run = self._runs[command.id] = _Run(command.id, tell, self._wake)
         try:
@@ -384,8 +383,7 @@ class VerificationCommands:
     async def look_at(self, request: PathVerificationRequest) -> PathVerification:
         """Staged files, and the files of the cache that they come from.
 
-        Raises:
-            NotFoundError: there are none at this path.
+        Raises ``NotFoundError``: there are none at this path.
         """
         findings = Findings(request.repair)
         for file in await in_thread(self.staged.find, request.path):

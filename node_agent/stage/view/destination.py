@@ -59,8 +59,7 @@ class Destination:
 
         An earlier view whose manifest is not known any more is let pass until the last look; it may be the one that comes.
 
-        Raises:
-            InvalidRequestError: names the directory and says why.
+        Raises ``InvalidRequestError``: names the directory and says why.
         """
         with _errors_at(self.path):
             self._check(earlier, is_last=is_last)
