@@ -24,8 +24,7 @@ async def serve(settings: AgentSettings) -> int:
     SIGTERM drains: no more requests, fills are canceled with their bitmaps written, and nothing is unmounted, because
     stages survive. SIGINT does the same and is reported as an interruption.
 
-    Raises:
-        BdnError: the agent cannot start: its directory, its socket or a port is somebody else's.
+    Raises ``BdnError``: the agent cannot start: its directory, its socket or a port is somebody else's.
     """
     with _signals() as stop:
         async with open_agent(settings) as agent, serving_api(agent):

@@ -119,8 +119,7 @@ async def events(
 async def _staged(agent: Agent, path: PurePosixPath) -> StagedPath:
     """What the path is: a stage that was released is known for a week.
 
-    Raises:
-        NotFoundError: no stage ever showed it, or its manifest has no such file.
+    Raises ``NotFoundError``: no stage ever showed it, or its manifest has no such file.
     """
     stage, mount, name = _find(agent, path)
     manifest = await in_thread(agent.cache.files.records.load, mount.digest)

@@ -101,11 +101,7 @@ class AgentSettings(FileSettings):
 
 
 def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of any field
-    """The settings, checked.
-
-    Raises:
-        SettingsError: one line per bad value, each with the name of its variable.
-    """
+    """The settings, checked. Raises ``SettingsError``: one line per bad value, each with the name of its variable."""
     try:
         settings = AgentSettings(**given)
     except ValidationError as error:

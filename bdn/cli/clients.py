@@ -24,11 +24,6 @@ class ClientSettings(FileSettings):
     data_dir: Path = Field(default_factory=default_data_dir)
     agent_socket: Annotated[Path | None, Field(description="BDN_AGENT_SOCKET")] = None
 
-    @property
-    def effective_agent_socket(self) -> Path:
-        """The agent's socket, the default included."""
-        return self.agent_socket or self.data_dir / "agent.sock"
-
 
 def mirror_client() -> MirrorClient:
     """The mirror at ``BDN_URL``."""
@@ -38,7 +33,8 @@ def mirror_client() -> MirrorClient:
 
 def agent_client() -> AgentClient:
     """The agent on this machine."""
-    return AgentClient(f"unix:{ClientSettings().effective_agent_socket}")
+    settings = ClientSettings()
+    return AgentClient(f"unix:{settings.agent_socket or settings.data_dir / 'agent.sock'}")
 
 
 @asynccontextmanager
@@ -50,17 +46,13 @@ async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> A
     settings = ClientSettings()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(mirror_client())
-        embedded = "url" not in settings.model_fields_set and (
-            even_a_new_one or (settings.data_dir / "mirror.sqlite").exists()
-        )
-        if embedded and not await client.ready():
+        is_here = even_a_new_one or (settings.data_dir / "mirror.sqlite").exists()
+        if is_here and "url" not in settings.model_fields_set and not await client.ready():
             # A whole mirror; most commands talk to one, and need none.
             from bdn.cli.running import embedded_services  # noqa: PLC0415
 
-            services = await stack.enter_async_context(embedded_services(output, "bdn-admin"))
-            client = await stack.enter_async_context(
-                MirrorClient(services.mirror.url, organisation=settings.organisation)
-            )
+            mirror, _ = await stack.enter_async_context(embedded_services(output, "bdn-admin"))
+            client = await stack.enter_async_context(MirrorClient(mirror.url, organisation=settings.organisation))
         yield client
 
 

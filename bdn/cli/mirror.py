@@ -1,9 +1,11 @@
 """``bdn mirror``: ask a mirror for sources."""
 
+from typing import Any
+
 import click
 
 from bdn.cli.clients import mirror_client, request_body
-from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar, waiting_for
+from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, waiting_for
 from bdn.core.units import format_size
 from bdn.wire.mirror_schema import Mirror, Plan
 
@@ -19,43 +21,30 @@ from bdn.wire.mirror_schema import Mirror, Plan
 @click.option("--wait", is_flag=True, help="Stay until it is READY or FAILED.")
 @click.option("--dry-run", is_flag=True, help="Show what would be transferred; write nothing.")
 @command_line
-async def mirror(
-    output: Output,
-    *,
-    sources: tuple[str, ...],
-    mounts: tuple[str, ...],
-    allow: tuple[str, ...],
-    ignore: tuple[str, ...],
-    secret: str | None,
-    wait: bool,
-    dry_run: bool,
-) -> int:
+async def mirror(output: Output, *, wait: bool, dry_run: bool, **asked: Any) -> int:  # noqa: ANN401 - of request_body
     """Mirror sources, and print the mirror's id for 'bdn stage'.
 
     \b
     Example: bdn mirror hf://org/model@main s3://bucket/data --mount /app/model --mount /app/data --wait
     """
-    body = request_body(sources, mounts, allow, ignore, secret)
+    body = request_body(**asked)
     async with mirror_client() as client:
         if dry_run:
             plan = await client.plan(body)
-            output.result(plan, plan_lines(plan))
+            output.result(plan, _plan_lines(plan))
             return DONE
         found = await client.request(body)
         if wait:
-            with progress_bar(output, "mirroring") as bar:
-                async for latest in client.follow(found.id, outages=waiting_for(output, found.id)):
-                    found = latest
-                    bar.update(found.bytes_transferred + found.bytes_reused, found.bytes_total)
+            updates = client.follow(found.id, outages=waiting_for(output, found.id))
+            found = await last_mirror(output, "mirroring", updates)
     for source in found.sources:
         for warning in source.warnings:
             output.warn(f"{source.source}: {warning}")
-    output.result(found, mirror_lines(found))
+    output.result(found, _mirror_lines(found))
     return FAILED if found.status in ("FAILED", "CANCELED") else DONE
 
 
-def mirror_lines(mirror: Mirror) -> list[str]:
-    """A mirror in words; the first line is the id and the status."""
+def _mirror_lines(mirror: Mirror) -> list[str]:
     lines = [f"{mirror.id} {mirror.status}"]
     for source in mirror.sources:
         if source.error is not None:
@@ -68,8 +57,7 @@ def mirror_lines(mirror: Mirror) -> list[str]:
     return lines
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """What would happen, in words."""
+def _plan_lines(plan: Plan) -> list[str]:
     lines = []
     for source in plan.sources:
         revision = f" at {source.resolved_revision}" if source.resolved_revision else ""

@@ -7,11 +7,11 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -21,9 +21,12 @@ from bdn.core.units import format_size
 from bdn.net.client import OUTAGE_SECONDS, OutageRetry
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
+from bdn.wire.mirror_schema import Mirror
 from bdn.wire.shapes import document_of
+from bdn.wire.stage_schema import StageDocument
 
 Document = BaseModel | dict[str, Any]
+_Parsed = TypeVar("_Parsed")
 _LINE_SECONDS: Final = 2.0  # between two lines of progress
 
 # --- how a command ends, as docs/contract.md says ---
@@ -97,20 +100,28 @@ class Output:
         click.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
-class Checked(Protocol):
-    """A request whose parts may contradict each other."""
-
-    def check(self) -> None:
-        """Raises ``InvalidRequestError``."""
-        ...
+class _Checked(Protocol):
+    def check(self) -> None: ...
 
 
-def check_usage(request: Checked) -> None:
+def check_usage(request: _Checked) -> None:
     """Options that do not go together are a matter of usage, found out before anything is asked. Raises ``UsageError``."""
     try:
         request.check()
     except InvalidRequestError as error:
         raise click.UsageError(str(error)) from None
+
+
+def parsed(parse: Callable[[str], _Parsed]) -> Callable[[click.Context, click.Parameter, str | None], _Parsed | None]:
+    """The callback of an option whose text ``parse`` understands, or raises ``ValueError`` for."""
+
+    def callback(_: click.Context, __: click.Parameter, text: str | None) -> _Parsed | None:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return callback
 
 
 def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., None]:
@@ -160,19 +171,11 @@ def waiting_for(output: Output, what: str) -> OutageRetry:
     return OutageRetry(told=told)
 
 
-class Bar(Protocol):
-    """One thing that grows towards a total that may not be known yet."""
-
-    def update(self, done: int, total: int | None) -> None:
-        """Show how far it is, in bytes."""
-        ...
-
-
 @contextmanager
-def progress_bar(output: Output, title: str) -> Iterator[Bar]:
-    """A bar until the block ends."""
+def progress_bar(output: Output, title: str) -> Iterator[Callable[[int, int | None], object]]:
+    """Yields what shows how far it is: bytes done, and all bytes, where they are known yet."""
     if not output.wants_bars:
-        yield _Lines(output, title)
+        yield _Lines(output, title).update
         return
     from rich.console import Console  # noqa: PLC0415 - only where somebody looks
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
@@ -186,12 +189,7 @@ def progress_bar(output: Output, title: str) -> Iterator[Bar]:
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)
-
-        class _RichBar:
-            def update(self, done: int, total: int | None) -> None:
-                progress.update(task, completed=done, total=total)
-
-        yield _RichBar()
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 class _Lines:
@@ -212,6 +210,24 @@ class _Lines:
         of = f" of {format_size(total)}" if total is not None else ""
         rate = format_size(int(done / max(0.001, now - self._started)))
         self._output.say(f"{self._title}: {format_size(done)}{of}, {rate}/s")
+
+
+async def last_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]) -> Mirror:
+    """The last of a mirror's ``updates``, at least one; meanwhile a bar shows how far it is."""
+    with progress_bar(output, title) as show:
+        async for mirror in updates:
+            show(mirror.bytes_transferred + mirror.bytes_reused, mirror.bytes_total)
+    return mirror
+
+
+async def last_stage(output: Output, title: str, updates: AsyncIterator[StageDocument]) -> StageDocument:
+    """The last of a stage's ``updates``, at least one; meanwhile a bar shows how far it is."""
+    with progress_bar(output, title) as show:
+        async for stage in updates:
+            sizes = [mount.bytes_total for mount in stage.mounts]
+            total = None if None in sizes else sum(size for size in sizes if size is not None)
+            show(sum(mount.bytes_done for mount in stage.mounts), total)
+    return stage
 
 
 # --- logs of services: one event per line, a fixed phrase and fields ---

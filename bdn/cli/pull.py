@@ -1,27 +1,19 @@
 """``bdn pull``: the whole path on this machine, embedded."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 from pydantic import BaseModel
 
 from bdn.cli.clients import request_body
-from bdn.cli.output import Output, command_line, progress_bar
-from bdn.cli.stage import grant_of, stage_bytes
-from bdn.core.errors import CanceledError
+from bdn.cli.output import Output, command_line
+from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.units import format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
-from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
-from bdn.wire.shapes import ReportedError
-from bdn.wire.stage_schema import BytesFrom, StageDocument
-
-if TYPE_CHECKING:
-    from bdn.cli.running import Services
+from bdn.wire.stage_schema import BytesFrom
 
 
 class Pulled(BaseModel):
@@ -47,9 +39,7 @@ class Pulled(BaseModel):
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Not these files; may be repeated.")
 @click.option("--secret", metavar="NAME", help="The name of the secret that opens the source, as in BDN_SECRET_<NAME>.")
 @command_line
-async def pull(
-    output: Output, *, source: str, dest: Path, allow: tuple[str, ...], ignore: tuple[str, ...], secret: str | None
-) -> None:
+async def pull(output: Output, *, source: str, dest: Path, **asked: Any) -> None:  # noqa: ANN401 - of request_body
     """Put the files of SOURCE at DEST, through a mirror and a cache on this machine.
 
     The files are hard links into the cache where that is possible, so that a second pull is immediate and takes no space.
@@ -63,58 +53,35 @@ async def pull(
     from bdn.cli.running import embedded_services, spare_collector  # noqa: PLC0415
     from bdn.sources.opener import prepare  # noqa: PLC0415
 
-    body = request_body((source,), (), allow, ignore, secret)
-    async with embedded_services(output, "bdn pull") as services:
-        for wanted in body.sources():
+    sources = request_body((source,), **asked).sources()
+    async with embedded_services(output, "bdn pull") as (running, agent):
+        for wanted in sources:
             await asyncio.to_thread(prepare, wanted.source.scheme)
         spare_collector()
         began = time.perf_counter()
-        await services.agent.check_destination(dest)
-        mirror = await _mirror(output, services, body)
-        stage = await _stage(output, services, mirror, dest)
-        pulled = _pulled(mirror, stage, time.perf_counter() - began)
-    for warning in pulled.warnings:
-        output.warn(warning)
-    output.result(pulled, [_line(pulled)])
-
-
-async def _mirror(output: Output, services: Services, body: MirrorRequestBody) -> Mirror:
-    requests = services.mirror.service.requests
-    mirror = await requests.request(body.sources(), DEFAULT_ORGANISATION)
-    with progress_bar(output, "mirroring") as bar:
-        async for latest in requests.follow(mirror.id, DEFAULT_ORGANISATION, 0.2):
-            mirror = latest
-            bar.update(mirror.bytes_transferred + mirror.bytes_reused, mirror.bytes_total)
-    if mirror.error is not None:
-        raise ReportedError(mirror.error)
-    return mirror
-
-
-async def _stage(output: Output, services: Services, mirror: Mirror, dest: Path) -> StageDocument:
-    stage: StageDocument | None = None
-    with progress_bar(output, "staging") as bar:
-        async for stage in services.agent.pull(grant_of(mirror), dest):
-            bar.update(sum(mount.bytes_done for mount in stage.mounts), stage_bytes(stage))
-    if stage is None or stage.state != "READY":
-        raise ReportedError(stage.error) if stage and stage.error else CanceledError("the pull")
-    return stage
-
-
-def _pulled(mirror: Mirror, stage: StageDocument, seconds: float) -> Pulled:
-    source, mount = mirror.sources[0], stage.mounts[0]
-    return Pulled(
-        source=source.source,
+        await agent.check_destination(dest)
+        requests = running.service.requests
+        begun = await requests.request(sources, DEFAULT_ORGANISATION)
+        mirror = await ready_mirror(output, "mirroring", requests.follow(begun.id, DEFAULT_ORGANISATION, 0.2))
+        stage = await ready_stage(output, "staging", agent.pull(grant_of(mirror), dest))
+        seconds = time.perf_counter() - began
+    mirrored, mount = mirror.sources[0], stage.mounts[0]
+    pulled = Pulled(
+        source=mirrored.source,
         destination=mount.path,
-        resolved_revision=source.resolved_revision,
+        resolved_revision=mirrored.resolved_revision,
         manifest=mount.manifest,
         files_total=mount.files_total or 0,
         bytes_total=mount.bytes_total or 0,
-        bytes_transferred=source.bytes_transferred,
+        bytes_transferred=mirrored.bytes_transferred,
         bytes_from=mount.bytes_from,
         view=mount.view,
-        warnings=source.warnings,
+        warnings=mirrored.warnings,
         seconds=round(seconds, 4),
     )
+    for warning in pulled.warnings:
+        output.warn(warning)
+    output.result(pulled, [_line(pulled)])
 
 
 def _line(pulled: Pulled) -> str:

@@ -15,7 +15,7 @@ from bdn.mirror.settings import MirrorSettings
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the API; BDN_PORT otherwise. 0 takes a free one.")
 @click.option("--data-port", type=click.IntRange(0, 65535), help="Port of the data plane; BDN_DATA_PORT otherwise.")
 @command_line
-async def serve(output: Output, *, host: str | None, port: int | None, data_port: int | None) -> None:
+async def serve(output: Output, **options: object) -> None:
     """Run the mirror: its API, a worker and the data plane.
 
     \b
@@ -23,9 +23,7 @@ async def serve(output: Output, *, host: str | None, port: int | None, data_port
     """
     log_to_stderr()
     spare_collector()
-    given = {
-        name: value for name, value in (("host", host), ("port", port), ("data_port", data_port)) if value is not None
-    }
+    given = {name: value for name, value in options.items() if value is not None}
     with stop_signal() as stop:
         async with running_mirror(MirrorSettings(**given)) as mirror:  # type: ignore[arg-type] # checked by the settings
             output.result(
@@ -89,8 +87,7 @@ async def up(output: Output) -> None:
     log_to_stderr()
     spare_collector()
     with stop_signal() as stop:
-        async with running_services(MirrorSettings(), program="bdn up", serve=True) as services:
-            mirror, agent = services.mirror, services.agent
+        async with running_services(MirrorSettings(), program="bdn up", serve=True) as (mirror, agent):
             output.result(
                 {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
                 [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],

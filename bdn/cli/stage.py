@@ -1,13 +1,16 @@
 """``bdn stage`` and ``bdn unstage``: files for a job on this node."""
 
+from collections.abc import AsyncIterator
+
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar, waiting_for
-from bdn.core.errors import InvalidRequestError
+from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, last_stage, waiting_for
+from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.core.units import format_size
 from bdn.net.client import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
+from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import StageDocument, StageRequest
 
 
@@ -33,11 +36,9 @@ async def stage(
         request = StageRequest(job_id=job_id, grant=grant_of(mirror), ttl_seconds=ttl_seconds, warm=warm)
         found = await agent.stage(request)
         if not no_wait:
-            with progress_bar(output, "staging") as bar:
-                async for latest in agent.follow(found.id, outages=waiting_for(output, found.id)):
-                    found = latest
-                    bar.update(sum(mount.bytes_done for mount in found.mounts), stage_bytes(found))
-    output.result(found, stage_lines(found))
+            updates = agent.follow(found.id, outages=waiting_for(output, found.id))
+            found = await last_stage(output, "staging", updates)
+    output.result(found, _stage_lines(found))
     return stage_code(found)
 
 
@@ -65,10 +66,20 @@ def grant_of(mirror: Mirror) -> str:
     raise InvalidRequestError(f"mirror {mirror.id} is {mirror.status}: {problem}")
 
 
-def stage_bytes(stage: StageDocument) -> int | None:
-    """The size of all mounts, once it is known."""
-    sizes = [mount.bytes_total for mount in stage.mounts]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+async def ready_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]) -> Mirror:
+    """The mirror at its end; the error with which it failed is raised."""
+    mirror = await last_mirror(output, title, updates)
+    if mirror.error is not None:
+        raise ReportedError(mirror.error)
+    return mirror
+
+
+async def ready_stage(output: Output, title: str, updates: AsyncIterator[StageDocument]) -> StageDocument:
+    """The stage at its end; the error with which it failed is raised."""
+    stage = await last_stage(output, title, updates)
+    if stage.state != "READY":
+        raise ReportedError(stage.error) if stage.error else CanceledError(title)
+    return stage
 
 
 def stage_code(stage: StageDocument) -> int:
@@ -77,8 +88,8 @@ def stage_code(stage: StageDocument) -> int:
     return FAILED if is_lacking or stage.state == "FAILED" else DONE
 
 
-def stage_lines(stage: StageDocument) -> list[str]:
-    """A stage in words; each mount's path is the last word of its line."""
+def _stage_lines(stage: StageDocument) -> list[str]:
+    """Each mount's path is the last word of its line."""
     lines = [f"{stage.id} {stage.state}"]
     if stage.error is not None:
         lines.append(f"  {stage.error.message} [{stage.error.code}]")

@@ -3,16 +3,9 @@
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import Output, check_usage, command_line
-from bdn.core.units import parse_duration
+from bdn.cli.output import Output, check_usage, command_line, parsed
+from bdn.core.units import format_time, parse_duration
 from bdn.wire.access_schema import Role, Token, TokenRequest
-
-
-def _seconds(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 @click.group()
@@ -31,21 +24,21 @@ def tokens() -> None:
 )
 @click.option("--cluster", metavar="NAME", help="Of role agent: for the agents of this cluster alone.")
 @click.option(
-    "--expires", metavar="DURATION", callback=_seconds, help="Good for so long (90d, 12h); else until revoked."
+    "--expires",
+    "expires_seconds",
+    metavar="DURATION",
+    callback=parsed(parse_duration),
+    help="Good for so long (90d, 12h); else until revoked.",
 )
 @command_line
-async def create(
-    output: Output, *, name: str, organisation: str, role: str, cluster: str | None, expires: int | None
-) -> None:
+async def create(output: Output, **options: object) -> None:
     """Make a token and print it, once: the mirror keeps its SHA-256 alone. NAME is for people.
 
     \b
     Example: bdn-admin tokens create ci --organisation acme --role controller --expires 90d
     Example: bdn-admin tokens create gpu-nodes --organisation default --role agent --cluster gpu
     """
-    request = TokenRequest(
-        name=name, organisation=organisation, role=Role(role), cluster=cluster, expires_seconds=expires
-    )
+    request = TokenRequest.model_validate(options)
     check_usage(request)
     async with reachable_mirror(output) as client:
         made = await client.create_token(request)
@@ -82,9 +75,6 @@ async def revoke(output: Output, *, token_id: str) -> None:
 
 def _line(token: Token) -> str:
     cluster = f" of cluster {token.cluster}" if token.cluster else ""
-    line = f"{token.id}  {token.organisation}  {token.role}{cluster}  {token.name}  made {token.created_at:%Y-%m-%d %H:%M:%S}Z"
-    if token.expires_at is not None:
-        line += f", expires {token.expires_at:%Y-%m-%d %H:%M:%S}Z"
-    if token.revoked_at is not None:
-        line += f", revoked {token.revoked_at:%Y-%m-%d %H:%M:%S}Z"
-    return line
+    times = (("made", token.created_at), ("expires", token.expires_at), ("revoked", token.revoked_at))
+    said = ", ".join(f"{what} {format_time(at.timestamp())}" for what, at in times if at is not None)
+    return f"{token.id}  {token.organisation}  {token.role}{cluster}  {token.name}  {said}"

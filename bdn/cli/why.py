@@ -9,13 +9,12 @@ from pydantic import BaseModel
 
 from bdn.cli.clients import agent_client, reachable_mirror
 from bdn.cli.output import Output, command_line
-from bdn.core.errors import NotFoundError
+from bdn.core.errors import BdnError, NotFoundError
 from bdn.core.events import Event, explanation
 from bdn.core.units import format_size, format_time
 from bdn.net.client import MirrorClient, Params
-from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, NodeEvents, StagedPath
+from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, StagedPath
 from bdn.wire.mirror_schema import HeldManifest
-from bdn.wire.shapes import ReportedError
 
 _READ: Final = 1000  # of the newest events, from which the places are explained
 _MIRROR: Final = "the mirror"
@@ -55,17 +54,17 @@ async def why(output: Output, *, what: str, node: str | None, limit: int) -> Non
     Example: bdn-admin why /var/lib/bdn/cache/mounts/stg_0123456789abcdef01234567/app/model/config.json
     """
     if "://" not in what and not what.startswith("b3:"):
+        # A view may be behind a link of ours, which is not to be followed.
+        path = os.path.abspath(what)  # noqa: PTH100, ASYNC240
         async with agent_client() as agent:
-            told = await agent.events({"path": _absolute(what), "limit": str(limit)})
-        output.result(told, _path_lines(told))
+            told = await agent.events({"path": path, "limit": str(limit)})
+        lines = _staged_lines(told.staged) if told.staged else []
+        lines += ["what was decided here about its manifest, the last at the end:"] if told.items else []
+        output.result(told, [*lines, *_story_lines(told.items)])
         return
     async with reachable_mirror(output) as client:
         found = await _explain(client, what, node, limit)
     output.result(found, _lines(found))
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(path)  # noqa: PTH100 - a view may be behind a link of ours, which is not to be followed
 
 
 async def _explain(client: MirrorClient, what: str, node: str | None, limit: int) -> Explanation:
@@ -94,7 +93,7 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
     """What it stands for; None when the mirror does not know: there may be events about it all the same."""
     try:
         return await client.named(what)
-    except ReportedError as error:
+    except BdnError as error:
         if error.code != NotFoundError.code or "://" in what:
             raise
         return None
@@ -104,11 +103,9 @@ def _places(
     manifest: str, held: HeldManifest | None, events: Sequence[EventDocument], node: str | None
 ) -> list[PlaceExplanation]:
     """The mirror, every node that holds the manifest, and every node that has decided something about it."""
-    stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
     holding = held.nodes if held else {}
-    for name in holding:
-        if node is None or name.partition("/")[2] == node:
-            stories[f"node {name}"] = []
+    stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
+    stories |= {f"node {name}": [] for name in holding if node is None or name.partition("/")[2] == node}
     for event in reversed(events):
         if event.manifest == manifest:
             place = _MIRROR if event.node is None else f"node {event.cluster}/{event.node}"
@@ -130,10 +127,8 @@ def _places(
 
 def _lines(found: Explanation) -> list[str]:
     lines = _named_lines(found.named) if found.named else []
-    for place in found.places:
-        lines.append(f"{_short(place.manifest)} {place.sentence}")
-    if found.events:
-        lines.append("what was decided, the last at the end:")
+    lines += [f"{_short(place.manifest)} {place.sentence}" for place in found.places]
+    lines += ["what was decided, the last at the end:"] if found.events else []
     return [*lines, *_story_lines(found.events)]
 
 
@@ -157,13 +152,6 @@ def _story_lines(events: Sequence[EventDocument]) -> list[str]:
         f"  {format_time(event.at.timestamp())}  {event.node or _MIRROR}  {_short(event.manifest or event.digest or '')} {event.sentence}"
         for event in reversed(events)
     ]
-
-
-def _path_lines(told: NodeEvents) -> list[str]:
-    lines = _staged_lines(told.staged) if told.staged else []
-    if told.items:
-        lines.append("what was decided here about its manifest, the last at the end:")
-    return [*lines, *_story_lines(told.items)]
 
 
 def _staged_lines(staged: StagedPath) -> list[str]:

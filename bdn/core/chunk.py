@@ -16,6 +16,8 @@ from typing import Final, Self
 
 from blake3 import blake3
 
+from bdn.core.errors import InvalidRequestError
+
 Buffer = bytearray | memoryview
 OnBytes = Callable[[memoryview], object]  # such as a hash's own ``update``
 
@@ -62,6 +64,14 @@ class Digest:
     def fanout(self) -> str:
         """``aa/bb/aabb…``: where a directory tree keeps this content."""
         return f"{self.hex[:2]}/{self.hex[2:4]}/{self.hex}"
+
+
+def digest_in(text: str) -> Digest:
+    """The digest that a caller names. Raises ``InvalidRequestError``."""
+    try:
+        return Digest.parse(text)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 def digest_of(content: bytes | bytearray | memoryview) -> Digest:

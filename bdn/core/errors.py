@@ -8,20 +8,24 @@ signed URL. HTTP statuses live in ``bdn.wire.shapes`` alone.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, dataclass_transform
 
 from bdn.core.units import format_size
 
 Fact = str | int | float | bool | None | list[str]
 
 
+@dataclass_transform(eq_default=False)
 @dataclass(eq=False)
 class BdnError(Exception):
-    """The root of the tree. Subclasses are dataclasses whose fields are the facts."""
+    """The root of the tree. Subclasses become dataclasses, whose fields are the facts, by themselves."""
 
     code: ClassVar[str] = "INTERNAL"
     transient: ClassVar[bool] = False
     message: ClassVar[str] = ""  # with the facts' names in braces
+
+    def __init_subclass__(cls) -> None:
+        dataclass(eq=False)(cls)
 
     def __str__(self) -> str:
         return self.message.format(**vars(self))
@@ -39,14 +43,12 @@ class CallerError(BdnError):
     """The request cannot be carried out as it stands; repeating it changes nothing."""
 
 
-@dataclass(eq=False)
 class InvalidRequestError(CallerError):
     code = "INVALID_REQUEST"
     message = "{problem}"
     problem: str
 
 
-@dataclass(eq=False)
 class InvalidSourceError(CallerError):
     code = "INVALID_SOURCE"
     source: str
@@ -56,7 +58,6 @@ class InvalidSourceError(CallerError):
         return self.problem if self.source in self.problem else f"{self.source}: {self.problem}"
 
 
-@dataclass(eq=False)
 class InvalidMountError(CallerError):
     code = "INVALID_MOUNT"
     message = "mount_location {mount_location!r} {problem}"
@@ -64,7 +65,6 @@ class InvalidMountError(CallerError):
     problem: str
 
 
-@dataclass(eq=False)
 class AuthRequiredError(CallerError):
     code = "AUTH_REQUIRED"
     source: str
@@ -81,7 +81,6 @@ class AuthRequiredError(CallerError):
         return f"{self.source} refused access ({self.reason}). {remedy}"
 
 
-@dataclass(eq=False)
 class SecretNotFoundError(CallerError):
     code = "SECRET_NOT_FOUND"
     message = (
@@ -91,7 +90,6 @@ class SecretNotFoundError(CallerError):
     secret_name: str
 
 
-@dataclass(eq=False)
 class SecretMalformedError(CallerError):
     code = "SECRET_MALFORMED"
     message = "secret {secret_name!r} {problem}"
@@ -99,7 +97,6 @@ class SecretMalformedError(CallerError):
     problem: str
 
 
-@dataclass(eq=False)
 class NoFilesMatchedError(CallerError):
     code = "NO_FILES_MATCHED"
     source: str
@@ -118,7 +115,6 @@ class NoFilesMatchedError(CallerError):
         )
 
 
-@dataclass(eq=False)
 class LimitExceededError(CallerError):
     code = "LIMIT_EXCEEDED"
     message = "{what}: {value} is over the limit of {limit}"
@@ -127,7 +123,6 @@ class LimitExceededError(CallerError):
     limit: int
 
 
-@dataclass(eq=False)
 class EgressRefusedError(CallerError):
     code = "EGRESS_REFUSED"
     message = "{host} may not be contacted: {reason}; the operator can allow it in BDN_EGRESS_ALLOW"
@@ -135,35 +130,30 @@ class EgressRefusedError(CallerError):
     reason: str
 
 
-@dataclass(eq=False)
 class NotFoundError(CallerError):
     code = "NOT_FOUND"
     message = "{what} does not exist, or is not yours"
     what: str
 
 
-@dataclass(eq=False)
 class UnauthenticatedError(CallerError):
     code = "UNAUTHENTICATED"
     message = "{problem}"
     problem: str = "this call needs a token: send Authorization: Bearer TOKEN (commands: set BDN_TOKEN)"
 
 
-@dataclass(eq=False)
 class GrantInvalidError(CallerError):
     code = "GRANT_INVALID"
     message = "the grant is not valid: {problem}"
     problem: str
 
 
-@dataclass(eq=False)
 class GrantExpiredError(CallerError):
     code = "GRANT_EXPIRED"
     message = "the grant expired at {expired_at}; read the mirror again for a fresh one"
     expired_at: str
 
 
-@dataclass(eq=False)
 class InUseError(CallerError):
     code = "IN_USE"
     what: str
@@ -173,7 +163,6 @@ class InUseError(CallerError):
         return f"{self.what} is in use by {', '.join(self.holders)}"
 
 
-@dataclass(eq=False)
 class CanceledError(CallerError):
     code = "CANCELED"
     message = "{what} was canceled"
@@ -187,7 +176,6 @@ class UpstreamError(BdnError):
     """A hub or bucket refused, failed, or sent something else than it promised."""
 
 
-@dataclass(eq=False)
 class SourceNotFoundError(UpstreamError):
     code = "SOURCE_NOT_FOUND"
     message = "{source} was not found: {reason}"
@@ -195,7 +183,6 @@ class SourceNotFoundError(UpstreamError):
     reason: str
 
 
-@dataclass(eq=False)
 class RevisionNotFoundError(UpstreamError):
     code = "REVISION_NOT_FOUND"
     message = "{source} has no revision {revision!r}; name a branch, a tag or a commit that exists"
@@ -203,14 +190,12 @@ class RevisionNotFoundError(UpstreamError):
     revision: str
 
 
-@dataclass(eq=False)
 class GatedSourceError(UpstreamError):
     code = "GATED_SOURCE"
     message = "{source} is gated: accept its terms on the hub with the account that owns the token, and give that token as a secret"
     source: str
 
 
-@dataclass(eq=False)
 class SourceChangedError(UpstreamError):
     code = "SOURCE_CHANGED"
     message = "{path!r} of {source} changed while it was copied ({reason}); mirror it again"
@@ -219,7 +204,6 @@ class SourceChangedError(UpstreamError):
     reason: str
 
 
-@dataclass(eq=False)
 class UpstreamUnavailableError(UpstreamError):
     code = "UPSTREAM_UNAVAILABLE"
     transient = True
@@ -229,7 +213,6 @@ class UpstreamUnavailableError(UpstreamError):
     retry_after_seconds: float | None = None  # a 503 may ask for that, like a 429
 
 
-@dataclass(eq=False)
 class UpstreamRateLimitedError(UpstreamError):
     code = "UPSTREAM_RATE_LIMITED"
     transient = True
@@ -241,7 +224,6 @@ class UpstreamRateLimitedError(UpstreamError):
         return f"{self.source} limits our requests (429){after}"
 
 
-@dataclass(eq=False)
 class ChecksumMismatchError(UpstreamError):
     code = "CHECKSUM_MISMATCH"
     message = "{subject} has the wrong content: expected {expected}, got {actual}"
@@ -257,7 +239,6 @@ class ServiceError(BdnError):
     """The mirror, its store, the agent or its disk could not do its part."""
 
 
-@dataclass(eq=False)
 class StoreUnavailableError(ServiceError):
     code = "STORE_UNAVAILABLE"
     transient = True
@@ -265,7 +246,6 @@ class StoreUnavailableError(ServiceError):
     reason: str
 
 
-@dataclass(eq=False)
 class CacheTooSmallError(ServiceError):
     code = "CACHE_TOO_SMALL"
     needed_bytes: int
@@ -278,7 +258,6 @@ class CacheTooSmallError(ServiceError):
         )
 
 
-@dataclass(eq=False)
 class CacheFullError(ServiceError):
     code = "CACHE_FULL"
     transient = True
@@ -302,7 +281,6 @@ class CacheFullError(ServiceError):
         )
 
 
-@dataclass(eq=False)
 class DiskFailedError(ServiceError):
     code = "DISK_FAILED"
     path: str
@@ -319,7 +297,6 @@ class DiskFailedError(ServiceError):
         return f"{message}; nobody else has taken any of it since room was promised, and so this is a bug of ours"
 
 
-@dataclass(eq=False)
 class MountFailedError(ServiceError):
     code = "MOUNT_FAILED"
     message = "{path} could not be mounted: {reason}"
@@ -327,7 +304,6 @@ class MountFailedError(ServiceError):
     reason: str
 
 
-@dataclass(eq=False)
 class InternalError(ServiceError):
     code = "INTERNAL"
     message = "internal error: {reason}; this is a bug, the service's log holds more"

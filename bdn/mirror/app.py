@@ -48,6 +48,7 @@ from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SourceContext
 from bdn.store.directory import open_store
 from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
@@ -114,16 +115,15 @@ async def open_mirror(
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
         retries = UpstreamRetries(budgets)
-        surveyor = Surveyor(
-            database,
-            SignIns(secrets, issuer),
+        context = SourceContext(
+            "",
             UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
             ambient_credentials=settings.auth == "off",
-            limit_files=settings.limit_files,
-            limit_bytes=settings.limit_bytes,
             clock=clock,
             asker=retries,
         )
+        sign_ins = SignIns(secrets, issuer)
+        surveyor = Surveyor(database, sign_ins, context, settings.limit_files, settings.limit_bytes)
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, clock)
@@ -188,11 +188,11 @@ async def open_mirror(
             data_port = server.port
 
         # API: what callers may ask.
-        planner = replace(surveyor, asker=retries.for_a_caller_who_waits())
+        planner = replace(surveyor, context=replace(context, asker=retries.for_a_caller_who_waits()))
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
         asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)
-        heartbeats = Membership(database, operations, asked, events, signer, watch, clock)
+        heartbeats = Membership(database, asked, events, watch, clock)
         services = (
             requests,
             asked,

@@ -26,7 +26,6 @@ DAMAGE = "damage"  # what the repair waits for
 _TOLD: Final = 100  # manifests: a file may be in a thousand revisions
 
 
-@dataclass(eq=False)
 class ChunkDamagedError(StoreUnavailableError):
     """The store is there, and this chunk is not."""
 

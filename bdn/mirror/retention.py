@@ -22,7 +22,7 @@ import asyncio
 import time
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -81,13 +81,8 @@ class _Transactions:
     database: Database
     rehearsal: WriteSession | None
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[ReadSession]:
-        if self.rehearsal is not None:
-            yield self.rehearsal
-            return
-        async with self.database.read(patient=True) as session:
-            yield session
+    def read(self) -> AbstractAsyncContextManager[ReadSession]:
+        return self.database.read(patient=True) if self.rehearsal is None else nullcontext(self.rehearsal)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteSession]:

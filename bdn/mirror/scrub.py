@@ -225,8 +225,7 @@ class Repair:
         That may be that the store does not take it. The reason is one that the organisation ``asking`` may hear: it names no
         source of others.
 
-        Raises:
-            StoreUnavailableError: the store or the database is away; whatever was damaged still is.
+        Raises ``StoreUnavailableError``: the store or the database is away; whatever was damaged still is.
         """
         self._tried_at[digest] = self.clock()
         if await self.damages.examine(digest) is None:

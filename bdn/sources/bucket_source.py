@@ -74,8 +74,7 @@ class BucketSource(ABC):
         One listing for each text of ``within``, whose names begin with it exactly as it is written: of names with empty or
         ``.`` segments, only those are found in which such a segment comes after the text.
 
-        Raises:
-            InvalidSourceError: a name cannot be a path, or the URI names an object and a folder.
+        Raises ``InvalidSourceError``: a name cannot be a path, or the URI names an object and a folder.
         """
         prefix = self._uri.prefix
         if prefix and not prefix.endswith("/"):

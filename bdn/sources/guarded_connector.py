@@ -52,8 +52,7 @@ class GuardedConnector(TCPConnector):
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:  # noqa: ASYNC109
         """A connection for one request, of the pool or new.
 
-        Raises:
-            EgressRefusedError: the request's host is refused; nothing was sent.
+        Raises ``EgressRefusedError``: the request's host is refused; nothing was sent.
         """
         self._policy.admit(req.url.raw_host or "")
         token = _by_proxy.set(req.proxy is not None)

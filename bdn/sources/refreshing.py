@@ -38,7 +38,6 @@ class CredentialsProvider(Protocol[_Held_co]):
         Asked for each of a million files, so it answers from memory until a while before ``expires_at``. Raises ``BdnError``,
         which a source passes on as it is.
         """
-        ...
 
 
 class Refreshing(Generic[Held]):
@@ -64,8 +63,7 @@ class Refreshing(Generic[Held]):
         While one caller renews, the others go on with the old ones if these live, and wait if not. When it fails for a
         while, everybody goes on with the old ones until they end; when it is canceled, the next caller takes over.
 
-        Raises:
-            BdnError: there are none that live, or they will not be given any more.
+        Raises ``BdnError``: there are none that live, or they will not be given any more.
         """
         held = self._held
         if held is not None and (self._clock() < self._renew_at or (self._lock.locked() and self._lives(held))):

@@ -105,11 +105,7 @@ def r2_address(template: str, account: str, jurisdiction: str) -> str:
 
 
 def check_r2_template(template: str) -> str:
-    """The template without a final slash.
-
-    Raises:
-        ValueError: it does not become an address.
-    """
+    """The template without a final slash. Raises ``ValueError``: it does not become an address."""
     parts = urlsplit(r2_address(template, "account", "eu"))
     is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
     if not is_address or "@" in parts.netloc or "{" in parts.geturl():

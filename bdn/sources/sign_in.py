@@ -29,8 +29,7 @@ class Secret:
 def hugging_face_token(secret: Secret) -> str:
     """The plain token. White space around it is forgiven: files end with a newline.
 
-    Raises:
-        SecretMalformedError: empty, or not one printable word, which could not stand in a header.
+    Raises ``SecretMalformedError``: empty, or not one printable word, which could not stand in a header.
     """
     token = secret.value.strip()
     if not token:
@@ -43,8 +42,7 @@ def hugging_face_token(secret: Secret) -> str:
 def s3_credentials(secret: Secret) -> S3Credentials:
     """From the JSON that docs/contract.md describes, or with the older key names, without ``aws_``.
 
-    Raises:
-        SecretMalformedError: not a JSON object, or naming the missing key.
+    Raises ``SecretMalformedError``: not a JSON object, or naming the missing key.
     """
     document = _json_object(
         secret,
@@ -74,8 +72,7 @@ def service_account_key(secret: Secret) -> ServiceAccountKey:
 
     Every other member is left alone, so that a user's JSON cannot say more than who they are and who believes it.
 
-    Raises:
-        SecretMalformedError: not a JSON object, of another kind of account, or naming the missing key.
+    Raises ``SecretMalformedError``: not a JSON object, of another kind of account, or naming the missing key.
     """
     document = _json_object(
         secret,

@@ -261,8 +261,7 @@ _UNREADABLE: Final = _LOST | _KEPT_FROM_US | {errno.ENOTDIR}
 def fault_of(file: BinaryIO, digest: Digest) -> str | None:
     """What is wrong with the chunk in this file, or None. Blocking; costs one read of it. Leaves nothing in the page cache.
 
-    Raises:
-        OSError: it could not be found out.
+    Raises ``OSError``: it could not be found out.
     """
     _leave_cache(file)
     hasher, piece, size = blake3(), bytearray(_PIECE), 0

@@ -124,7 +124,9 @@ class ByteThreads:
         Cancelling waits for the thread: a thread that is left behind would still write where its caller has cleaned up.
         ``on_cancel`` may tell it to hurry.
         """
-        self._begin()
+        if not self._in_hand:
+            self._buffers.keep(self.count)
+        self._in_hand += 1
         turn = SlotRequest(size)
         future = self._executor.submit(self._work, turn, work)
         waiter = asyncio.wrap_future(future)
@@ -138,7 +140,9 @@ class ByteThreads:
                 await _ended(waiter)
             raise
         finally:
-            self._end()
+            self._in_hand -= 1
+            if not self._in_hand:  # who has nothing to do holds no more memory than those who may receive will need
+                self._buffers.keep(self._slots.limit)
 
     def received(self) -> None:
         """To be called by work that has received all its bytes: what it still does is the disk's, and another may receive.
@@ -162,17 +166,6 @@ class ByteThreads:
         finally:
             self._here.turn = None
             self._slots.give_back(turn, outcome)
-
-    def _begin(self) -> None:
-        if not self._in_hand:
-            self._buffers.keep(self.count)
-        self._in_hand += 1
-
-    def _end(self) -> None:
-        """Who has nothing to do holds no more memory than those who may receive will need."""
-        self._in_hand -= 1
-        if not self._in_hand:
-            self._buffers.keep(self._slots.limit)
 
     def close(self) -> None:
         """Wait for the threads to end."""

@@ -169,8 +169,7 @@ class PartChecksums:
 
     def __init__(self, expected: Checksum, size: int) -> None:
         if not expected.kind.is_combinable:
-            msg = f"{expected.kind} of a whole does not follow from those of its parts"
-            raise ValueError(msg)
+            raise ValueError(f"{expected.kind} of a whole does not follow from those of its parts")
         self._expected = expected
         self._size = size
         self._parts: dict[int, int] = {}
@@ -196,8 +195,7 @@ class PartChecksums:
     def check(self, subject: str) -> None:
         """All chunks were offered: raise ``ChecksumMismatchError`` when they do not make up the file."""
         if missing := self.missing:
-            msg = f"{len(missing)} chunks of {subject} were not offered"
-            raise ValueError(msg)
+            raise ValueError(f"{len(missing)} chunks of {subject} were not offered")
         cyclic, whole = CYCLIC[self._expected.kind], 0
         for index in range(chunk_count(self._size)):
             whole = cyclic.combine(whole, self._parts[index], chunk_range(self._size, index).size)

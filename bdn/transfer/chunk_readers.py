@@ -97,7 +97,6 @@ class ChunkReader(Protocol):
             BdnError: NotFoundError when this reader does not hold it, a transient error when it may later.
                 ``chunk.done`` then counts the bytes that came, and another reader may go on from there.
         """
-        ...
 
 
 def fetch(reader: ChunkReader, digest: Digest, buffer: memoryview, store: Callable[[], None]) -> BytesByTier:

@@ -49,12 +49,10 @@ class RangeRequest:
         return self.range.size == self.size
 
 
-@dataclass(eq=False)
 class LocationRefusedError(AuthRequiredError):
     """401 or 403 for a location: signed URLs expire, so a fresh location may work; if it does not, access is refused."""
 
 
-@dataclass(eq=False)
 class UpstreamUntrustedError(UpstreamUnavailableError):
     """Nobody vouches for whoever answers there. Asking again changes nothing until a certificate or an address is mended."""
 
@@ -64,8 +62,7 @@ class UpstreamUntrustedError(UpstreamUnavailableError):
 def check_head(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange | None) -> None:
     """Accept an answer that holds the bytes ``wanted``, or, when no range was asked for (None), the whole file.
 
-    Raises:
-        BdnError: the answer is something else; which one says who is to blame.
+    Raises ``BdnError``: the answer is something else; which one says who is to blame.
     """
     headers = answer.headers
     if answer.status == 200 and wanted is None:

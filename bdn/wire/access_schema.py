@@ -21,7 +21,6 @@ DEFAULT_ORGANISATION: Final = "default"
 ORGANISATION_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
-@dataclass(eq=False)
 class NotPermittedError(UnauthenticatedError):
     """The token is good, but not for this: what is needed is another one. Says nothing of what exists."""
 

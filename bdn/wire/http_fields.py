@@ -58,8 +58,7 @@ def parse_headers(content: bytes, start: int, limit: int, whose: str) -> dict[st
     Values of one name are joined by commas (RFC 9110, section 5.3): a second one makes such a header as ``Range`` or
     ``Content-Length`` malformed, and never wins or loses silently.
 
-    Raises:
-        HeadRefusedError: a line is malformed, or there are more than ``limit``.
+    Raises ``HeadRefusedError``: a line is malformed, or there are more than ``limit``.
     """
     stop = len(content) - 2
     if _HEADER_LINES.fullmatch(content, start, stop) is None:

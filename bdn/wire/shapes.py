@@ -3,7 +3,6 @@
 Errors have their documents and HTTP statuses here: it is the only place that knows both sides.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
@@ -74,7 +73,6 @@ class OperationModel(BaseModel):
     completed_at: datetime | None = None
 
 
-@dataclass(eq=False)
 class ServiceUnreachableError(ServiceError):
     """No answer at all from one of our services."""
 
@@ -87,7 +85,6 @@ class ServiceUnreachableError(ServiceError):
         return f"no answer from {self.address} ({self.reason}); is the service running there?"
 
 
-@dataclass(eq=False)
 class WrongDocumentError(ServiceError):
     """An answer is not what its name says: it was damaged on its way, belongs to another request, or was wrong where it lay.
 
@@ -139,7 +136,6 @@ class ErrorDocument(BaseModel):
     error: ErrorBody
 
 
-@dataclass(eq=False)
 class ReportedError(BdnError):
     """An error that another of our programs reported; it keeps the code, the message and the facts."""
 

@@ -173,8 +173,7 @@ class NodeCache:
 
         ``take`` moves the file out of ``files`` and says whether a part of it is left in ``filling``. Blocking.
 
-        Raises:
-            DiskFailedError: the file may still be where it was; the next start finds it there.
+        Raises ``DiskFailedError``: the file may still be where it was; the next start finds it there.
         """
         async with self._lock:
             await to_the_end(self._withdraw(content, take))

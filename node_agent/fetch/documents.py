@@ -101,8 +101,7 @@ class Catalogue:
         The layout is asked for again although it may be on this disk, because it says on which port the mirror serves
         chunks now; if the mirror does not give it, the one on this disk is used.
 
-        Raises:
-            BdnError: it is not here, and neither the mirror nor a peer gave it.
+        Raises ``BdnError``: it is not here, and neither the mirror nor a peer gave it.
         """
         manifest = await in_thread(self.records.load, digest)
         if manifest is None:

@@ -128,8 +128,7 @@ class Fills:
         that the progress of a file is void, because another fill begins. Canceled, it leaves their fills; the last one who leaves
         a fill ends it, and waits until it has ended.
 
-        Raises:
-            BdnError: our own fill failed, or the disk did, whosesoever fill it was.
+        Raises ``BdnError``: our own fill failed, or the disk did, whosesoever fill it was.
         """
         waiting = list(dict.fromkeys(files))
         joined: dict[Digest, FileFill] = {}

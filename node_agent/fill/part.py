@@ -228,8 +228,7 @@ class PackedParts:
     def write(self, slab: memoryview) -> None:
         """Cut a verified slab into the files, each checked against its own name before any is written.
 
-        Raises:
-            InternalError: the slab does not hold what the layout says; names the file.
+        Raises ``InternalError``: the slab does not hold what the layout says; names the file.
         """
         pieces = [_cut(file, slab) for file in self.files]
         self._count(sum(map(len, pieces)))

@@ -39,15 +39,12 @@ class FillWatch(Protocol):
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
         """Bytes of a file that is coming are here."""
-        ...
 
     def restart(self, file: Digest) -> None:
         """What was reported of it is void."""
-        ...
 
     def finish(self, file: Digest, size: int) -> None:
         """It is whole."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -208,8 +205,7 @@ class _UnitFill:
         Canceled or failed, it leaves a part from which the next fill goes on, and its threads are idle again. Set
         ``fill.stop`` before canceling, otherwise a thread may still go through its retries.
 
-        Raises:
-            BdnError: the first failure; the other chunks are given up.
+        Raises ``BdnError``: the first failure; the other chunks are given up.
         """
         if not self._files:
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdn.core.cache.index import EvictionPlan, Holder, Leased, TierIndex, Victim
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, digest_in
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.pace.rounds import ScrubRound
@@ -220,10 +220,7 @@ class EvictionCommands:
 
     def _manifests(self, command: EvictCommand) -> list[Digest] | None:
         if command.manifests is not None:
-            try:
-                return [Digest.parse(manifest) for manifest in command.manifests]
-            except ValueError as error:
-                raise InvalidRequestError(str(error)) from error
+            return list(map(digest_in, command.manifests))
         if command.job is None:
             return None
         stages = [stage for stage in self.registry.all() if stage.record.job_id == command.job]
@@ -266,8 +263,7 @@ class PrefetchCommands:
     async def run(self, command: PrefetchCommand, tell: Callable[[Report], None]) -> None:
         """Fill what the grant names.
 
-        Raises:
-            BdnError: it could not be filled, which is recorded; ``CanceledError`` after ``cancel``.
+        Raises ``BdnError``: it could not be filled, which is recorded; ``CanceledError`` after ``cancel``.
         """
         run = self._runs[command.id] = _Run(command.id, tell, self._wake)
         try:
@@ -387,8 +383,7 @@ class VerificationCommands:
     async def look_at(self, request: PathVerificationRequest) -> PathVerification:
         """Staged files, and the files of the cache that they come from.
 
-        Raises:
-            NotFoundError: there are none at this path.
+        Raises ``NotFoundError``: there are none at this path.
         """
         findings = Findings(request.repair)
         for file in await in_thread(self.staged.find, request.path):
@@ -410,10 +405,7 @@ def _named(command: VerifyCommand) -> frozenset[Digest] | None:
     """The manifests that are meant; None means all."""
     if command.all == (command.manifests is not None):
         raise InvalidRequestError("select by exactly one of manifests and all")
-    try:
-        return None if command.manifests is None else frozenset(map(Digest.parse, command.manifests))
-    except ValueError as error:
-        raise InvalidRequestError(str(error)) from error
+    return None if command.manifests is None else frozenset(map(digest_in, command.manifests))
 
 
 def _is_same(one: Path, other: Path) -> bool:

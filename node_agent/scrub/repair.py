@@ -67,11 +67,7 @@ class RepairGrants:
                 self._borrowed.remove(grant)
 
     def find(self, manifests: Collection[Digest]) -> tuple[Digest, str]:
-        """One of these manifests, and a grant that allows it.
-
-        Raises:
-            GrantInvalidError: there is none.
-        """
+        """One of these manifests, and a grant that allows it. Raises ``GrantInvalidError``: there is none."""
         known = [
             (manifest, stage.record.grant)
             for stage in self.registry.all()
@@ -121,8 +117,7 @@ class RepairSource:
     async def fetch(self, content: Digest, chunk: PlacedChunk, put: Put) -> None:
         """Give the verified chunk of a file to ``put``, which is called in a thread.
 
-        Raises:
-            BdnError: the chunk cannot be obtained, or what ``put`` raises.
+        Raises ``BdnError``: the chunk cannot be obtained, or what ``put`` raises.
         """
         if await in_thread(self._read_held, chunk, put):
             return
@@ -214,8 +209,7 @@ class StagedFiles:
     def find(self, path: str) -> list[StagedFile]:
         """The file at ``path``, or all that are below it.
 
-        Raises:
-            NotFoundError: it is not in a view of a READY stage.
+        Raises ``NotFoundError``: it is not in a view of a READY stage.
         """
         asked = Path(os.path.abspath(path))  # noqa: PTH100 - as it is written: a link to a view may be part of it
         found: dict[Path, StagedFile] = {}

@@ -20,8 +20,7 @@ class Pulls:
     def destination(self, record: StageRecord) -> Destination:
         """The directory of a pulled stage."""
         if record.destination is None:
-            msg = f"stage {record.id} is not a pull"
-            raise ValueError(msg)
+            raise ValueError(f"stage {record.id} is not a pull")
         return Destination(record.destination, record.id, self.places)
 
     def earlier(self, path: Path) -> Earlier | None:

@@ -40,8 +40,7 @@ class StageService:
     async def finish(self, stage_id: str) -> stage_schema.StageDocument:
         """Wait for a stage to be READY, and whole as far as anybody knows.
 
-        Raises:
-            BdnError: why it failed, or what a READY one lacks, or that it was released meanwhile.
+        Raises ``BdnError``: why it failed, or what a READY one lacks, or that it was released meanwhile.
         """
         stage = self.registry.find(stage_id)
         await stage.wait(None)

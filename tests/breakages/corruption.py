@@ -2,13 +2,13 @@
 
 # fmt: off
 BREAKAGES: dict[str, list[tuple[str, ...]]] = {
-    "bdn/cli/verify.py": [
+    "bdn/cli/operations.py": [
         ("damage that is left is success where a path was asked about",
          "return FAILED if report.error is not None or is_left else DONE",
          "return FAILED if report.error is not None else DONE",
          "test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node"),
-        ("who only wants to look at a path has it repaired", "path=_absolute(what), repair=repair)",
-         "path=_absolute(what))", "test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node"),
+        ("who only wants to look at a path has it repaired", "path=path, repair=repair)",
+         "path=path)", "test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node"),
     ],
     "bdn/core/chunk.py": [
         ("a layout is believed when it has as many chunks as the file",

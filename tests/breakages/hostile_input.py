@@ -3,6 +3,10 @@
 # fmt: off
 BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/core/chunk.py": [
+        ("a malformed digest is a bug of ours",
+         "except ValueError as error:\n        raise InvalidRequestError(str(error)) from error",
+         "except KeyError as error:\n        raise InvalidRequestError(str(error)) from error",
+         "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
         ("a manifest nested without end is followed", "(KeyError, TypeError, ValueError, RecursionError)",
          "(KeyError, TypeError, ValueError)",
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[manifest]"),
@@ -20,12 +24,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/core/units.py": [
         ("a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
          "float(size)", "test_any_number_may_come_in_any_event[sqlite]"),
-    ],
-    "bdn/mirror/api/parameters.py": [
-        ("a malformed digest is a bug of ours",
-         "except ValueError as error:\n        raise InvalidRequestError(str(error)) from error",
-         "except KeyError as error:\n        raise InvalidRequestError(str(error)) from error",
-         "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
     ],
     "bdn/mirror/api/contents.py": [
         ("readers who suspect hold the threads that they wait for", "await service.shelf.opened(asked)",

@@ -32,7 +32,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "node_agent/cache/cache_events.py": [
         ("what made room does not say for which job", 'return about_holder("made_room", victim.manifest, holder, ',
          'return about_holder("made_room", victim.manifest, Holder("", ""), ',
-         "test_what_made_room_names_the_job_that_needed_it", "test_an_operator_hears_why"),
+         "test_an_operator_hears_why"),
         ("force does not name the holders that it broke", "self.broken.get(victim.manifest, ())", "()",
          "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
     ],
@@ -118,7 +118,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_stage_that_is_asked_for_while_it_fails_leases_nothing"),
         ("that a stage is READY is not written down",
          "self.decided(decisions(kind, record, ending))\n        self.records.save(record)", "pass\n        self.records.save(record)",
-         "test_what_made_room_names_the_job_that_needed_it"),
+         "test_an_operator_hears_why"),
         ("a stage that is released goes on", "await self.stop(stage)\n                await to_the_end",
          "await to_the_end", "test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole"),
         ("a READY stage that cannot be mended is taken down",

@@ -321,11 +321,3 @@ def test_a_refused_upstream_ends_a_command_with_1_and_says_what_helps(shell: She
     assert "BDN_EGRESS_ALLOW" in pulled.out + pulled.err
     assert hub.log.count() == 0
     assert not (tmp_path / "out").exists()
-
-
-def test_an_entry_that_cannot_be_read_is_told_at_the_start(shell: Shell) -> None:
-    serving = shell.run("bdn", "serve", BDN_EGRESS_ALLOW="minio.corp, http://10.0.0.5:9000")
-
-    assert serving.code == 2
-    assert "BDN_EGRESS_ALLOW" in serving.err
-    assert "'http://10.0.0.5:9000'" in serving.err

@@ -1,7 +1,6 @@
 """Mirror and agents as services, driven by the commands."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,24 +195,6 @@ def test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node(node: Shell, tal
         assert node.run("bdn-admin", "verify", str(nothing)).code == 4
     assert node.run("bdn-admin", "verify", str(path), "--all").code == 2
     tally.add(scenarios=3, faults=1, repaired=1, refused=4)
-
-
-def test_programs_in_each_others_way_are_told_so(node: Shell, services: tuple[Cluster, Shell], tmp_path: Path) -> None:
-    cluster, _ = services
-    same_data = Shell(cluster.root / "mirror", {**cluster.extra, "BDN_PORT": "0", "BDN_DATA_PORT": "0"}, is_forked=True)
-    second_mirror = same_data.run("bdn", "serve")
-    assert (second_mirror.code, "IN_USE" in second_mirror.err) == (3, True), second_mirror.err
-
-    second_agent = node.run("bdn-node-agent", BDN_AGENT_SOCKET=str(tmp_path / "other.sock"))
-    assert second_agent.code == 3, second_agent.err
-    assert "in use" in second_agent.err
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        elsewhere = Shell(tmp_path / "elsewhere", {"BDN_PORT": port, "BDN_DATA_PORT": "0"}, is_forked=True)
-        elsewhere.root.mkdir()
-        refused = elsewhere.run("bdn", "serve")
-        assert (refused.code, port in refused.err) == (3, True), refused.err
 
 
 def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:

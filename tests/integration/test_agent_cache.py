@@ -16,12 +16,16 @@ from node_agent.app import Agent
 from node_agent.cache.records import Held
 from node_agent.fetch.documents import Catalogue
 from node_agent.stage.stage import NodeStage
-from tests.support.agent.fixtures import in_both_forms
-from tests.support.agent.mirror import AgentMirror, Fault, failing
+from tests.support.agent.mirror import AgentMirror, Fault, failing, in_both_forms
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+
+
+@pytest.fixture
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bdn.wire.operation_schema import MemberDocument
-from tests.support.agent.fixtures import in_both_forms
-from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.mirror import AgentMirror, in_both_forms
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from
 from tests.support.content.trees import tree
@@ -21,6 +20,11 @@ FILES = {
     **{f"small/{number}": noise(30_000 + number, 100 + number) for number in range(20)},
 }
 SIZE = sum(map(len, FILES.values()))
+
+
+@pytest.fixture
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
 
 
 @pytest.fixture
@@ -93,6 +97,7 @@ async def test_a_member_that_joins_late_is_asked_for_what_is_not_begun(ring: Rin
             assert set(mirror.chunk_requests.values()) == {1}
 
 
+@pytest.mark.promise("network")
 @in_both_forms
 async def test_a_cluster_serves_a_late_node_while_the_mirror_is_away(ring: Ring, mirror: AgentMirror) -> None:
     """It never saw the manifest, and owns a third of chunks that only others hold."""

@@ -16,14 +16,18 @@ from sqlalchemy.engine import Engine
 from bdn.core.chunk import FileEntry, Manifest, digest_of
 from bdn.core.errors import Fact
 from bdn.core.events import Event
-from bdn.mirror.db import mirrors
-from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.operations.names import Names
 from bdn.wire.event_schema import NodeEvent
 from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Bucket
 from tests.support.agent.rig import Clock
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import Json, MirrorUnderTest, database_under_test, mirror_under_test, source
+from tests.support.mirror.service import (
+    Json,
+    MirrorUnderTest,
+    mirror_under_test,
+    source,
+    with_secret,
+)
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -204,23 +208,11 @@ async def test_what_was_evicted_and_restored_is_on_record(mirror: MirrorUnderTes
     assert [one["kind"] for one in await shown(mirror, manifest=manifest)] == ["restored", "tombstoned", "mirrored"]
 
 
-async def test_a_source_is_found_by_the_name_under_which_it_was_mirrored_with_its_last_slash(tmp_path: Path) -> None:
-    manifest = digest_of(b"manifest")
-    async with database_under_test(tmp_path) as database:
-        async with database.write() as session:
-            row = MirrorRow(id="mir_1", organisation="acme", request_key="k", status="READY", created_at=1.0)
-            part = MirrorSourceRow(
-                mirror_id="mir_1",
-                position=0,
-                request={},
-                source="s3://bucket/prefix/",
-                mount_location="/m",
-                status="READY",
-                manifest=manifest.hex,
-                warnings=[],
-            )
-            await mirrors.insert(session, row, [part])
+async def test_a_source_is_found_by_the_name_under_which_it_was_mirrored_with_its_last_slash(
+    mirror: MirrorUnderTest, bucket: S3Bucket
+) -> None:
+    bucket.put({"prefix/a.txt": b"1"})
+    of = f"s3://{bucket.name}/prefix/"
+    manifest = await mirror.manifest(source(of, **with_secret("s3-keys")))
 
-        found = await Names(database).find("s3://bucket/prefix/", "acme")
-
-    assert found.manifests == {str(manifest): ["s3://bucket/prefix/"]}
+    assert (await mirror.get("/names", of=of))["manifests"] == {manifest: [of]}

@@ -286,17 +286,6 @@ STS_FAULTS: list[tuple[str, Fault, str, list[str]]] = [
 ]
 
 
-async def test_a_failure_of_sts_is_told_by_its_code(clouds: Clouds, uri: str, mirror: MirrorUnderTest) -> None:
-    for _, fault, code, facts in STS_FAULTS:
-        clouds.sts.script.clear()
-        clouds.sts.script.add(fault, times=None)
-        error = await mirror.failed(aws_oidc(uri))
-        told(error, code, uri, *facts)
-        assert error["retryable"] == (code != "AUTH_REQUIRED")
-        assert "sesame" not in repr(error)
-        assert "eyJ" not in repr(error)
-
-
 async def test_a_failure_of_sts_that_passes_is_survived(
     clouds: Clouds, bucket: S3Bucket, mirror: MirrorUnderTest
 ) -> None:
@@ -412,16 +401,22 @@ GOOGLE_FAULTS: list[tuple[str, Fault, str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/v1/token", "generateAccessToken"])
-async def test_a_failure_of_google_is_told_by_its_code(clouds: Clouds, mirror: MirrorUnderTest, path: str) -> None:
+@pytest.mark.parametrize("path", ["sts", "/v1/token", "generateAccessToken"])
+async def test_a_failure_of_a_token_service_is_told_by_its_code(
+    clouds: Clouds, uri: str, mirror: MirrorUnderTest, path: str
+) -> None:
     clouds.gcs.bucket("weights")
-    for _, fault, code, facts in GOOGLE_FAULTS:
-        clouds.google.script.clear()
-        clouds.google.script.add(fault, path, times=None)
-        error = await mirror.failed(gcp_oidc("gs://weights/w", clouds.gcs.account.email))
-        told(error, code, "gs://weights/w", *facts)
+    is_aws = path == "sts"
+    wanted = aws_oidc(uri) if is_aws else gcp_oidc("gs://weights/w", clouds.gcs.account.email)
+    script = clouds.sts.script if is_aws else clouds.google.script
+    for _, fault, code, facts in STS_FAULTS if is_aws else GOOGLE_FAULTS:
+        script.clear()
+        script.add(fault, "" if is_aws else path, times=None)
+        error = await mirror.failed(wanted)
+        told(error, code, wanted["source"], *facts)
         assert error["retryable"] == (code != "AUTH_REQUIRED")
         assert "sesame" not in repr(error)
+        assert "eyJ" not in repr(error)
 
 
 async def test_a_failure_of_google_that_passes_is_survived(clouds: Clouds, mirror: MirrorUnderTest) -> None:

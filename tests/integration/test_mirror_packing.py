@@ -55,10 +55,8 @@ class Holdings:
             await contents.record_contents(session, keys, 1.0)
 
     async def publish(self, organisation: str, *files: bytes) -> Manifest:
-        manifest = manifest_of(files)
-        async with self.database.write() as session:
-            assert await contents.publish(session, manifest, 1.0, organisation) == []
-        return manifest
+        assert await self.lost(organisation, *files) == []
+        return manifest_of(files)
 
     async def lost(self, organisation: str, *files: bytes) -> list[Digest]:
         async with self.database.write() as session:

@@ -12,7 +12,6 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
@@ -203,28 +202,6 @@ async def test_two_workers_that_collect_and_mirror_at_once_lose_nothing_and_leav
         await asyncio.gather(one.collect(), two.collect())
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
     assert await fetch(database_url, "SELECT digest FROM contents") == []
-
-
-async def test_two_collections_exclude_each_other_across_processes(database_url: str, tmp_path: Path) -> None:
-    one, two = Database(database_url), Database(database_url)
-    order: list[str] = []
-    asking = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT set_config%pg_try_advisory_xact_lock%'"
-
-    async def second() -> None:
-        async with two.alone("collection"):
-            order.append("second")
-
-    async with one.alone("collection"):
-        waiting = asyncio.create_task(second())
-        async with two.alone("something else"):
-            order.append("first")
-        while len(await fetch(database_url, asking)) < 2 and not waiting.done():
-            pass  # it asks, and goes on asking
-        assert order == ["first"]
-    await waiting
-    assert order == ["first", "second"]
-    await one.close()
-    await two.close()
 
 
 async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirror: MirrorUnderTest) -> None:

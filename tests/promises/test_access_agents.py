@@ -19,7 +19,7 @@ from node_agent.api import build_app
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
-from tests.support.mirror.access_world import UNKNOWN, tampered
+from tests.support.mirror.access_world import STATUS, UNKNOWN, shape, tampered
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
@@ -55,7 +55,6 @@ READS: Final[dict[str, set[str] | str]] = {
     "another audience": "GRANT_INVALID",
     "another issuer": "GRANT_INVALID",
 }
-STATUS: Final = {"NOT_FOUND": 404, "UNAUTHENTICATED": 401, "GRANT_INVALID": 403, "GRANT_EXPIRED": 403, "OK": 200}
 
 
 @dataclass
@@ -114,11 +113,6 @@ def expected_chunk(bearer: str, chunk: str, named: str | None, held: set[str]) -
     return "OK" if reads & CHUNKS[chunk] & held else "NOT_FOUND"
 
 
-def shape(answer: httpx2.Response, asked: Digest) -> tuple[object, ...]:
-    headers = {name: value for name, value in answer.headers.items() if name != "date"}
-    return answer.status_code, headers, answer.content.replace(asked.hex.encode(), b"X" * 64)
-
-
 async def test_an_agent_gives_chunks_to_grants_that_name_them_alone(node: Node, scale: Scale, tally: Tally) -> None:
     held = {"a", "b"}
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{node.agent.data_port}", trust_env=False) as plane:
@@ -169,31 +163,31 @@ async def test_a_stage_takes_a_whole_signed_and_living_grant(node: Node, scale: 
         assert (await control.get("/stages")).json() == before
 
 
+async def ask(agent: Agent, grant: str, chunk: Digest, headers: dict[str, str]) -> httpx2.Response:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{agent.data_port}", trust_env=False, timeout=10) as plane:
+        return await plane.get(f"/chunks/{chunk}", headers={"Authorization": f"Bearer {grant}"} | headers)
+
+
 async def test_a_slab_of_others_is_read_by_nobody_else(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     """Both have the very same private tree; each has packed it together with files of its own."""
     mirror, tree = server.renewed(is_packed=True), {"t1": b"the same", "t2": b"in both"}
     manifest = mirror.publish(tree)
     slabs = {name: mirror.pack_for(name, manifest, [*tree.values(), f"only {name}".encode()]) for name in "ab"}
+    grants = {name: mirror.grant(manifest, organisation=name) for name in "ab"}
+    named = {"BDN-Manifest": str(manifest.digest)}
     async with Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 40 * MIB}).agent() as agent:
-        plane = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{agent.data_port}", trust_env=False)
-
-        async def ask(organisation: str, digest: Digest, more: dict[str, str]) -> httpx2.Response:
-            bearer = mirror.grant(manifest, organisation=organisation)
-            return await plane.get(f"/chunks/{digest}", headers={"Authorization": f"Bearer {bearer}"} | more)
-
-        async with plane:
-            stage = await agent.stages.start("job-a", mirror.grant(manifest, organisation="a"))
-            await agent.stages.finish(stage.record.id)
-            for asking, more in (("b", {}), ("b", {"BDN-Suspect": "1"}), ("b", {"BDN-Manifest": str(manifest.digest)})):
-                nothing = await ask(asking, UNKNOWN, more)
-                hidden = await ask(asking, slabs["a"][0], more)
-                assert shape(hidden, slabs["a"][0]) == shape(nothing, UNKNOWN)
-                tally.add(scenarios=1, refused=1)
-            for name, (digest, packed) in slabs.items():  # b's was obtained for it: the ring serves each its own
-                assert (await ask(name, digest, {"BDN-Manifest": str(manifest.digest)})).content == packed
-                assert (await ask(name, digest, {})).content == packed
-                assert (await ask("ab".replace(name, ""), digest, {})).status_code == 404
-                tally.add(scenarios=3, refused=1)
+        stage = await agent.stages.start("job-a", grants["a"])
+        await agent.stages.finish(stage.record.id)
+        for more in ({}, {"BDN-Suspect": "1"}, named):
+            nothing = await ask(agent, grants["b"], UNKNOWN, more)
+            hidden = await ask(agent, grants["b"], slabs["a"][0], more)
+            assert shape(hidden, slabs["a"][0]) == shape(nothing, UNKNOWN)
+            tally.add(scenarios=1, refused=1)
+        for name, (digest, packed) in slabs.items():  # b's was obtained for it: the ring serves each its own
+            assert (await ask(agent, grants[name], digest, named)).content == packed
+            assert (await ask(agent, grants[name], digest, {})).content == packed
+            assert (await ask(agent, grants["ab".replace(name, "")], digest, {})).status_code == 404
+            tally.add(scenarios=3, refused=1)
 
 
 async def test_a_layout_that_names_others_slab_opens_nothing(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
@@ -202,17 +196,10 @@ async def test_a_layout_that_names_others_slab_opens_nothing(server: AgentMirror
     manifest = mirror.publish(tree)
     slab, packed = mirror.pack_for("a", manifest, [*tree.values(), b"only a"])
     mirror.layouts_of["b", manifest.digest] = mirror.layouts_of["a", manifest.digest]
+    named = {"BDN-Manifest": str(manifest.digest)}
     async with Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 40 * MIB}).agent() as agent:
         await agent.heartbeats.beat()
-        plane = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{agent.data_port}", trust_env=False, timeout=10)
-
-        async def ask(organisation: str) -> httpx2.Response:
-            bearer = mirror.grant(manifest, organisation=organisation)
-            headers = {"Authorization": f"Bearer {bearer}", "BDN-Manifest": str(manifest.digest)}
-            return await plane.get(f"/chunks/{slab}", headers=headers)
-
-        async with plane:
-            answers = [await ask(organisation) for organisation in "bab"]
+        answers = [await ask(agent, mirror.grant(manifest, organisation=who), slab, named) for who in "bab"]
     assert [answer.status_code for answer in answers] == [404, 200, 404]
     assert answers[1].content == packed
     tally.add(scenarios=3, refused=2)

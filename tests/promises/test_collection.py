@@ -6,8 +6,8 @@ import shutil
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import closing
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,7 +22,7 @@ from tests.doubles.hub import Hub
 from tests.support.content.calendar import Calendar
 from tests.support.crash.rot import rot
 from tests.support.mirror.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
-from tests.support.mirror.service import LONGEST_SECONDS, database_under_test, mirror_under_test, source
+from tests.support.mirror.service import database_under_test, mirror_under_test, source
 from tests.support.promises.tally import Scale, Tally
 
 pytestmark = pytest.mark.promise("collection")
@@ -39,6 +39,16 @@ deeds = st.sampled_from(["copy", "copy to the end", "fail", "evict", "restore", 
 
 def folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="bdn-collect-", dir=_MEMORY if _MEMORY.is_dir() else None))
+
+
+@asynccontextmanager
+async def a_world() -> AsyncIterator[World]:
+    here = folder()
+    try:
+        async with database_under_test(here) as database:
+            yield World(here, database)
+    finally:
+        shutil.rmtree(here)
 
 
 async def do(world: World, deed: str, number: int) -> None:
@@ -140,13 +150,14 @@ async def _restarted(world: World) -> None:
     world.restart()
 
 
-async def _rehearsed(world: World) -> None:
+async def _rehearsed(world: World) -> Any:
     """A dry run changes nothing, and tells what the real one then does where nobody comes in between."""
     before = dump(world)
     planned = await world.collect(dry_run=True)
     assert dump(world) == before
     world.now -= 1
     assert await world.collect() == planned
+    return planned
 
 
 async def collected_beside(world: World, plan: dict[int, tuple[str, int]]) -> int:
@@ -209,9 +220,6 @@ def test_whatever_happens_nothing_named_goes_and_nothing_else_stays(tally: Tally
     )
 
 
-Setting = Callable[[World], Awaitable[None]]
-
-
 async def _with_work_to_do(world: World) -> None:
     """Something of each kind that a collection takes, beside something that shares its chunks and stays."""
     await world.begin("acme", "ABy", private=False).finish()
@@ -227,43 +235,29 @@ async def _with_work_to_do(world: World) -> None:
     world.now += TOMBSTONE_SECONDS + 1
 
 
-async def _steps(tmp_path: Path) -> list[str]:
-    async with database_under_test(tmp_path) as database:
-        world, names = World(tmp_path, database), list[str]()
+async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(tally: Tally, scale: Scale) -> None:
+    names: list[str] = []
+
+    async def gate(name: str) -> None:
+        names.append(name)
+
+    async with a_world() as world:
         await _with_work_to_do(world)
-
-        async def gate(name: str) -> None:
-            names.append(name)
-
         world.gate = gate
         await world.collect()
-        return names
-
-
-async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(tally: Tally, scale: Scale) -> None:
-    here = folder()
-    try:
-        names = await _steps(here)
-    finally:
-        shutil.rmtree(here)
     assert set(names) >= {"a chunk", "a chunk that lies aside", "a look at rows", "rows went", "a look at chunks"}
     every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
     for step, deed, number in every[:: scale.of(max(1, len(every) // 15), 3)]:
-        here = folder()
-        try:
-            async with database_under_test(here) as database:
-                world = World(here, database)
-                await _with_work_to_do(world)
-                killed = await collected_beside(world, {step: (deed, number), step + 2: ("copy", number)})
-                tally.add(scenarios=1, faults=1 - killed, restarts=killed)
-                try:
-                    await world.check()
-                    await _ended(world)
-                except AssertionError as error:
-                    error.add_note(f"step {step} ({names[step]}): {deed} {number}")
-                    raise
-        finally:
-            shutil.rmtree(here)
+        async with a_world() as world:
+            await _with_work_to_do(world)
+            killed = await collected_beside(world, {step: (deed, number), step + 2: ("copy", number)})
+            tally.add(scenarios=1, faults=1 - killed, restarts=killed)
+            try:
+                await world.check()
+                await _ended(world)
+            except AssertionError as error:
+                error.add_note(f"step {step} ({names[step]}): {deed} {number}")
+                raise
 
 
 # Copies of each tree by each organisation, public and private; evictions, restorations, kills.
@@ -277,99 +271,63 @@ _DEEDS: Final = [
 
 
 async def test_what_is_planned_in_a_dry_run_is_of_every_kind(tally: Tally) -> None:
-    here = folder()
-    try:
-        async with database_under_test(here) as database:
-            world = World(here, database)
-            await _with_work_to_do(world)
-            world.store.put(digest_of(b"nobody's"), bytearray(b"nobody's"))
-            left = here / "store/incoming/left"
-            left.write_bytes(b"half-written")
-            os.utime(left, (1.0, 1.0))
-            world.now += 10 * TOMBSTONE_SECONDS
-            before = dump(world)
-            planned = await world.collect(dry_run=True)
-            assert dump(world) == before
-            world.now -= 1
-            assert await world.collect() == planned
-            counted = Counter({kind: count for kind, count in planned.counts.items() if count})
-            assert counted == {"manifests": 2, "contents": 1, "half_copied": 1, "chunks": 1, "incoming": 1}
-    finally:
-        shutil.rmtree(here)
+    async with a_world() as world:
+        await _with_work_to_do(world)
+        world.store.put(digest_of(b"nobody's"), bytearray(b"nobody's"))
+        left = world.folder / "store/incoming/left"
+        left.write_bytes(b"half-written")
+        os.utime(left, (1.0, 1.0))
+        world.now += 10 * TOMBSTONE_SECONDS
+        planned = await _rehearsed(world)
+        counted = Counter({kind: count for kind, count in planned.counts.items() if count})
+        assert counted == {"manifests": 2, "contents": 1, "half_copied": 1, "chunks": 1, "incoming": 1}
     tally.add(scenarios=1)
 
 
 async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it(
     tally: Tally,
 ) -> None:
-    here = folder()
-    try:
-        async with database_under_test(here) as database:
-            world = World(here, database)
+    async with a_world() as world:
 
-            async def known() -> list[str]:
-                async with database.read() as session:
-                    return [row.digest for row in await contents.all_damaged(session)]
+        async def known() -> list[str]:
+            async with world.database.read() as session:
+                return [row.digest for row in await contents.all_damaged(session)]
 
-            await world.begin("acme", "A", private=False).finish()
-            shared = digest_of(b"2")
-            counting = world.begin("rival", "C", private=False)  # has it before it is found, and records it later
-            while shared not in counting.counted:
-                await counting.step()
-            world.now += 1
-            async with database.write() as session:
-                await mirrors.hold_claims(session)
-                assert await damaged.register(session, shared, world.now, "its bytes are others")
-            ((organisation, manifest),) = world.promised
-            await world.evict(organisation, manifest)
-            world.now += TOMBSTONE_SECONDS + 61
-            for dry_run in (True, False):
-                await world.collect(dry_run=dry_run)
-                assert await known() == [shared.hex]
-            await counting.fail()
-            await world.collect(dry_run=True)
+        await world.begin("acme", "A", private=False).finish()
+        shared = digest_of(b"2")
+        counting = world.begin("rival", "C", private=False)  # has it before it is found, and records it later
+        while shared not in counting.counted:
+            await counting.step()
+        world.now += 1
+        async with world.database.write() as session:
+            await mirrors.hold_claims(session)
+            assert await damaged.register(session, shared, world.now, "its bytes are others")
+        ((organisation, manifest),) = world.promised
+        await world.evict(organisation, manifest)
+        world.now += TOMBSTONE_SECONDS + 61
+        for dry_run in (True, False):
+            await world.collect(dry_run=dry_run)
             assert await known() == [shared.hex]
-            await world.collect()
-            assert await known() == []
-    finally:
-        shutil.rmtree(here)
+        await counting.fail()
+        await world.collect(dry_run=True)
+        assert await known() == [shared.hex]
+        await world.collect()
+        assert await known() == []
     tally.add(scenarios=1, faults=1)
-
-
-async def test_who_goes_on_with_a_failed_copy_while_it_is_collected_loses_nothing(tally: Tally, scale: Scale) -> None:
-    """At each step of the collection he does it all at once: what he finds there is just about to go."""
-    for step in range(0, 40, scale.of(5, 1)):
-        here = folder()
-        try:
-            async with database_under_test(here) as database:
-                world = World(here, database)
-                await _with_work_to_do(world)
-                await collected_beside(
-                    world, {step: ("copy to the end", 5)}
-                )  # rival's, private: as the one that failed
-                await world.check()
-                tally.add(scenarios=1, faults=1)
-        finally:
-            shutil.rmtree(here)
 
 
 async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_its_steps(tally: Tally) -> None:
     for steps in range(1, 14):
-        here = folder()
-        try:
-            async with database_under_test(here) as database:
-                world = World(here, database)
-                copy = world.begin("acme", "DB", private=False)
-                for _ in range(steps):
-                    await copy.step()
-                world.now += 10 * GRACE_SECONDS
-                await world.collect()
-                await world.check()
-                await copy.finish()
-                await world.check()
-                tally.add(scenarios=1)
-        finally:
-            shutil.rmtree(here)
+        async with a_world() as world:
+            copy = world.begin("acme", "DB", private=False)
+            for _ in range(steps):
+                await copy.step()
+            world.now += 10 * GRACE_SECONDS
+            await world.collect()
+            await world.check()
+            await copy.finish()
+            await world.check()
+            tally.add(scenarios=1)
 
 
 _LICENCE: Final = b"the licence that every repository has"
@@ -390,8 +348,7 @@ async def test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_
         await mirror.ready(source("hf://org/two"))
         (theirs,) = mirror.chunks().keys() - {ours}
         rot(tmp_path / "mirror/store/chunks" / theirs, "flipped")
-        everything = {"all": True, "repair": False}
-        await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=everything)
+        await mirror.verify(repair=False)
         two.disabled = True
         evicted = await mirror.evict(manifest=old, tier="mirror")
         calendar.days = 8

@@ -116,8 +116,7 @@ async def test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_that_range_
         rot(mirror.data_dir / "store" / "chunks" / digest_of(CHUNKS[1]).fanout, "flipped")
         hub.log.clear()
         hub.fail(flip_byte(at=10), origin="cdn")
-        answer = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
-        [item] = answer.json()["items"]
+        [item] = (await mirror.verify())["items"]
         tally.add(scenarios=1, faults=2, repaired=1)
         assert (item["outcome"], item["chunk"]) == ("repaired", str(digest_of(CHUNKS[1])))
         assert [one.bytes_served for one in hub.log.find(origin="cdn")] == [CHUNK_SIZE] * 2
@@ -225,8 +224,8 @@ async def test_what_an_eviction_takes_while_it_is_verified_is_not_called_damaged
             return faults[-1]
 
         monkeypatch.setattr(DirectoryStore, "fault", evict_first)
-        found = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
-        assert (found.json()["status"], found.json()["items"]) == ("DONE", [])
+        found = await mirror.verify()
+        assert (found["status"], found["items"]) == ("DONE", [])
         assert evicted[0]["status"] == "DONE"
         assert faults[0] == "it is absent"
         assert mirror.count("damaged_chunks") == 0
@@ -239,21 +238,18 @@ async def test_of_two_processes_one_reads_the_store_and_the_other_takes_over_whe
     shared: dict[str, Any] = {"database_url": postgres_url, "store": f"file://{tmp_path}/store"}
     size = sum(map(len, TREE.values()))
 
-    async def read(mirror: MirrorUnderTest) -> float:
-        page = (await mirror.http.get("/metrics")).text.splitlines()
-        return next(float(line.split()[1]) for line in page if line.startswith("bdn_mirror_scrubbed_bytes_total"))
+    async def verify(mirror: MirrorUnderTest, how: str) -> None:
+        rot(tmp_path / "store/chunks" / digest_of(ONE).fanout, how)
+        found = await mirror.verify()
+        assert [item["outcome"] for item in found["items"]] == ["repaired"]
+        assert found["bytes_read"] == size
 
     async with mirror_under_test(tmp_path / "b", scrub_seconds=0, **shared) as last:
         async with mirror_under_test(tmp_path / "a", scrub_seconds=0, **shared) as first:
             await first.ready(MODEL)
-            rot(tmp_path / "store/chunks" / digest_of(ONE).fanout, "flipped")
-            found = await first.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
-            assert [item["outcome"] for item in found.json()["items"]] == ["repaired"]
-            assert found.json()["bytes_read"] == size
-            assert sorted([await read(first), await read(last)]) == [0, size], "both read it"
-        rot(tmp_path / "store/chunks" / digest_of(ONE).fanout, "zeroed")
-        found = await last.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
-        assert [item["outcome"] for item in found.json()["items"]] == ["repaired"]
-        assert found.json()["bytes_read"] == size
+            await verify(first, "flipped")
+            read = [await one.metric("bdn_mirror_scrubbed_bytes_total") for one in (first, last)]
+            assert sorted(read) == [0, size], "both read it"
+        await verify(last, "zeroed")
     content = (tmp_path / "store/chunks" / digest_of(ONE).fanout).read_bytes()
     tally.add(scenarios=2, faults=2, repaired=2, wrong=content != ONE)

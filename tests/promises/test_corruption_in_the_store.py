@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -72,20 +72,10 @@ class Store:
     def path(self, place: str) -> Path:
         return self.folder / "chunks" / digest_of(PLACES[place]).fanout
 
-    async def verify(self, **request: Any) -> Json:
-        response = await self.mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=request)
-        assert response.status_code == 202, response.text
-        assert response.json()["status"] != "RUNNING"
-        return dict(response.json())
-
     def contents_read(self) -> int:
         """Bytes of files that the upstream sent since the last rot."""
         asked = [one for one in self.hub.log.find() if one.status in (200, 206)]
         return sum(one.bytes_served for one in asked if "/api/models" not in one.target)
-
-    async def metric(self, name: str) -> float:
-        text = (await self.mirror.http.get("/metrics")).text
-        return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")))
 
     async def is_right(self) -> bool:
         return await self.mirror.tree(self.manifest) == TREE
@@ -102,7 +92,7 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
     async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD, collect_seconds=0) as mirror:
         document = await mirror.ready(MODEL)
         found = Store(mirror, hub, repository, clock, document["sources"][0]["manifest"])
-        assert (await found.verify(all=True))["items"] == []
+        assert (await mirror.verify())["items"] == []
         yield found
 
 
@@ -114,21 +104,21 @@ async def test_the_scrub_finds_every_damage_and_fetches_it_alone(store: Store, t
         assert not store.mirror.count("damaged_chunks")
         store.clock.now += PERIOD
         async with asyncio.timeout(LONGEST_SECONDS):
-            while await store.metric("bdn_mirror_repaired_chunks_total") < repaired:
+            while await store.mirror.metric("bdn_mirror_repaired_chunks_total") < repaired:
                 pass
         assert store.contents_read() == len(PLACES[place]), (how, place)
         assert (store.folder / "chunks" / name.fanout).read_bytes() == PLACES[place]
         assert store.mirror.count("damaged_chunks") == 0
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
     evidence = len(store.evidence())
-    assert evidence == await store.metric("bdn_mirror_evidence_chunks")
-    assert await store.metric("bdn_mirror_scrubbed_bytes_total") > 0
+    assert evidence == await store.mirror.metric("bdn_mirror_evidence_chunks")
+    assert await store.mirror.metric("bdn_mirror_scrubbed_bytes_total") > 0
     await _until_scrubbed(store)
 
 
 async def _until_scrubbed(store: Store) -> None:
     async with asyncio.timeout(LONGEST_SECONDS):
-        while await store.metric("bdn_mirror_scrub_round_timestamp_seconds") < store.clock.now:
+        while await store.mirror.metric("bdn_mirror_scrub_round_timestamp_seconds") < store.clock.now:
             pass
 
 
@@ -136,7 +126,7 @@ async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: 
     kept = 0
     for how, place in Random(20261123).sample(SCENARIOS, scale.of(4, len(SCENARIOS))):
         name = store.rot(how, place)
-        found = await store.verify(source="hf://org/model")
+        found = await store.mirror.verify(source="hf://org/model")
         (item,) = found["items"]
         assert (found["status"], item["outcome"], item["chunk"]) == ("DONE", "repaired", str(name)), (how, place, found)
         assert (item["tier"], item["manifest"], item["sources"]) == ("mirror", store.manifest, ["hf://org/model"])
@@ -146,24 +136,24 @@ async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: 
         kept += how != "absent"
         assert len(store.evidence()) == kept
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
-    assert (await store.verify(manifest=store.manifest))["items"] == []
+    assert (await store.mirror.verify(manifest=store.manifest))["items"] == []
 
 
 async def test_more_is_repaired_than_is_listed(store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally) -> None:
     monkeypatch.setattr(operation_schema, "LISTED", 2)
     for place in PLACES:
         store.rot("flipped", place)
-    found = await store.verify(all=True)
+    found = await store.mirror.verify()
     assert (found["status"], found["error"]["code"], len(found["items"])) == ("FAILED", "LIMIT_EXCEEDED", 2)
     tally.add(scenarios=1, faults=len(PLACES), repaired=len(PLACES), wrong=not await store.is_right())
-    again = await store.verify(all=True)
+    again = await store.mirror.verify()
     assert (again["status"], again["error"], again["items"]) == ("DONE", None, [])
 
 
 async def test_what_was_only_looked_for_is_fetched_by_the_next_mirror(store: Store, tally: Tally) -> None:
     for place, content in PLACES.items():
         name = store.rot("flipped", place)
-        found = await store.verify(all=True, repair=False)
+        found = await store.mirror.verify(repair=False)
         assert (found["status"], [item["outcome"] for item in found["items"]]) == ("DAMAGED", ["damaged"])
         refusal = await store.mirror.http.get(f"/chunks/{name}")
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
@@ -180,22 +170,22 @@ async def test_what_was_only_looked_for_is_fetched_by_the_next_mirror(store: Sto
 async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Store, tally: Tally) -> None:
     for place in PLACES:
         store.rot("zeroed", place)
-        await store.verify(all=True, repair=False)
+        await store.mirror.verify(repair=False)
         store.hub.fail(answer(404), "/resolve|/repos/", times=None)  # of contents: metadata can be had
         document = await store.mirror.mirror(MODEL)
         assert document["status"] == "FAILED", place
         store.hub.script.clear()
-        assert (await store.verify(all=True))["status"] == "DONE"
+        assert (await store.mirror.verify())["status"] == "DONE"
         tally.add(scenarios=1, faults=2, refused=1, repaired=1, wrong=not await store.is_right())
 
 
 async def test_what_nobody_has_is_not_served_and_repaired_once_somebody_has_it(store: Store, tally: Tally) -> None:
     store.rot("truncated", "middle")
     store.repository.disabled = True
-    found = await store.verify(all=True)
+    found = await store.mirror.verify()
     (item,) = found["items"]
     assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
-    assert await store.metric("bdn_mirror_damaged_chunks") == 1
+    assert await store.mirror.metric("bdn_mirror_damaged_chunks") == 1
     assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
     store.repository.disabled = False
     store.clock.now += AGAIN_SECONDS
@@ -213,25 +203,18 @@ async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_n
         rot(tmp_path / "mirror/store/chunks" / digest_of(ONE).fanout, "flipped")
         other = bytes([ONE[0] ^ 1]) + ONE[1:]
         bucket.put({"one.bin": other})
-        found = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
-        (item,) = found.json()["items"]
-        assert (found.json()["status"], item["outcome"]) == ("DAMAGED", "lost")
+        found = await mirror.verify()
+        (item,) = found["items"]
+        assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
         assert "is not what was mirrored any more" in item["reason"]
-        others = await mirror.http.post(
-            "/verifications",
-            params={"wait": LONGEST_SECONDS},
-            json={"all": True},
-            headers={"BDN-Organisation": "another"},
-        )
-        (item,) = others.json()["items"]
+        (item,) = (await mirror.verify("another"))["items"]
         assert (bucket.name in item["reason"], "another organisation's source" in item["reason"]) == (False, True)
         assert (await mirror.http.get(f"/chunks/{digest_of(ONE)}")).status_code == 503
         second = await mirror.ready(wanted)
         assert second["sources"][0]["manifest"] != first["sources"][0]["manifest"]
         wrong = int(await mirror.tree(second["sources"][0]["manifest"]) != {"one.bin": other})
         bucket.put({"one.bin": ONE})
-        repaired = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json={"all": True})
-        assert repaired.json()["status"] == "DONE", repaired.json()
+        assert (await mirror.verify())["status"] == "DONE"
         wrong += await mirror.tree(first["sources"][0]["manifest"]) != {"one.bin": ONE}
     tally.add(scenarios=1, faults=1, repaired=1, refused=1, wrong=wrong)
 
@@ -244,7 +227,7 @@ async def test_a_chunk_that_may_not_be_read_is_repaired_and_the_scrub_goes_on(st
         await _until_scrubbed(store)
         await until(lambda: not store.mirror.count("damaged_chunks"))
         assert store.contents_read() == len(MIDDLE)
-        assert await store.metric("bdn_mirror_repaired_chunks_total") == 1
+        assert await store.mirror.metric("bdn_mirror_repaired_chunks_total") == 1
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
@@ -254,7 +237,7 @@ async def test_a_chunk_that_nobody_may_touch_keeps_nobody_from_the_rest(store: S
         store.clock.now += PERIOD
         await _until_scrubbed(store)
         assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
-        found = await store.verify(all=True)
+        found = await store.mirror.verify()
         (item,) = found["items"]
         assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
         assert "it cannot be read (Permission denied)" in item["reason"]
@@ -277,7 +260,7 @@ async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_an
     store.clock.now += PERIOD
     await _until_scrubbed(store)
     assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
-    found = await store.verify(all=True)
+    found = await store.mirror.verify()
     (item,) = found["items"]
     assert (found["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "lost", str(digest_of(MIDDLE)))
     assert "it cannot be read (Not a directory)" in item["reason"]
@@ -293,7 +276,7 @@ async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_an
 
 async def test_a_lost_chunk_stops_no_other_mirror(store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally) -> None:
     name = store.rot("flipped", "middle")
-    await store.verify(all=True, repair=False)
+    await store.mirror.verify(repair=False)
     fault = DirectoryStore.fault
 
     def stale(self: DirectoryStore, digest: Digest) -> str | None:
@@ -324,7 +307,7 @@ async def test_who_suspects_a_chunk_of_the_api_gets_it_after_it_was_read(store: 
     tally.add(scenarios=1, faults=1, refused=1, wrong=refusal.is_success)
     assert "damaged" in refusal.json()["error"]["message"]
     store.repository.disabled = False
-    assert (await store.verify(all=True))["status"] == "DONE"
+    assert (await store.mirror.verify())["status"] == "DONE"
     answer = await store.mirror.http.get(f"/chunks/{name}", headers=suspecting)
     tally.add(repaired=1, wrong=answer.content != ONE)
 
@@ -339,7 +322,7 @@ async def test_a_repair_waits_for_no_verification(store: Store, tally: Tally, mo
         return True
 
     store.rot("flipped", "middle")
-    await store.verify(all=True, repair=False)
+    await store.mirror.verify(repair=False)
     monkeypatch.setattr(Keeper, "verify_next", another_part)  # of a store that is never read to its end
     await until(lambda: parts)
     store.clock.now += AGAIN_SECONDS
@@ -393,24 +376,11 @@ class Records:
         yield name
         await asyncio.to_thread(write, lambda _: right)
 
-    async def verify(self, **request: object) -> Json:
-        answer = await self.mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=request)
-        assert answer.json()["status"] != "RUNNING", answer.text
-        return dict(answer.json())
-
-    async def collect(self, **request: object) -> Json:
-        asked = {"grace_seconds": 0, **request}
-        answer = await self.mirror.http.post("/collections", params={"wait": LONGEST_SECONDS}, json=asked)
-        return dict(answer.json())
-
     async def counted(self) -> float:
-        text = (await self.mirror.http.get("/metrics")).text
-        return next(
-            float(line.split()[1]) for line in text.splitlines() if line.startswith("bdn_mirror_damaged_records ")
-        )
+        return await self.mirror.metric("bdn_mirror_damaged_records")
 
     async def check_all_is_right(self) -> None:
-        assert (await self.verify(all=True))["items"] == []
+        assert (await self.mirror.verify())["items"] == []
         assert await self.counted() == 0
         assert await self.mirror.tree(self.manifest) == RECORDED
 
@@ -450,8 +420,8 @@ async def test_a_damaged_record_is_refused_and_a_verification_names_it(records: 
             assert str(name) in error["message"]
             assert "backup" in error["message"]
             assert await records.counted() == 1
-            for selected in ({"all": True}, {"manifest": records.manifest}, {"source": "hf://org/model"}):
-                verified = await records.verify(**selected)
+            for selected in ({}, {"manifest": records.manifest}, {"source": "hf://org/model"}):
+                verified = await records.mirror.verify(**selected)
                 [item] = verified["items"]
                 assert (verified["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "damaged", str(name))
                 assert item["manifest"] == (records.manifest if place != "one" or item["manifest"] else None)
@@ -465,11 +435,13 @@ async def test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it(
         async with records.damaged(place, how):
             records.clock.now += 3600
             for request in ({}, {"dry_run": True}):
-                refused = await records.collect(**request)
+                asked = {"grace_seconds": 0, **request}
+                refusal = await records.mirror.http.post("/collections", params={"wait": LONGEST_SECONDS}, json=asked)
+                refused = refusal.json()
                 assert refused["status"] == "FAILED"
                 assert "which chunks it needs" in refused["error"]["message"]
             assert await records.counted() == 1
-        assert (await records.collect())["status"] == "DONE"
+        await records.mirror.collect(grace_seconds=0)
         assert records.mirror.chunks() == chunks
         await records.check_all_is_right()
         tally.add(scenarios=1, faults=1, refused=1)

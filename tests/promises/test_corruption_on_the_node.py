@@ -4,8 +4,8 @@ import asyncio
 import mmap
 import os
 import random
-import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,40 +23,34 @@ from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue
 from node_agent.scrub import repair, scrubber
 from node_agent.scrub.reading import Findings
-from node_agent.scrub.scrubber import Scrubber
-from tests.support.agent.mirror import FORMS, AgentMirror, held_by, missing
+from node_agent.scrub.scrubber import Scrubber, ScrubRecord
+from tests.support.agent.mirror import FORMS, AgentMirror, missing
 from tests.support.agent.mounts import mounted_xfs, needs_xfs
 from tests.support.agent.process import Program
-from tests.support.agent.rig import Rig, noise, staged, verified
+from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.agent.ring import Ring
 from tests.support.content.trees import tree
 from tests.support.crash.rot import (
     DAMAGES,
     WEEK,
-    a_week_later,
+    StagedNode,
     cached,
     digest_of_path,
-    evidence,
-    figures,
     flip,
+    not_permitted,
     now,
-    repaired,
+    staged_node,
 )
 from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
-MIB = 1024 * 1024
 FILES = {
     "weights": noise(2 * CHUNK_SIZE + 300_001, 1),
     "one.bin": noise(2 * MIB + 17, 2),
     **{f"small/{number}": noise(20_000 + number, 10 + number) for number in range(5)},
 }
-
-
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+SIZE = sum(map(len, FILES.values()))
 
 
 @pytest.fixture
@@ -64,205 +58,187 @@ def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path, {"scrub_rate": 10**12})
 
 
+@pytest.fixture
+def strict(rig: Rig) -> Rig:
+    """Grants count, and a stage's own is good for an hour."""
+    return Rig(rig.mirror, rig.root, {**rig.given, "auth": "token", "token": "t"})
+
+
 # --- the node tier ---
 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_the_scrub_finds_a_wrong_chunk_and_fetches_it_alone(
-    server: AgentMirror, tmp_path: Path, form: str, tally: Tally
+    server: AgentMirror, rig: Rig, form: str, tally: Tally
 ) -> None:
-    mirror = server.renewed(is_packed=form == "packed")
-    manifest, clock = mirror.publish(FILES), now()
-    async with Rig(mirror, tmp_path, {"scrub_rate": 10**12}).agent(clock) as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
+    server.renewed(is_packed=form == "packed")
+    async with staged_node(rig, FILES) as node:
         count = 0
         for path in ("weights", "one.bin", "small/3"):
-            chunks, file = mirror.chunks(manifest, path), cached(agent, manifest, path)
+            chunks, file = node.chunks(path), node.cached(path)
             for what, damage in DAMAGES.items():
                 index = len(chunks) // 2
                 before = file.stat()
-                with (view / path).open("rb") as opened:
+                with (node.view / path).open("rb") as opened:
                     mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
                 damage(file, index * CHUNK_SIZE + 12_345)
-                mirror.forget()
 
-                await a_week_later(agent, clock)
+                await node.a_week_later()
 
                 wrong = chunks[index:] if what == "truncated" else [chunks[index]]
-                assert mirror.chunk_requests == dict.fromkeys(wrong, 1), (path, what)
+                assert node.mirror.chunk_requests == dict.fromkeys(wrong, 1), (path, what)
                 assert bytes(mapped) == FILES[path], (path, what)  # a job that has it mapped
                 mapped.close()
                 assert (file.stat().st_ino, file.stat().st_mode & 0o777) == (before.st_ino, 0o444)
                 count += len(wrong)
                 tally.add(scenarios=1, faults=1, repaired=len(wrong))
-        assert tree(view) == FILES
-        assert len(evidence(agent)) == repaired(await figures(agent)) == count
-        assert all(found["tier"] == "node" and found["found"] != found["expected"] for found in evidence(agent))
+        assert tree(node.view) == FILES
+        assert len(node.evidence()) == await node.counted() == count
+        assert all(found["tier"] == "node" and found["found"] != found["expected"] for found in node.evidence())
 
 
-async def test_one_round_repairs_whatever_is_damaged(rig: Rig, mirror: AgentMirror, scale: Scale, tally: Tally) -> None:
+async def test_one_round_repairs_whatever_is_damaged(rig: Rig, scale: Scale, tally: Tally) -> None:
     files = {**FILES, "other": noise(CHUNK_SIZE + 5, 3), "third": noise(3 * CHUNK_SIZE, 4)}
-    manifest, clock = mirror.publish(files), now()
-    places = [(path, index) for path in files for index in range(len(mirror.chunks(manifest, path)))]
-    async with rig.agent(clock) as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
+    async with staged_node(rig, files) as node:
+        places = [(path, index) for path in files for index in range(len(node.chunks(path)))]
         for seed in range(scale.of(4, 60)):
             rng = random.Random(seed)
             chosen = rng.sample(places, rng.randint(0, len(places)))
             for path, index in chosen:
                 size = min(CHUNK_SIZE, len(files[path]) - index * CHUNK_SIZE)
-                flip(cached(agent, manifest, path), index * CHUNK_SIZE + rng.randrange(size))
-            mirror.forget()
+                node.flip(path, index * CHUNK_SIZE + rng.randrange(size))
 
-            await a_week_later(agent, clock)
+            await node.a_week_later()
 
-            wanted = {mirror.chunks(manifest, path)[index]: 1 for path, index in chosen}
-            assert mirror.chunk_requests == wanted, f"seed {seed}"
-            tally.add(scenarios=1, faults=len(chosen), repaired=len(chosen), wrong=int(tree(view) != files))
+            wanted = {node.chunks(path)[index]: 1 for path, index in chosen}
+            assert node.mirror.chunk_requests == wanted, f"seed {seed}"
+            tally.add(scenarios=1, faults=len(chosen), repaired=len(chosen), wrong=int(tree(node.view) != files))
 
 
 async def test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stage_fetches_its_chunk_alone(
-    rig: Rig, mirror: AgentMirror, tally: Tally, caplog: pytest.LogCaptureFixture
+    rig: Rig, tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manifest, clock = mirror.publish(FILES), now()
-    bad = mirror.chunks(manifest, "weights")[1]
-    async with rig.agent(clock) as agent:
-        view = Path((await staged(agent, mirror, manifest, job="running")).mounts[0].path)
-        flip(cached(agent, manifest, "weights"), CHUNK_SIZE + 1)
+    async with staged_node(rig, FILES) as node:
+        agent, mirror, bad = node.agent, node.mirror, node.chunks("weights")[1]
+        node.flip("weights", CHUNK_SIZE + 1)
         mirror.faults[bad] = [missing] * 20
 
-        await a_week_later(agent, clock)
+        await node.a_week_later()
 
-        assert not cached(agent, manifest, "weights").exists()
-        assert not agent.cache.index.is_complete(manifest.digest)
-        assert (view / "weights").stat().st_size == len(FILES["weights"])  # the job's only copy stays
-        assert "these jobs see it as it is: running" in caplog.text
-        found = await figures(agent)
-        assert (repaired(found, outcome="lost"), found["bdn_agent_lost_files_total"]) == (1, 1)
-        for digest in (bad, digest_of_path(manifest, "weights")):
+        assert not node.cached("weights").exists()
+        assert not node.is_complete()
+        assert (node.view / "weights").stat().st_size == len(FILES["weights"])  # the job's only copy stays
+        assert "these jobs see it as it is: job" in caplog.text
+        assert (await node.counted("lost"), (await node.figures())["bdn_agent_lost_files_total"]) == (1, 1)
+        for digest in (bad, digest_of_path(node.manifest, "weights")):
             assert not agent.cache.chunks.holds(digest)
-        ledger = agent.cache.index.ledger
-        assert ledger.used_bytes == manifest.bytes_total  # its part is counted
+        assert agent.cache.index.ledger.used_bytes == SIZE  # its part is counted
 
         mirror.faults.clear()
         mirror.forget()
-        clock.now = now().now  # or the grant of the next stage would have expired
-        again = await staged(agent, mirror, manifest, job="next")
+        node.clock.now = now().now  # or the grant of the next stage would have expired
+        again = await staged(agent, mirror, node.manifest, job="next")
 
         assert mirror.chunk_requests == {bad: 1}
-        assert tree(Path(again.mounts[0].path)) == tree(view) == FILES  # the running job's view healed with it
+        assert tree(Path(again.mounts[0].path)) == tree(node.view) == FILES  # the running job's view healed with it
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_without_a_good_grant_damage_is_put_aside(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifest, clock = mirror.publish(FILES), now()
-    async with rig.agent(clock, auth="token", token="t") as agent:
-        stage = await staged(agent, mirror, manifest)
-        await agent.scrub.catch_up()
-        clock.now += 7200  # the grant is good for an hour
-        command = VerifyCommand(id="ver_1", manifests=[str(manifest.digest)], grants=[])
-        flip(cached(agent, manifest, "one.bin"), 5)
-        lost = await verified(agent, command)
+async def test_without_a_good_grant_damage_is_put_aside(strict: Rig, tally: Tally) -> None:
+    async with staged_node(strict, FILES) as node:
+        await node.agent.scrub.catch_up()
+        node.clock.now += 7200
+        manifests = [str(node.manifest.digest)]
+        node.flip("one.bin")
+        lost = await node.verify(manifests=manifests, grants=[])
 
         assert [(item.outcome, item.path) for item in lost.items] == [("lost", "one.bin")]
-        flip(cached(agent, manifest, "weights"), 5)
-        grant = mirror.grant(manifest, expires_in=86400)
-        lent = await verified(agent, command.model_copy(update={"grants": [grant]}))
+        node.flip("weights")
+        grant = node.mirror.grant(node.manifest, expires_in=86400)
+        lent = await node.verify(manifests=manifests, grants=[grant])
 
         assert [(item.outcome, item.path) for item in lent.items] == [("repaired", "weights")]
-        assert (Path(stage.mounts[0].path) / "weights").read_bytes() == FILES["weights"]
+        assert (node.view / "weights").read_bytes() == FILES["weights"]
         tally.add(scenarios=2, faults=2, repaired=1, refused=1)
 
 
-async def test_a_file_that_vanished_or_grew_is_whole_again(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifest, clock = mirror.publish(FILES), now()
-    async with rig.agent(clock) as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-        with cached(agent, manifest, "weights").open("ab") as file:
+async def test_a_file_that_vanished_or_grew_is_whole_again(rig: Rig, tally: Tally) -> None:
+    async with staged_node(rig, FILES) as node:
+        with node.cached("weights").open("ab") as file:
             file.write(b"surplus")
-        cached(agent, manifest, "one.bin").unlink()
-        mirror.forget()
+        node.cached("one.bin").unlink()
 
-        await a_week_later(agent, clock)
+        await node.a_week_later()
 
-        assert mirror.chunk_requests == dict.fromkeys(mirror.chunks(manifest, "one.bin"), 1)
-        assert tree(view) == FILES
-        assert cached(agent, manifest, "one.bin").read_bytes() == FILES["one.bin"]
-        assert agent.cache.index.is_complete(manifest.digest)
-        assert sorted(path.read_bytes() for path in agent.places.quarantine.glob("*.bytes")) == [b"surplus"]
+        assert node.mirror.chunk_requests == dict.fromkeys(node.chunks("one.bin"), 1)
+        assert tree(node.view) == FILES
+        assert node.cached("one.bin").read_bytes() == FILES["one.bin"]
+        assert node.is_complete()
+        assert sorted(path.read_bytes() for path in node.agent.places.quarantine.glob("*.bytes")) == [b"surplus"]
         tally.add(scenarios=2, faults=2, repaired=2)
 
 
-async def half_filled(agent: Agent, mirror: AgentMirror, part: Manifest) -> Manifest:
-    """A manifest that its job left before its largest file was there; what ``part`` names is whole."""
+async def half_filled(agent: Agent, mirror: AgentMirror) -> Manifest:
+    """A manifest that its job left before its largest file was there."""
     whole = mirror.publish(FILES)
-    for manifest in (part, whole):
-        mirror.every = missing if manifest is whole else None
-        with suppress(NotFoundError, ReportedError):
-            await staged(agent, mirror, manifest, job=str(manifest.digest))
+    mirror.every = missing
+    with suppress(NotFoundError, ReportedError):
+        await staged(agent, mirror, whole, job=str(whole.digest))
     mirror.every = None
     for stage in agent.stages.registry.all():
         await agent.stages.release(stage.record.id)
-    mirror.forget()
     return whole
 
 
-async def test_who_replaces_a_file_brings_nothing_else(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    part, clock = mirror.publish({path: FILES[path] for path in FILES if path != "weights"}), now()
-    async with rig.agent(clock) as agent:
-        whole = await half_filled(agent, mirror, part)
-        cached(agent, part, "one.bin").unlink()
-        await a_week_later(agent, clock)
+async def test_who_replaces_a_file_brings_nothing_else(rig: Rig, tally: Tally) -> None:
+    async with staged_node(rig, {path: FILES[path] for path in FILES if path != "weights"}) as node:
+        agent, mirror, part = node.agent, node.mirror, node.manifest
+        whole = await half_filled(agent, mirror)
+        node.cached("one.bin").unlink()
+        await node.a_week_later()
 
-        assert mirror.chunk_requests == dict.fromkeys(
-            mirror.chunks(part, "one.bin"), 1
-        )  # for the one that lacks only this
-        assert agent.cache.index.is_complete(part.digest)
+        assert mirror.chunk_requests == dict.fromkeys(node.chunks("one.bin"), 1)  # for the one that lacks only this
+        assert node.is_complete()
         assert not agent.cache.index.is_complete(whole.digest)
 
         await agent.evictions.evict(EvictCommand(id="e", manifests=[str(part.digest)]))
-        mirror.forget()
         cached(agent, whole, "one.bin").unlink()
-        await a_week_later(agent, clock)
+        await node.a_week_later()
 
         assert mirror.requests == 0
-        assert repaired(await figures(agent), outcome="lost") == 1
+        assert await node.counted("lost") == 1
         assert cached(agent, whole, "small/1").exists()
         assert agent.cache.index.leases.leased() == ()
-        clock.now = now().now  # or the grant of the next stage would have expired
+        node.clock.now = now().now  # or the grant of the next stage would have expired
         assert tree(Path((await staged(agent, mirror, whole, job="next")).mounts[0].path)) == FILES
         tally.add(scenarios=2, faults=2, repaired=1, refused=1)
 
 
 async def test_a_manifest_stays_while_one_file_of_it_is_replaced(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest, clock = mirror.publish(FILES), now()
     obtain, refused = Catalogue.obtain, list[bool]()
-    async with rig.agent(clock) as agent:
-        stage = await staged(agent, mirror, manifest)
-        await agent.stages.release(stage.id)
-        mirror.forget()
-        cached(agent, manifest, "one.bin").unlink()
+    async with staged_node(rig, FILES) as node:
+        await node.agent.stages.release(node.stage)
+        node.cached("one.bin").unlink()
 
         async def obtain_late(self: Catalogue, digest: Digest, grant: str, *, is_complete: bool) -> Held:
-            report = await agent.evictions.evict(EvictCommand(id="e", manifests=[str(digest)]))
+            report = await node.agent.evictions.evict(EvictCommand(id="e", manifests=[str(digest)]))
             refused.extend(item.refused for item in report)
             return await obtain(self, digest, grant, is_complete=is_complete)
 
         monkeypatch.setattr(Catalogue, "obtain", obtain_late)
-        await a_week_later(agent, clock)
+        await node.a_week_later()
 
         assert refused == [True]
-        assert mirror.chunk_requests == dict.fromkeys(mirror.chunks(manifest, "one.bin"), 1)
-        assert agent.cache.index.leases.leased() == ()
+        assert node.mirror.chunk_requests == dict.fromkeys(node.chunks("one.bin"), 1)
+        assert node.agent.cache.index.leases.leased() == ()
         tally.add(scenarios=1, faults=1, repaired=1, refused=1)
 
 
 async def test_what_the_disk_cannot_read_is_written_again(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest, clock = mirror.publish(FILES), now()
     read, failures = UncachedFile.read, [2]
 
     def fail_at(self: UncachedFile, buffer: memoryview, offset: int, size: int) -> int:
@@ -271,169 +247,160 @@ async def test_what_the_disk_cannot_read_is_written_again(
             raise OSError(5, "Input/output error")
         return read(self, buffer, offset, size)
 
-    async with rig.agent(clock) as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-        mirror.forget()
-        await agent.scrub.catch_up()
+    async with staged_node(rig, FILES) as node:
+        await node.agent.scrub.catch_up()
         monkeypatch.setattr(UncachedFile, "read", fail_at)
 
-        await a_week_later(agent, clock)
+        await node.a_week_later()
 
-        assert mirror.chunk_requests == {mirror.chunks(manifest, "weights")[1]: 1}
-        assert [found["reason"] for found in evidence(agent)] == ["it cannot be read: Input/output error"]
-        assert tree(view) == FILES
+        assert node.mirror.chunk_requests == {node.chunks("weights")[1]: 1}
+        assert [found["reason"] for found in node.evidence()] == ["it cannot be read: Input/output error"]
+        assert tree(node.view) == FILES
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
 async def test_a_file_on_a_place_that_does_not_keep_bytes_is_filled_anew_elsewhere(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest, clock = mirror.publish(FILES), now()
-    async with rig.agent(clock) as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-        file = cached(agent, manifest, "weights")
+    async with staged_node(rig, FILES) as node:
+        file = node.cached("weights")
         before = file.stat().st_ino
-        flip(file, 7)
+        node.flip("weights", 7)
         with monkeypatch.context() as patch:
             patch.setattr(repair, "write_all", lambda *_: None)
-            await a_week_later(agent, clock)
+            await node.a_week_later()
 
         assert file.read_bytes() == FILES["weights"]
         assert file.stat().st_ino != before
-        assert (agent.places.quarantine / f"{file.name}.0").stat().st_ino == before
-        assert repaired(await figures(agent)) == 1
-        assert tree(view) == FILES  # who opens it from now on does not get what stands in the bad place
+        assert (node.agent.places.quarantine / f"{file.name}.0").stat().st_ino == before
+        assert await node.counted() == 1
+        assert tree(node.view) == FILES  # who opens it from now on does not get what stands in the bad place
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_file_with_unknown_chunks_is_checked_whole(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifest, clock = mirror.publish(FILES), now()
-    async with rig.agent(clock, auth="token", token="t") as agent:
-        await staged(agent, mirror, manifest)
-        agent.places.layout(manifest.digest).unlink()
-        clock.now += 7200  # and no grant to ask the mirror with
-        right = await verified(agent, VerifyCommand(id="1", all=True))
-        flip(cached(agent, manifest, "weights"), 9)
-        wrong = await verified(agent, VerifyCommand(id="2", all=True))
+async def test_a_file_with_unknown_chunks_is_checked_whole(strict: Rig, tally: Tally) -> None:
+    async with staged_node(strict, FILES) as node:
+        node.agent.places.layout(node.manifest.digest).unlink()
+        node.clock.now += 7200  # and no grant to ask the mirror with
+        right = await node.verify(all=True)
+        node.flip("weights", 9)
+        wrong = await node.verify(all=True)
 
-        assert (right.items, right.bytes_read) == ([], manifest.bytes_total)
+        assert (right.items, right.bytes_read) == ([], SIZE)
         assert [(item.outcome, item.path) for item in wrong.items] == [("lost", "weights")]
-        assert not cached(agent, manifest, "weights").exists()
+        assert not node.cached("weights").exists()
         tally.add(scenarios=2, faults=1, refused=1)
 
 
 @needs_xfs
 async def test_rot_that_the_page_cache_hides_is_found(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    manifest, clock, image = mirror.publish(FILES), now(), tmp_path / "image"
-    content = FILES["weights"]
+    image, content = tmp_path / "image", FILES["weights"][CHUNK_SIZE + 4096 : CHUNK_SIZE + 4196]
     with mounted_xfs(tmp_path / "xfs", image) as disk:
-        async with Rig(mirror, disk, {"scrub_rate": 10**12}).agent(clock) as agent:
-            view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-            assert tree(view) == FILES  # now the page cache has it
+        async with staged_node(Rig(mirror, disk, {"scrub_rate": 10**12}), FILES) as node:
+            assert tree(node.view) == FILES  # now the page cache has it
             await in_thread(os.sync)
             with image.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as blocks:
-                place = blocks.find(content[CHUNK_SIZE + 4096 : CHUNK_SIZE + 4196])
+                place = blocks.find(content)
             flip(image, place + 50)
-            assert tree(view) == FILES  # and goes on telling so
-            mirror.forget()
+            assert tree(node.view) == FILES  # and goes on telling so
 
-            await a_week_later(agent, clock)
+            await node.a_week_later()
 
-            assert mirror.chunk_requests == {mirror.chunks(manifest, "weights")[1]: 1}
-            assert repaired(await figures(agent)) == 1
+            assert mirror.chunk_requests == {node.chunks("weights")[1]: 1}
+            assert await node.counted() == 1
             with image.open("rb") as file:
                 file.seek(place)
-                assert file.read(100) == content[CHUNK_SIZE + 4096 : CHUNK_SIZE + 4196]
+                assert file.read(100) == content
     tally.add(scenarios=1, faults=1, repaired=1)
 
 
 # --- the cluster tier ---
 
 
-async def test_a_wrong_chunk_of_the_cluster_tier_is_dropped(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifest, clock = mirror.publish(FILES), now()
+async def test_a_wrong_chunk_of_the_cluster_tier_is_dropped(rig: Rig, tally: Tally) -> None:
     content = FILES["weights"][:CHUNK_SIZE]
-    chunk = digest_of(content)
-    async with rig.agent(clock) as agent:
-        tier = agent.scrub.scrubber.tier
+    manifest, chunk = rig.mirror.publish(FILES), digest_of(content)
+    async with staged_node(rig, {"another": b"file"}) as node:
+        tier = node.agent.scrub.scrubber.tier
         for number, damage in enumerate(DAMAGES.values(), 1):
             assert tier.keep(manifest.digest, chunk, memoryview(content))
             damage(tier.files.path(manifest.digest, chunk), 99_999)
 
-            await a_week_later(agent, clock)
+            await node.a_week_later()
 
             assert not tier.holds(chunk)
             assert tier.index.ledger.used_bytes == 0
-            assert repaired(await figures(agent), "cluster", "lost") == number
+            assert await node.counted("lost", "cluster") == number
             tally.add(scenarios=1, faults=1, refused=1)
-        assert {found["tier"] for found in evidence(agent)} == {"cluster"}
-        assert all(len(path.read_bytes()) <= CHUNK_SIZE for path in agent.places.quarantine.glob("*.bytes"))
+        assert {found["tier"] for found in node.evidence()} == {"cluster"}
+        assert all(len(path.read_bytes()) <= CHUNK_SIZE for path in node.agent.places.quarantine.glob("*.bytes"))
 
 
 # --- staged files ---
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_staged_copy_is_repaired_from_the_cache_on_request(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
+@contextmanager
+def copying() -> Iterator[None]:
+    """Views are copies: no link may be made."""
+
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    manifest, clock = mirror.publish(FILES), now()
-    async with rig.agent(clock, auth="token", token="t") as agent:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "link", refuse)
-            mount = (await staged(agent, mirror, manifest)).mounts[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        yield
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_staged_copy_is_repaired_from_the_cache_on_request(strict: Rig, tally: Tally, damage: str) -> None:
+    async with staged_node(strict, {"another": b"file"}) as node:
+        with copying():
+            mount = (await staged(node.agent, node.mirror, node.mirror.publish(FILES), job="copy")).mounts[0]
         assert mount.view in {"copy", "reflink"}
         view = Path(mount.path)
-        clock.now += 7200  # what is right here needs no grant
+        node.clock.now += 7200  # what is right here needs no grant
         DAMAGES[damage](view / "weights", CHUNK_SIZE + 3)
         DAMAGES[damage](view / "small/1", 5)
-        mirror.forget()
-        looked = await agent.verifications.look_at(PathVerificationRequest(path=str(view), repair=False))
-        assert {item.outcome for item in looked.items} == {"damaged"}
+        node.mirror.forget()
+        assert {item.outcome for item in (await node.look(view, repair=False)).items} == {"damaged"}
 
-        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view)))
+        report = await node.look(view)
 
         assert {item.outcome for item in report.items} == {"repaired"}
         assert {item.path for item in report.items} == {str(view / "weights"), str(view / "small/1")}
-        assert mirror.requests == 0
+        assert node.mirror.requests == 0
         assert tree(view) == FILES
         tally.add(scenarios=1, faults=2, repaired=len(report.items))
 
 
-async def test_a_linked_file_that_somebody_edited_is_itself_again(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent() as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-        (view / "small/2").chmod(0o644)
-        with (view / "small/2").open("r+b") as file:
+async def test_a_linked_file_that_somebody_edited_is_itself_again(rig: Rig, tally: Tally) -> None:
+    async with staged_node(rig, FILES) as node:
+        (node.view / "small/2").chmod(0o644)
+        with (node.view / "small/2").open("r+b") as file:
             file.write(b"edited")
-        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view / "small")))
+        report = await node.look(node.view / "small")
 
         assert [(item.outcome, item.path) for item in report.items] == [("repaired", "small/2")]
         assert report.chunks_read == 5
-        assert tree(view) == FILES
-        for elsewhere in ("/etc/hosts", str(view / "nothing"), "relative"):
+        assert tree(node.view) == FILES
+        for elsewhere in ("/etc/hosts", str(node.view / "nothing"), "relative"):
             with pytest.raises(NotFoundError, match="READY stage"):
-                await agent.verifications.look_at(PathVerificationRequest(path=elsewhere))
+                await node.look(elsewhere)
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_link_to_itself_is_damage_alone(rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent() as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
+async def test_a_link_to_itself_is_damage_alone(rig: Rig, tmp_path: Path, tally: Tally) -> None:
+    async with staged_node(rig, FILES) as node:
+        view = node.view
         (tmp_path / "loop").symlink_to(tmp_path / "loop")
         for elsewhere in (tmp_path / "loop", tmp_path / "loop/below", view / ("long" * 100)):
             with pytest.raises(NotFoundError):
-                await agent.verifications.look_at(PathVerificationRequest(path=str(elsewhere)))
+                await node.look(elsewhere)
         for name in ("one.bin", "small"):
             (view / name).rename(tmp_path / name)
             (view / name).symlink_to(view / name)
         flip(view / "weights", 5)
-        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view)))
+        report = await node.look(view)
 
         found = {(str(item.path).removeprefix(f"{view}/"), item.outcome) for item in report.items}
         assert found == {
@@ -444,17 +411,14 @@ async def test_a_link_to_itself_is_damage_alone(rig: Rig, mirror: AgentMirror, t
         tally.add(scenarios=1, faults=3, repaired=1, refused=3)
 
 
-async def test_nothing_is_written_through_a_link(rig: Rig, mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    manifest = mirror.publish(FILES)
+async def test_nothing_is_written_through_a_link(rig: Rig, tmp_path: Path, tally: Tally) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/1").write_bytes(b"somebody else's file")
-    async with rig.agent() as agent:
-        view = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-        (view / "small").rename(tmp_path / "ours")
-        (view / "small").symlink_to(tmp_path / "theirs")
-        report = await agent.verifications.look_at(PathVerificationRequest(path=str(view)))
+    async with staged_node(rig, FILES) as node:
+        (node.view / "small").rename(tmp_path / "ours")
+        (node.view / "small").symlink_to(tmp_path / "theirs")
 
-        assert report.items == []
+        assert (await node.look(node.view)).items == []
         assert tree(tmp_path / "theirs") == {"1": b"somebody else's file"}
         tally.add(scenarios=1, refused=1)
 
@@ -462,66 +426,54 @@ async def test_nothing_is_written_through_a_link(rig: Rig, mirror: AgentMirror, 
 # --- who notices ---
 
 
-async def test_a_fill_that_finds_damage_tells_the_scrub(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    first = mirror.publish({"a": FILES["weights"]})
-    second = mirror.publish({"b": FILES["weights"][:CHUNK_SIZE] + b"another end"})
-    async with rig.agent(scrub_seconds=0) as agent:
-        await staged(agent, mirror, first)
-        flip(cached(agent, first, "a"), 4711)
-        stage = await staged(agent, mirror, second)
+async def test_a_fill_that_finds_damage_tells_the_scrub(rig: Rig, tally: Tally) -> None:
+    other = {"b": FILES["weights"][:CHUNK_SIZE] + b"another end"}
+    async with staged_node(rig, {"a": FILES["weights"]}, scrub_seconds=0) as node:
+        node.flip("a", 4711)
+        stage = await staged(node.agent, node.mirror, node.mirror.publish(other), job="other")
 
-        assert tree(Path(stage.mounts[0].path)) == {"b": FILES["weights"][:CHUNK_SIZE] + b"another end"}
-        async with asyncio.timeout(20):
-            while repaired(await figures(agent)) < 1:  # noqa: ASYNC110 - it is told to the loop that runs in the agent
-                await asyncio.sleep(0.01)
-        assert cached(agent, first, "a").read_bytes() == FILES["weights"]
+        assert tree(Path(stage.mounts[0].path)) == other
+        await node.until_repaired()
+        assert node.cached("a").read_bytes() == FILES["weights"]
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
 async def test_a_peer_that_gets_wrong_bytes_tells_the_holder(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    ring = Ring(mirror, tmp_path)
-    manifest = mirror.publish(FILES)
+    ring, manifest = Ring(mirror, tmp_path), mirror.publish(FILES)
     async with ring.agent("holder", scrub_seconds=0) as holder, ring.agent("asker", roles="node") as asker:
-        await staged(holder, mirror, manifest)
-        flip(cached(holder, manifest, "one.bin"), 100)
+        view = Path((await staged(holder, mirror, manifest)).mounts[0].path)
+        node = StagedNode(holder, mirror, manifest, now(), "", view)
+        node.flip("one.bin", 100)
         mirror.forget()
         stage = await staged(asker, mirror, manifest)
 
         assert tree(Path(stage.mounts[0].path)) == FILES
-        async with asyncio.timeout(20):
-            while repaired(await figures(holder)) < 1:  # noqa: ASYNC110 - it is told to the loop of the agent
-                await asyncio.sleep(0.01)
-        assert cached(holder, manifest, "one.bin").read_bytes() == FILES["one.bin"]
-        assert mirror.chunk_requests[mirror.chunks(manifest, "one.bin")[0]] <= 2  # for the asker, and for the repair
+        await node.until_repaired()
+        assert node.cached("one.bin").read_bytes() == FILES["one.bin"]
+        assert mirror.chunk_requests[node.chunks("one.bin")[0]] <= 2  # for the asker, and for the repair
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_wrong_file_is_not_served_while_it_is_repaired(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifest = mirror.publish(FILES)
-    bad = mirror.chunks(manifest, "one.bin")[0]
-    gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
-    async with rig.agent() as agent:
-        await staged(agent, mirror, manifest)
-        flip(cached(agent, manifest, "one.bin"), 0)
-        mirror.faults[bad] = [held_by(gate)]
-        mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
+async def test_a_wrong_file_is_not_served_while_it_is_repaired(rig: Rig, tally: Tally) -> None:
+    async with staged_node(rig, FILES) as node:
+        (bad,) = node.chunks("one.bin")
+        node.flip("one.bin", 0)
+        gate, asked = node.mirror.hold(bad)
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(verified(agent, VerifyCommand(id="1", all=True)))
+            work = group.create_task(node.verify(all=True))
             async with asyncio.timeout(20):
                 await asked.wait()
-            assert not agent.cache.chunks.holds(bad)
+            assert not node.agent.cache.chunks.holds(bad)
             gate.set()
         assert [item.outcome for item in work.result().items] == ["repaired"]
-        assert agent.cache.chunks.holds(bad)
+        assert node.agent.cache.chunks.holds(bad)
         tally.add(scenarios=1, faults=1, repaired=1)
 
 
 async def test_the_mirror_commands_a_verification(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent() as agent:
-        await staged(agent, mirror, manifest)
-        flip(cached(agent, manifest, "one.bin"), 0)
-        mirror.ask(VerifyCommand(id="ver_look", manifests=[str(manifest.digest)], repair=False))
+    async with staged_node(rig, FILES) as node:
+        node.flip("one.bin", 0)
+        mirror.ask(VerifyCommand(id="ver_look", manifests=[str(node.manifest.digest)], repair=False))
         look = await told(mirror, "ver_look")
         mirror.ask(VerifyCommand(id="ver_mend", all=True, tier="node"))
         mend = await told(mirror, "ver_mend")
@@ -530,8 +482,8 @@ async def test_the_mirror_commands_a_verification(rig: Rig, mirror: AgentMirror,
             ("damaged", "node-1", ["hf://org/model-0"])
         ]
         assert [item.outcome for item in mend.items] == ["repaired"]
-        assert mend.bytes_read == manifest.bytes_total
-        assert cached(agent, manifest, "one.bin").read_bytes() == FILES["one.bin"]
+        assert mend.bytes_read == SIZE
+        assert node.cached("one.bin").read_bytes() == FILES["one.bin"]
         tally.add(scenarios=2, faults=1, repaired=1)
 
 
@@ -552,17 +504,15 @@ async def test_an_agent_that_is_killed_in_the_middle_of_a_repair_repairs_it_when
 ) -> None:
     manifest = mirror.publish(FILES)
     program = Program(tmp_path, mirror.url, {"BDN_AGENT_SCRUB_SECONDS": "0"})
-    bad, loop = mirror.chunks(manifest, "weights")[1], asyncio.get_running_loop()
+    bad = mirror.chunks(manifest, "weights")[1]
     async with program.daemon() as daemon:
         stage = await daemon.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
     view = Path(stage.mounts[0].path)
     for _ in range(scale.of(1, 6)):
-        gate, asked = threading.Event(), asyncio.Event()
         mirror.forget()
         async with program.daemon() as daemon:
             flip(Places(tmp_path / "cache").file(digest_of_path(manifest, "weights")), CHUNK_SIZE + 5)
-            mirror.faults[bad] = [held_by(gate)]
-            mirror.on_request = lambda _, asked=asked: loop.call_soon_threadsafe(asked.set)  # type: ignore[misc]
+            gate, asked = mirror.hold(bad)
             async with asyncio.TaskGroup() as group:
                 request = PathVerificationRequest(path=str(view))
                 asking = group.create_task(_given_up(daemon.client._send("POST", "/verifications", body=request)))
@@ -586,9 +536,8 @@ async def _given_up(request: object) -> None:
 
 @pytest.mark.parametrize("at", [1, 4])
 async def test_a_round_goes_on_after_a_restart_where_it_was(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch, at: int
+    rig: Rig, tally: Tally, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    manifest, clock = mirror.publish(FILES), now()
     read: list[Digest] = []
     verify = Scrubber.file
 
@@ -599,17 +548,102 @@ async def test_a_round_goes_on_after_a_restart_where_it_was(
         read.append(content)
 
     monkeypatch.setattr(scrubber, "_NOTE_SECONDS", 0)
-    async with rig.agent(clock) as agent:
-        await staged(agent, mirror, manifest)
-        await agent.scrub.catch_up()  # what was under way: the node held nothing then, or held all of it
+    async with staged_node(rig, FILES) as node:
+        await node.agent.scrub.catch_up()  # what was under way: the node held nothing then, or held all of it
         monkeypatch.setattr(Scrubber, "file", counted)
-        clock.now += WEEK
+        node.clock.now += WEEK
         with pytest.raises(DiskFailedError):
-            await agent.scrub.catch_up()
-    before, at = read[:], -1
-    async with rig.agent(clock) as agent:
-        await agent.scrub.catch_up()
+            await node.agent.scrub.catch_up()
+    at = -1
+    async with rig.agent(node.clock) as node.agent:
+        await node.agent.scrub.catch_up()
 
-        assert (len(before), sorted(read)) == (len(before), sorted(manifest.contents))
-        assert (await figures(agent))["bdn_agent_scrub_round_ended"] == clock.now
+        assert sorted(read) == sorted(node.manifest.contents)
+        assert (await node.figures())["bdn_agent_scrub_round_ended"] == node.clock.now
     tally.add(scenarios=1)
+
+
+# --- a disk that takes no notes, or whose files may not be read, keeps nobody from finding and mending what is wrong ---
+
+
+async def test_where_nothing_can_be_noted_every_wrong_file_is_mended_all_the_same(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    async with staged_node(rig, FILES) as node:
+        for path in FILES:
+            node.flip(path, 7)
+
+        def is_full(self: ScrubRecord) -> None:
+            raise DiskFailedError(str(self), "No space left on device", is_full=True)
+
+        monkeypatch.setattr(ScrubRecord, "save", is_full)
+        for _ in range(2):  # that the round has ended cannot be noted, either
+            with suppress(DiskFailedError):
+                await node.a_week_later()
+
+        for path, content in FILES.items():
+            assert node.cached(path).read_bytes() == content
+        assert await node.counted() == len(FILES)
+    tally.add(scenarios=1, faults=len(FILES), repaired=len(FILES))
+
+
+async def test_a_folder_made_a_file_stops_no_round(rig: Rig, tmp_path: Path, tally: Tally) -> None:
+    async with staged_node(rig, FILES) as node:
+        folder = node.cached("one.bin").parent
+        assert folder != node.cached("weights").parent
+        node.flip("weights", 7)
+        folder.rename(tmp_path / "folder")
+        folder.touch()
+
+        await node.a_week_later()
+
+        assert node.cached("weights").read_bytes() == FILES["weights"]
+        assert (await node.counted(), await node.counted("lost")) == (1, 1)
+        assert not node.is_complete()
+    tally.add(scenarios=1, faults=2, repaired=1)
+
+
+@pytest.mark.parametrize("names", [("weights",), tuple(FILES)], ids=["one", "all"])
+async def test_what_may_not_be_read_any_more_is_told_and_replaced_in_one_round_and_the_agent_goes_on(
+    rig: Rig, tally: Tally, names: tuple[str, ...]
+) -> None:
+    """Such as after somebody changed the owner of files, or their mode."""
+    async with staged_node(rig, FILES) as node:
+        await node.agent.scrub.catch_up()
+        with not_permitted({node.cached(name) for name in names}):
+            held = await staged(node.agent, node.mirror, node.manifest, job="other")  # links need no reading
+            assert not node.mirror.requests
+            await node.a_week_later()
+            chunks = {chunk for name in names for chunk in node.chunks(name)}
+            # Once, for a new file: where nothing may be written either, nothing is fetched to be written.
+            assert node.mirror.chunk_requests == dict.fromkeys(chunks, 1)
+            for shown in (node.view, Path(held.mounts[0].path)):  # a job that opens a file now gets the new one
+                tally.add(wrong=tree(shown) != FILES)
+            assert {found["reason"] for found in node.evidence()} == {"it cannot be read: Permission denied"}
+            assert len(node.evidence()) == len(chunks)
+            await node.a_week_later()  # there is nothing left to do
+            assert not node.mirror.chunk_requests
+            assert node.agent.stages.document(node.agent.stages.registry.find(held.id)).state == "READY"
+            tally.add(scenarios=2, faults=len(chunks), repaired=len(chunks))
+            tally.add(wrong=sum(node.cached(name).read_bytes() != FILES[name] for name in FILES))
+        for shown in (node.view, Path(held.mounts[0].path)):
+            tally.add(wrong=tree(shown) != FILES)
+
+
+async def test_a_stage_that_still_shows_an_unreadable_file_is_mended_also_when_the_new_one_came_late(
+    rig: Rig, tally: Tally
+) -> None:
+    """No refill while nobody has it; then another job's stage brings the file, of which this stage heard nothing."""
+    async with staged_node(rig, FILES) as node:
+        await node.agent.scrub.catch_up()
+        with not_permitted({node.cached("weights")}):
+            node.mirror.every = missing
+            await node.verify(all=True)
+            node.mirror.every = None
+            await staged(node.agent, node.mirror, node.manifest, job="other")
+            stage = node.agent.stages.registry.find(node.stage)
+            assert node.agent.stages.lifecycle.is_lacking(stage)
+            await node.agent.housekeeping.reap()
+            await stage.wait(None)
+            assert not node.agent.stages.lifecycle.is_lacking(stage)
+            tally.add(scenarios=1, faults=1, repaired=1, wrong=tree(node.view) != FILES)

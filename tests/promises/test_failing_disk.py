@@ -3,8 +3,9 @@
 import errno
 import os
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,19 @@ from bdn.core.chunk import Manifest, digest_of
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.operation_schema import EvictCommand
+from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.agent.site import Site, ask, serving_agent
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
+from tests.support.crash.forgetful_disk import ForgetfulDisk, needs_forgetful_disks
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("space")
 FILES = {"f": noise(MIB, 1)}
-
-
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
 
 
 async def problems(site: Site, mirror: AgentMirror) -> dict[str, str | None]:
@@ -47,58 +44,110 @@ async def readiness(site: Site) -> tuple[int, str | None, str]:
     return answer.status_code, error.get("code"), error.get("message", "")
 
 
-async def test_while_a_disk_does_not_say_how_full_it_is_heartbeats_go_on_and_tell_why_nothing_new_comes_in(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@dataclass(frozen=True)
+class Trouble:
+    """What befalls the disk of a cache, and how it is told by readiness, and to a stage that brings something new."""
+
+    befalls: Callable[[Path], AbstractContextManager[None]]
+    told: str
+    refused: str
+    size: str = ""  # of the file system in memory that it befalls
+
+
+@contextmanager
+def filled(cache: Path, content: bytes) -> Iterator[None]:
+    """A neighbour has taken all bytes, or all files."""
+    foreign = cache.parent / "foreign"
+    foreign.mkdir()
+    with suppress(OSError):
+        for number in range(10_000):
+            (foreign / f"{number}").write_bytes(content)
+    yield
+    for one in foreign.iterdir():
+        one.unlink()
+
+
+@contextmanager
+def silent(_: Path) -> Iterator[None]:
+    """It does not say how full it is."""
+
     def broken(_: object) -> os.statvfs_result:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    async with serving_agent(Rig(mirror, tmp_path)) as site:
-        stage = await staged(site.agent, mirror, mirror.publish(FILES))
-        assert await problems(site, mirror) == {"node": None, "cluster": None}
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "statvfs", broken)
-            told = f"the disk failed at {tmp_path / 'cache'}: Input/output error"
-            assert await problems(site, mirror) == {"node": told, "cluster": told}
-            use = mirror.heartbeats[-1].tiers["node"]
-            assert (use.budget, use.committed, use.leased) == (MIB, MIB, MIB)
-            figures = metrics((await site.http.get("/metrics")).raise_for_status().text)
-            assert figures['bdn_agent_cache_budget_bytes{tier="node"}'] == MIB
-            assert await readiness(site) == (503, "DISK_FAILED", told)
-            assert (await site.http.get("/healthz")).status_code == 200
-        assert await problems(site, mirror) == {"node": None, "cluster": None}
-        assert await readiness(site) == (200, None, "")
-        assert tree(Path(stage.mounts[0].path)) == FILES
-    tally.add(scenarios=1, faults=1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "statvfs", broken)
+        yield
+
+
+NO_SPACE, NO_ANSWER = "No space left on device", "Input/output error"
+TROUBLES = {
+    "full": Trouble(lambda cache: filled(cache, bytes(4096)), NO_SPACE, NO_SPACE, "16m"),
+    "full of files": Trouble(lambda cache: filled(cache, b""), NO_SPACE, NO_SPACE, "16m,nr_inodes=400"),
+    "read-only": Trouble(read_only, "it is mounted read-only", "Read-only file system"),
+    "silent": Trouble(silent, NO_ANSWER, NO_ANSWER),
+}
+
+
+MOMENTS = [(what, at_start) for what in TROUBLES for at_start in (False, True)]
+MOMENTS.remove(("full of files", True))  # which leaves no place for the socket that it is asked at
 
 
 @needs_mounts
-@pytest.mark.parametrize(("options", "taken"), [("16m", bytes(4096)), ("16m,nr_inodes=400", b"")])
-async def test_a_full_disk_is_alive_and_not_ready_until_there_is_room_again(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, options: str, taken: bytes
+@pytest.mark.parametrize(
+    ("what", "at_start"), MOMENTS, ids=[f"{what}-{'at its start' if begins else 'later'}" for what, begins in MOMENTS]
+)
+async def test_an_agent_whose_disk_takes_nothing_new_says_so_and_serves_what_it_holds(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally, what: str, at_start: bool
 ) -> None:
-    """Full of bytes, or of files."""
-    with mounted_tmpfs(tmp_path / "disk", options) as disk:
-        async with serving_agent(Rig(mirror, disk)) as site:
-            await site.agent.heartbeats.beat()
-            stage = await staged(site.agent, mirror, mirror.publish(FILES))
+    trouble, root = TROUBLES[what], tmp_path / "disk"
+    root.mkdir()
+    with mounted_tmpfs(root, trouble.size) if trouble.size else nullcontext():
+        rig = Rig(mirror, root, {"cache_bytes": 4 * MIB})
+        async with serving_agent(rig) as site:
+            held = await staged(site.agent, mirror, mirror.publish(FILES))
+            await site.agent.stages.renew(held.id, 1000)
+            old = await staged(site.agent, mirror, mirror.publish({"old": noise(MIB, 2)}), job="old")
+            await site.agent.stages.release(old.id)
             assert await readiness(site) == (200, None, "")
-            foreign = disk / "foreign"
-            foreign.mkdir()
-            with suppress(OSError):
-                for number in range(10_000):
-                    (foreign / f"{number}").write_bytes(taken)
-            told = f"the disk failed at {disk / 'cache'}: No space left on device"
-            assert await readiness(site) == (503, "DISK_FAILED", told)
-            assert await problems(site, mirror) == {"node": told, "cluster": told}
-            assert (await site.http.get("/healthz")).status_code == 200
-            assert tree(Path(stage.mounts[0].path)) == FILES
-            for one in foreign.iterdir():
-                one.unlink()
-            assert await readiness(site) == (200, None, "")
-            again = await staged(site.agent, mirror, mirror.publish({"g": b"g"}), job="other")
-            assert again.state == "READY"
-    tally.add(scenarios=1, faults=1)
+            if not at_start:
+                with trouble.befalls(rig.cache):
+                    await endure(site, mirror, trouble, held)
+                await recover(site, mirror, held)
+        if at_start:
+            with trouble.befalls(rig.cache):
+                async with serving_agent(rig) as site:
+                    await endure(site, mirror, trouble, held)
+            async with serving_agent(rig) as site:
+                await recover(site, mirror, held)
+    tally.add(scenarios=1, faults=1, refused=1)
+
+
+async def endure(site: Site, mirror: AgentMirror, trouble: Trouble, held: StageDocument) -> None:
+    agent, view = site.agent, Path(held.mounts[0].path)
+    manifests = agent.cache.index.manifests()
+    told = f"the disk failed at {agent.places.root}: {trouble.told}"
+    assert await readiness(site) == (503, "DISK_FAILED", told)
+    assert (await site.http.get("/healthz")).status_code == 200
+    assert await problems(site, mirror) == {"node": told, "cluster": told}
+    use = mirror.heartbeats[-1].tiers["node"]
+    assert (use.committed, use.leased) == (2 * MIB, MIB)
+    figures = metrics((await site.http.get("/metrics")).raise_for_status().text)
+    assert figures['bdn_agent_cache_budget_bytes{tier="node"}'] == use.budget
+    with pytest.raises(BdnError, match=trouble.refused):
+        await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")
+    with suppress(DiskFailedError):  # it is logged, and tried again
+        await agent.housekeeping.reap()
+    assert (agent.cache.index.manifests(), len(manifests)) == (manifests, 2)
+    assert agent.cache.index.leases.is_leased(mirror.publish(FILES).digest)
+    assert agent.stages.document(agent.stages.registry.find(held.id)).state == "READY"
+    assert tree(view) == FILES
+
+
+async def recover(site: Site, mirror: AgentMirror, held: StageDocument) -> None:
+    assert await readiness(site) == (200, None, "")
+    assert await problems(site, mirror) == {"node": None, "cluster": None}
+    assert tree(Path(held.mounts[0].path)) == FILES
+    assert (await staged(site.agent, mirror, mirror.publish({"g": b"g"}), job="other")).state == "READY"
 
 
 # --- The disk of a cluster tier fails: what it holds stays held and served, and nobody asks it in a loop ---
@@ -167,12 +216,6 @@ async def test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_g
 
 
 OTHER = {"g": noise(MIB, 2)}
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:
-    with forgetful_disk(tmp_path) as disk:
-        yield disk
 
 
 @needs_forgetful_disks

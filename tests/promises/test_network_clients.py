@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -170,8 +171,19 @@ async def test_commands_end_with_an_error_document_or_the_answer(
     assert nowhere["error"]["code"] == "INVALID_REQUEST"
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "status"),
+    [(main, "mirror hf://org/model --wait", "READY"), (admin, "gc", "DONE"), (admin, "verify --all", "DONE")],
+    ids=["mirror", "gc", "verify"],
+)
 async def test_a_command_that_waits_goes_on_asking_through_faults_and_says_so(
-    mirror: tuple[MirrorUnderTest, FaultProxy], hub: Hub, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    mirror: tuple[MirrorUnderTest, FaultProxy],
+    hub: Hub,
+    program: click.Command,
+    arguments: str,
+    status: str,
+    tally: Tally,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     service, proxy = mirror
     hub.repo("org/model").commit(FILES)
@@ -180,36 +192,15 @@ async def test_a_command_that_waits_goes_on_asking_through_faults_and_says_so(
     proxy.play(passes, *faults)
     monkeypatch.setenv("BDN_URL", proxy.url)
     async with asyncio.timeout(LONGEST_SECONDS):
-        arguments = ["mirror", "hf://org/model", "--wait", "--json"]
-        waiting = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, main, arguments))
+        waiting = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, program, [*arguments.split(), "--json"]))
         await until(lambda: all(proxy.met[name_of(fault)] for fault in faults) or waiting.done(), "every fault is met")
         hub.release_stalled()
         ended = await waiting
 
     found = json.loads(ended.stdout)
-    tally.add(scenarios=1, faults=len(faults), lost=(ended.exit_code, found.get("status")) != (0, "READY"))
-    assert service.count("mirrors") == 1
-    assert ended.stderr.count(f"{found['id']} may go on meanwhile; this asks again for 10 minutes") == 1
-    assert ended.stderr.count(f"{found['id']}: there is an answer again") == 1
-
-
-@pytest.mark.parametrize("arguments", [("gc",), ("verify", "--all")], ids=" ".join)
-async def test_an_operator_s_command_that_waits_goes_on_asking_through_faults(
-    mirror: tuple[MirrorUnderTest, FaultProxy],
-    arguments: tuple[str, ...],
-    tally: Tally,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    _, proxy = mirror
-    faults = (resets_at_once, ends_in_the_middle, answers_busy)
-    proxy.play(passes, *faults)
-    monkeypatch.setenv("BDN_URL", proxy.url)
-    async with asyncio.timeout(LONGEST_SECONDS):
-        ended = await asyncio.to_thread(CliRunner().invoke, admin, [*arguments, "--json"])
-
-    found = json.loads(ended.stdout)
-    tally.add(scenarios=1, faults=proxy.met.total() - 1, lost=(ended.exit_code, found.get("status")) != (0, "DONE"))
+    tally.add(scenarios=1, faults=len(faults), lost=(ended.exit_code, found.get("status")) != (0, status))
     assert [proxy.met[name_of(fault)] for fault in faults] == [1, 1, 1]
+    assert service.count("mirrors") == (program is main)
     assert ended.stderr.count(f"{found['id']} may go on meanwhile; this asks again for 10 minutes") == 1
     assert ended.stderr.count(f"{found['id']}: there is an answer again") == 1
 

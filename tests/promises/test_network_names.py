@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +16,6 @@ from bdn.net import client
 from bdn.net.client import MirrorClient
 from bdn.net.host_lookups import NameSilentError, run_program
 from bdn.net.http1.pool import Dialer
-from bdn.wire.stage_schema import StageDocument
-from node_agent.app import Agent
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
@@ -42,6 +39,8 @@ LONGEST_SECONDS: Final = 60.0
 FOR_GOOD: Final = 1_000_000
 MIRROR: Final = "the-mirror"
 PLACES: Final = ("listing", "content")
+HELD: Final = {"large": noise(9 * MIB, 1), "small": noise(30_000, 2)}
+NEW: Final = {"other": noise(2 * MIB, 3)}
 
 
 def is_byte_thread() -> bool:
@@ -111,8 +110,7 @@ async def test_an_upstream_whose_name_stays_lost_is_named_and_nothing_is_publish
 async def test_an_agent_whose_mirror_has_no_name_serves_on(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     """It starts so, too."""
     mirror = server.renewed(is_packed=True)
-    files = {"large": noise(9 * MIB, 1), "small": noise(30_000, 2)}
-    held, other = mirror.publish(files), mirror.publish({"other": noise(2 * MIB, 3)})
+    held, other = mirror.publish(HELD), mirror.publish(NEW)
     names = Names((MIRROR,))
     rig = Rig(mirror, tmp_path / "node", {"url": mirror.url.replace("127.0.0.1", MIRROR)})
     async with asyncio.timeout(LONGEST_SECONDS):
@@ -131,8 +129,8 @@ async def test_an_agent_whose_mirror_has_no_name_serves_on(server: AgentMirror, 
                 await agent.heartbeats.beat()
 
     tally.add(scenarios=2, faults=names.met, refused=1)
-    tally.add(wrong=tree(Path(stage.mounts[0].path)) != files, lost=not len(mirror.heartbeats) > beaten)
-    tally.add(wrong=tree(Path(after.mounts[0].path)) != {"other": noise(2 * MIB, 3)})
+    tally.add(wrong=tree(Path(stage.mounts[0].path)) != HELD, lost=not len(mirror.heartbeats) > beaten)
+    tally.add(wrong=tree(Path(after.mounts[0].path)) != NEW)
     assert not mirror.documents["/manifests/" + str(held.digest)]
     assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
 
@@ -162,67 +160,39 @@ def seeking(name: str) -> int:
     return sum(thread.name.endswith(name) for thread in threading.enumerate())
 
 
-@dataclass
-class Story:
-    """An agent that holds one manifest and loses the name of its mirror, on the loop of our programs."""
-
-    rig: Rig
-    silence: Names
-    mirror: AgentMirror
-    monkeypatch: pytest.MonkeyPatch
-    files: dict[str, bytes] = field(default_factory=lambda: {"large": noise(9 * MIB, 1)})
-
-    def __post_init__(self) -> None:
-        self.held, self.other = self.mirror.publish(self.files), self.mirror.publish({"other": noise(2 * MIB, 3)})
-
-    async def hold(self) -> None:
-        async with self.rig.agent(waits=HASTY, url=self.mirror.url) as agent:
-            await staged(agent, self.mirror, self.held)
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-
-    async def miss(self, agent: Agent, beats: int) -> StageDocument:
-        """Heartbeats fail, and all else goes on."""
-        for _ in range(beats):
-            with pytest.raises(BdnError, match=SILENT) as caught:
-                await agent.heartbeats.beat()
-            assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
-        stage = await staged(agent, self.mirror, self.held, job="again")
-        self.monkeypatch.setattr(client, "_CONNECT_SECONDS", SILENT_SECONDS)
-        async with MirrorClient(self.mirror.url.replace("127.0.0.1", OTHER)) as elsewhere:
-            await elsewhere.manifest(self.held.digest, self.mirror.grant(self.held))
-        return stage
-
-    async def recover(self, agent: Agent) -> StageDocument:
-        """The name answers."""
-        assert seeking(SILENT) == 1
-        self.silence.speak()
-        beaten = len(self.mirror.heartbeats)
-        stage = await staged(agent, self.mirror, self.other, job="after")
-        await agent.heartbeats.beat()
-        assert len(self.mirror.heartbeats) > beaten
-        return stage
-
-
 def test_an_agent_goes_on_while_the_name_of_its_mirror_hangs(
     server: AgentMirror, silence: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale, tally: Tally
 ) -> None:
     """What it holds is staged, other names are asked, and heartbeats go on when the name answers."""
-    mirror = server.renewed(is_packed=True)
+    mirror, beats = server.renewed(is_packed=True), scale.of(4 * THREADS, 50 * THREADS)
+    held, other = mirror.publish(HELD), mirror.publish(NEW)
     rig = Rig(mirror, tmp_path / "node", {"url": mirror.url.replace("127.0.0.1", SILENT)})
-    story, beats = Story(rig, silence, mirror, monkeypatch), scale.of(4 * THREADS, 50 * THREADS)
 
     async def run() -> None:
-        await story.hold()
+        async with rig.agent(waits=HASTY, url=mirror.url) as agent:
+            await staged(agent, mirror, held)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS))
         monkeypatch.setattr(client, "_CONNECT_SECONDS", 0.02)
         with silence.resolving():
-            asyncio.get_running_loop().call_later(
-                SILENT_SECONDS, silence.speak
-            )  # an agent without threads cannot even end
+            loop.call_later(SILENT_SECONDS, silence.speak)  # an agent without threads cannot even end
             async with rig.agent(waits=HASTY) as agent:
-                stage = await story.miss(agent, beats)
-                tally.add(wrong=tree(Path(stage.mounts[0].path)) != story.files)
-                stage = await story.recover(agent)
-                tally.add(wrong=tree(Path(stage.mounts[0].path)) != {"other": noise(2 * MIB, 3)})
+                for _ in range(beats):
+                    with pytest.raises(BdnError, match=SILENT) as caught:
+                        await agent.heartbeats.beat()
+                    assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
+                stage = await staged(agent, mirror, held, job="again")
+                monkeypatch.setattr(client, "_CONNECT_SECONDS", SILENT_SECONDS)
+                async with MirrorClient(mirror.url.replace("127.0.0.1", OTHER)) as elsewhere:
+                    await elsewhere.manifest(held.digest, mirror.grant(held))
+                assert seeking(SILENT) == 1
+                silence.speak()
+                beaten = len(mirror.heartbeats)
+                after = await staged(agent, mirror, other, job="after")
+                await agent.heartbeats.beat()
+                assert len(mirror.heartbeats) > beaten
+                tally.add(wrong=tree(Path(stage.mounts[0].path)) != HELD)
+                tally.add(wrong=tree(Path(after.mounts[0].path)) != NEW)
 
     run_program(run())
     tally.add(scenarios=1, faults=beats, refused=beats)

@@ -1,4 +1,4 @@
-"""The mirror, its database, its store or the peers are out of reach or fail: what can be done is done, the rest says so and goes on later."""
+"""The mirror, its store or the peers are out of reach or fail: what can be done is done, the rest says so and goes on later."""
 
 import asyncio
 import errno
@@ -7,24 +7,19 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import pytest
 
 from bdn.core.errors import BdnError
 from bdn.mirror import scrub
-from bdn.mirror.api import routes
-from bdn.mirror.ingest import worker
 from bdn.net.api_server import bind_tcp, serving
-from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk, needs_forgetful_disks
-from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
-from tests.support.network.fault_proxy import ByteProxy, Fault, parted
+from tests.support.crash.forgetful_disk import ForgetfulDisk, needs_forgetful_disks
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.network.fault_proxy import Fault, parted
 from tests.support.network.fault_proxy_faults import falls_silent, name_of, resets_at_once
 from tests.support.network.fault_proxy_ring import FaultyRing, faulty_ring
 from tests.support.promises.tally import Tally
@@ -40,28 +35,6 @@ MODEL: Final = source("hf://org/model")
 def ring(server: AgentMirror, tmp_path: Path) -> Iterator[FaultyRing]:
     with faulty_ring(server.renewed(is_packed=True), tmp_path) as ring:
         yield ring
-
-
-@pytest.mark.parametrize("how", ["parted", "refused"])
-async def test_a_cluster_serves_what_it_holds_without_the_mirror(ring: FaultyRing, how: str, tally: Tally) -> None:
-    """Also to a node that never saw the manifest and owns chunks that only others hold."""
-    manifest = ring.mirror.publish(FILES)
-    async with asyncio.timeout(60), ring.agent("node-1") as first, ring.agent("node-2") as second:
-        await ring.ring.staged_by_all(manifest, [first, second])
-        async with ring.agent("late") as late:
-            if how == "parted":
-                ring.part_mirror()
-            else:
-                ring.api.close_port()
-                ring.content.close_port()
-            ring.mirror.forget()
-            stage = await staged(late, ring.mirror, manifest)
-            again = await staged(first, ring.mirror, manifest, job="again")
-
-            tally.add(scenarios=2, faults=1, wrong=tree(Path(stage.mounts[0].path)) != FILES)
-            assert stage.mounts[0].bytes_from.model_dump() == {"node": 0, "cluster": SIZE, "mirror": 0}
-            assert again.mounts[0].bytes_from.node == SIZE
-            ring.heal()
 
 
 @pytest.mark.parametrize("fault", [parted, falls_silent, resets_at_once], ids=name_of)
@@ -81,82 +54,6 @@ async def test_a_node_that_sees_no_peer_asks_the_mirror(ring: FaultyRing, fault:
         assert stage.transfer is not None
         assert stage.transfer.peers_avoided == ["node-1"]
         ring.heal()
-
-
-@pytest.fixture
-async def database(postgres_url: str) -> AsyncIterator[tuple[ByteProxy, str]]:
-    """A migrated PostgreSQL behind a proxy, and the address that leads through it."""
-    server = urlsplit(postgres_url)
-    proxy = ByteProxy((server.hostname or "", server.port or 0))
-    with proxy.running():
-        yield proxy, postgres_url.replace(f":{server.port}/", f":{proxy.port}/")
-
-
-@pytest.mark.parametrize("how", ["cut", "refused", "parted"])
-async def test_a_database_that_goes_away_is_named_and_what_ran_goes_on_when_it_is_back(
-    database: tuple[ByteProxy, str],
-    upstreams: None,
-    hub: Hub,
-    tmp_path: Path,
-    how: str,
-    tally: Tally,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Connections cut (as in a failover), the server stopped, or all packets lost."""
-    for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
-        monkeypatch.setattr(worker, name, seconds)
-    monkeypatch.setattr(routes, "PROBE_SECONDS", 1.0)
-    proxy, url = database
-    hub.repo("org/model").commit({"w.bin": FILES["large"]})
-    hub.fail(stall(), origin="cdn", times=None)
-    async with asyncio.timeout(60), mirror_under_test(tmp_path / "mirror", database_url=url, jobs=1) as mirror:
-        begun = await mirror.begin(MODEL)
-        await until(lambda: hub.log.count(origin="cdn"), "the copy has begun")
-        if how == "cut":
-            proxy.cut()
-        elif how == "refused":
-            proxy.close_port()
-            await _refused(mirror, tally)
-            proxy.open_port()
-        else:
-            proxy.is_parted = True
-            try:
-                await _not_ready(mirror)
-            finally:
-                proxy.is_parted = False
-                proxy.cut()  # a connection that lost bytes is of no use to either side
-        hub.release_stalled()
-        await _ready_again(mirror)
-        document = await mirror.ended(begun["id"])
-
-        tally.add(scenarios=1, faults=1, lost=document["status"] != "READY")
-        assert document["error"] is None
-        tally.add(wrong=await mirror.tree(document["sources"][0]["manifest"]) != {"w.bin": FILES["large"]})
-
-
-async def _refused(mirror: MirrorUnderTest, tally: Tally) -> None:
-    """Every call says which part is away, and that asking again may help."""
-    agent = FakeAgent(mirror, "node")
-    heartbeat = await mirror.http.post("/agents/heartbeat", json=agent.state)
-    for answer in (await mirror.post(MODEL), await mirror.http.get("/mirror"), heartbeat):
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["retryable"]) == (503, "STORE_UNAVAILABLE", True)
-        tally.add(refused=1)
-    await _not_ready(mirror)
-
-
-async def _not_ready(mirror: MirrorUnderTest) -> None:
-    answer = await mirror.http.get("/readyz")
-    assert answer.status_code == 503
-    assert "database" in answer.json()["error"]["message"]
-
-
-async def _ready_again(mirror: MirrorUnderTest) -> None:
-    """The first answers after a failover may still be of connections that are gone: one for each in the pool."""
-    for _ in range(200):
-        if (await mirror.http.get("/readyz")).status_code == 200:
-            return
-    pytest.fail("the mirror does not come back")
 
 
 async def test_a_store_that_goes_away_loses_nothing(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
@@ -204,12 +101,6 @@ STEPS: Final = [
     ("fsync", "store/incoming/*", errno.EIO),
     ("rename", "store/incoming*", errno.EROFS),
 ]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:
-    with forgetful_disk(tmp_path) as disk:
-        yield disk
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The power fails at any step: work may be lost, truth is not; what each sync is for; and the disk that forgets."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, FileLayout, digest_of
 from bdn.disk.direct import DirectWrites
+from bdn.disk.durable import sync_folder, write_at_once, write_durably
 from node_agent.disk.places import Places
 from node_agent.fill import part as filling
 from node_agent.fill.part import PartialFile
@@ -127,12 +129,6 @@ LARGE = noise(CHUNK_SIZE + 5000, 21)
 SMALL = {f"folder/{number}": noise(20_000, number) for number in range(12)}
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:
-    with forgetful_disk(tmp_path) as disk:
-        yield disk
-
-
 def test_after_a_power_loss_a_fill_goes_on_from_the_last_batch(
     disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
@@ -208,23 +204,6 @@ async def test_many_small_files_are_durable_by_one_sync_of_the_file_system(
     tally.add(scenarios=1, faults=1)
 
 
-async def test_a_file_system_that_could_not_write_back_fails_whoever_asked(
-    disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch, tally: Tally
-) -> None:
-    disk.refuse("fsync", "*/.*", times=1)
-    with AgentMirror(is_packed=True).running() as mirror:
-        manifest, rig = mirror.publish(SMALL), Rig(mirror, disk.place)
-        async with rig.agent() as agent:
-            with pytest.raises(Exception, match="Input/output"):
-                await staged(agent, mirror, manifest)
-            assert not list(rig.cache.glob("files/*/*"))
-            disk.mend()
-            await staged(agent, mirror, manifest)
-        disk.lose_power("forgotten")
-        assert {path.read_bytes() for path in rig.cache.glob("files/*/*")} == set(SMALL.values())
-    tally.add(scenarios=1, faults=2)
-
-
 @pytest.mark.promise("whole-files")
 async def test_writes_that_are_cut_short_are_gone_on_with(disk: ForgetfulDisk, tally: Tally) -> None:
     files = {"large": LARGE, "one": noise(MIB + 3, 5), **SMALL}
@@ -236,3 +215,62 @@ async def test_writes_that_are_cut_short_are_gone_on_with(disk: ForgetfulDisk, t
             stage = await staged(agent, mirror, manifest)
             assert tree(Path(stage.mounts[0].path)) == files
     tally.add(scenarios=1, faults=disk.faults_met)
+
+
+# --- the disk itself: it really forgets, and it keeps what it should ---
+SEEDS = range(50)
+
+
+def write(path: Path, content: bytes, *, is_synced: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.pwrite(descriptor, content, 0)
+        if is_synced:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_program_that_does_not_sync_loses_what_it_wrote(disk: ForgetfulDisk) -> None:
+    """Without this, every test on such a disk would be vacuous."""
+    write(disk.place / "unsynced", b"content", is_synced=False)
+    write(disk.place / "synced", b"content", is_synced=True)
+    sync_folder(disk.place)
+    write(disk.place / "nameless", b"content", is_synced=True)
+    disk.lose_power("forgotten")
+    assert tree(disk.place) == {"unsynced": b"", "synced": b"content"}
+
+
+def test_a_rename_may_outlive_the_bytes_that_it_was_to_publish(disk: ForgetfulDisk) -> None:
+    found: set[bytes | None] = set()
+    for seed in SEEDS:
+        path = disk.place / f"record-{seed}"
+        write_at_once(path, b"x" * 8192)
+        disk.lose_power("any", seed)
+        found.add(path.read_bytes() if path.exists() else None)
+    assert {None, b"", b"x" * 8192, bytes(8192)} <= found
+    assert {b"x" * 4096 + bytes(4096), bytes(4096) + b"x" * 4096} & found
+
+
+def test_what_was_written_durably_survives_every_power_loss(disk: ForgetfulDisk) -> None:
+    path = disk.place / "record"
+    for seed in SEEDS:
+        write_durably(path, str(seed).encode() * 5000)
+        write_at_once(path.with_name("other"), b"y" * 9999)
+        disk.lose_power("any", seed)
+        assert path.read_bytes() == str(seed).encode() * 5000
+
+
+def test_a_file_moved_between_folders_never_vanishes(disk: ForgetfulDisk) -> None:
+    for seed in SEEDS:
+        source, target = disk.place / f"source-{seed}", disk.place / f"target-{seed}"
+        source.mkdir()
+        target.mkdir()
+        write(source / "file", b"content", is_synced=True)
+        sync_folder(source)
+        sync_folder(disk.place)
+        (source / "file").rename(target / "file")
+        if seed % 2:
+            sync_folder(source if seed % 4 == 1 else target)
+        disk.lose_power("any", seed)
+        assert {path.read_bytes() for path in (*source.iterdir(), *target.iterdir())} == {b"content"}

@@ -191,18 +191,7 @@ async def test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_b
     tally.add(scenarios=1)
 
 
-async def test_asking_what_would_go_does_not_put_off_the_collection_that_is_due(
-    upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar
-) -> None:
-    hub.repo("org/one").commit({"one.txt": b"1"})
-    async with mirror_under_test(tmp_path, clock=calendar) as mirror:
-        await mirror.ready(ONE)
-        calendar.days = 1
-        await mirror.collect(dry_run=True)
-        assert len(mirror.operations("collection")) == 2
-
-
-async def test_a_clock_that_was_set_back_puts_off_no_collection(
+async def test_neither_asking_what_would_go_nor_a_clock_that_was_set_back_puts_off_a_collection(
     upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar
 ) -> None:
     hub.repo("org/one").commit({"one.txt": b"1"})

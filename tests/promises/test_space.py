@@ -1,12 +1,11 @@
 """Space on real disks, and what is counted is what is there, at each step."""
 
 import asyncio
-import errno
 import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, Self
@@ -15,11 +14,11 @@ import pytest
 
 from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
-from bdn.wire.operation_schema import EvictCommand
 from node_agent.app import Agent
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.space import Room
+from node_agent.disk.places import Places
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.stage import StageRegistry
@@ -27,7 +26,7 @@ from tests.support.agent.cache import cached, put
 from tests.support.agent.ledger_steps import Disk
 from tests.support.agent.local_node import open_disk_and_tiers
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota, read_only
+from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.names import stage
 from tests.support.content.trees import tree
@@ -35,11 +34,6 @@ from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("space")
-
-
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
 
 
 class Gauge:
@@ -109,9 +103,10 @@ async def test_of_eight_stages_on_a_small_disk_three_proceed(mirror: AgentMirror
     tally.add(scenarios=8, refused=5)
 
 
-async def used(agent: Agent, mirror: AgentMirror, number: int) -> None:
-    stage = await staged(agent, mirror, mirror.publish({"f": noise(4 * MIB, number)}), job=f"{number}")
-    await agent.stages.release(stage.id)
+async def used(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
+    """Staged and released."""
+    held = await staged(agent, mirror, manifest, job=str(manifest.digest))
+    await agent.stages.release(held.id)
 
 
 @needs_mounts
@@ -123,7 +118,7 @@ async def test_a_neighbour_that_fills_the_disk_does_not_empty_the_cache_and_stag
         async with rig.agent() as agent:
             await agent.heartbeats.beat()
             for number in range(8):
-                await used(agent, mirror, number)
+                await used(agent, mirror, mirror.publish({"f": noise(4 * MIB, number)}))
             foreign = disk / "foreign"
             for _ in range(5):  # a neighbour takes the headroom, and whatever we give up
                 with foreign.open("ab") as file:
@@ -137,7 +132,7 @@ async def test_a_neighbour_that_fills_the_disk_does_not_empty_the_cache_and_stag
             assert use.pressed > 0
             held = set(agent.cache.index.manifests())
 
-            await used(agent, mirror, 99)
+            await used(agent, mirror, mirror.publish({"f": noise(4 * MIB, 99)}))
 
             assert len(held - set(agent.cache.index.manifests())) == 1  # as much went as came
             assert agent.cache.index.ledger.committed_bytes == 16 * MIB
@@ -168,74 +163,6 @@ async def test_too_few_inodes_refuse_before_the_first_byte(mirror: AgentMirror, 
     tally.add(scenarios=3, refused=1)
 
 
-@needs_mounts
-async def test_an_agent_that_starts_on_a_full_disk_serves(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    with mounted_tmpfs(tmp_path / "disk", "16m") as disk:
-        rig = Rig(mirror, disk, {"cluster_cache_bytes": 0})
-        files = {"f": noise(4 * MIB, 1)}
-        async with rig.agent() as agent:
-            await agent.heartbeats.beat()
-            stage = await staged(agent, mirror, mirror.publish(files))
-        foreign = disk / "foreign"
-        with suppress(OSError), foreign.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        async with rig.agent() as agent:
-            await agent.housekeeping.reap()
-            assert agent.stages.registry.find(stage.id).record.state == "READY"
-            assert tree(Path(stage.mounts[0].path)) == files
-            with pytest.raises(DiskFailedError, match="No space left on device"):
-                await staged(agent, mirror, mirror.publish({"g": noise(MIB, 2)}), job="other")
-            assert tree(Path(stage.mounts[0].path)) == files
-            foreign.unlink()
-            assert (await staged(agent, mirror, mirror.publish({"g": noise(MIB, 2)}), job="other")).state == "READY"
-    tally.add(scenarios=3, faults=1, refused=1)
-
-
-@needs_mounts
-async def test_an_agent_on_a_read_only_disk_serves(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    rig = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0})
-    files = {"f": noise(2 * MIB, 1)}
-    async with rig.agent() as agent:
-        await agent.heartbeats.beat()
-        stage = await staged(agent, mirror, mirror.publish(files))
-        await agent.stages.renew(stage.id, 1000)
-    with read_only(rig.cache):
-        async with rig.agent() as agent:
-            assert agent.stages.registry.find(stage.id).record.state == "READY"
-            assert tree(Path(stage.mounts[0].path)) == files
-            with pytest.raises(DiskFailedError, match="mounted read-only"):
-                agent.check_ready()
-            with pytest.raises(DiskFailedError, match="Read-only file system"):
-                await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")
-            assert agent.cache.index.leases.is_leased(mirror.publish(files).digest)
-    async with rig.agent() as agent:
-        agent.check_ready()
-        assert tree(Path(stage.mounts[0].path)) == files
-        assert (await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")).state == "READY"
-    tally.add(scenarios=3, faults=1, refused=1)
-
-
-@needs_mounts
-async def test_a_disk_that_turns_read_only_fails_stages(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    rig, files, other = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}), {"f": noise(2 * MIB, 1)}, {"g": b"g"}
-    async with rig.agent() as agent:
-        await agent.heartbeats.beat()
-        stage = await staged(agent, mirror, mirror.publish(files))
-        with read_only(rig.cache):
-            with pytest.raises(DiskFailedError, match="mounted read-only"):
-                agent.check_ready()
-            with pytest.raises(DiskFailedError, match="Read-only file system"):
-                await staged(agent, mirror, mirror.publish(other), job="other")
-            with suppress(DiskFailedError):
-                await agent.housekeeping.reap()
-            assert tree(Path(stage.mounts[0].path)) == files
-        agent.check_ready()
-        assert (await staged(agent, mirror, mirror.publish(other), job="other")).state == "READY"
-        assert tree(Path(stage.mounts[0].path)) == files
-    tally.add(scenarios=2, faults=1, refused=1)
-
-
 @needs_quota
 async def test_a_quota_fails_the_stage_that_it_stops(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     """statvfs knows nothing of it: the file system has room for all."""
@@ -254,46 +181,7 @@ async def test_a_quota_fails_the_stage_that_it_stops(mirror: AgentMirror, tmp_pa
     tally.add(scenarios=3, faults=1, refused=1)
 
 
-async def test_a_disk_that_does_not_answer_how_full_it_is_costs_new_stages_and_nothing_that_is_held(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig, files, real = Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}), {"f": noise(MIB, 1)}, os.statvfs
-
-    def broken(_: object) -> os.statvfs_result:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    async with rig.agent() as agent:
-        await agent.heartbeats.beat()
-        stage = await staged(agent, mirror, mirror.publish(files))
-        await used(agent, mirror, 7)
-    for is_before_start in (True, False):
-        monkeypatch.setattr(os, "statvfs", broken if is_before_start else real)
-        async with rig.agent() as agent:
-            held = agent.cache.index.manifests()
-            monkeypatch.setattr(os, "statvfs", broken)
-            with pytest.raises(DiskFailedError, match="Input/output error"):
-                agent.check_ready()
-            with pytest.raises(DiskFailedError, match="Input/output error"):
-                await agent.housekeeping.reap()  # it is logged, and tried again
-            with pytest.raises(BdnError, match="Input/output error"):
-                await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")
-            assert agent.cache.index.manifests() == held
-            assert len(held) == 2
-            assert agent.stages.document(agent.stages.registry.find(stage.id)).state == "READY"
-            assert tree(Path(stage.mounts[0].path)) == files
-            monkeypatch.setattr(os, "statvfs", real)
-            agent.check_ready()
-            assert (await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")).state == "READY"
-            await agent.evictions.evict(EvictCommand(id="evc", job="other", force=True))
-    tally.add(scenarios=2, faults=2, refused=6)
-
-
 # --- What is counted is what is there: after a stage that was refused, and while others delete and files become whole ---
-
-
-async def used_and_released(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
-    held = await staged(agent, mirror, manifest, job=str(manifest.digest))
-    await agent.stages.release(held.id)
 
 
 def counted(agent: Agent) -> tuple[int, int, list[Digest], set[Digest]]:
@@ -317,7 +205,7 @@ async def test_after_a_refused_stage_what_made_room_for_it_is_whole_also_where_t
     second, third = mirror.publish({"shared": shared}), mirror.publish({"f": noise(MIB, 5)})
     async with Rig(mirror, tmp_path, {"cache_bytes": 4 * MIB, "cluster_cache_bytes": 0}).agent() as agent:
         await agent.heartbeats.beat()
-        await used_and_released(agent, mirror, victim)
+        await used(agent, mirror, victim)
         await staged(agent, mirror, leased, job="leased")
         before = counted(agent)
         assert before == (3 * MIB, 0, [victim.digest, leased.digest], {victim.digest, leased.digest})
@@ -373,15 +261,17 @@ async def a_cache(root: Path) -> AsyncIterator[NodeCache]:
         yield tiers.node
 
 
+def four_files(cache: Path) -> tuple[Places, list[Manifest]]:
+    """Of a mebibyte each, used one after the other."""
+    places, first = cached(cache, {"f": noise(MIB, 0)})
+    return places, [first, *(put(places, {"f": noise(MIB, one)}, used=1000.0 + one) for one in range(1, 4))]
+
+
 async def test_what_a_stage_is_deleting_for_itself_is_not_evicted_once_more_for_the_room_that_it_takes(
     tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is being deleted it is held no more, and not free yet: the disk seems to be smaller than it is."""
-    places, first = cached(tmp_path / "cache", {"f": noise(MIB, 0)})
-    held = [
-        first,
-        *(put(places, {"f": noise(MIB, number)}, used=1000.0 + number) for number in range(1, 4)),
-    ]
+    places, held = four_files(tmp_path / "cache")
     new = AgentMirror().publish({"f": noise(MIB, 9)})
     began, go = threading.Event(), threading.Event()
     async with a_cache(tmp_path) as cache:
@@ -436,11 +326,7 @@ async def test_a_file_that_is_just_becoming_whole_costs_no_other(
 async def test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further(
     tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places, first = cached(tmp_path / "cache", {"f": noise(MIB, 0)})
-    held = [
-        first,
-        *(put(places, {"f": noise(MIB, number)}, used=1000.0 + number) for number in range(1, 4)),
-    ]
+    places, held = four_files(tmp_path / "cache")
     async with a_cache(tmp_path) as cache:
         for size, left in ((4, 4), (3, 3), (1, 1), (0, 0)):
             monkeypatch.setattr(os, "statvfs", a_disk_of(size * MIB, places.root))

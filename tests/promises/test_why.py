@@ -35,11 +35,6 @@ SIZE, BUDGET = 300, 1000  # three of them fit
 
 
 @pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
-
-
-@pytest.fixture
 def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path, {"cache_bytes": BUDGET, "roles": "node"})
 
@@ -78,19 +73,6 @@ async def used(agent: Agent, mirror: AgentMirror, manifests: Sequence[Manifest])
     for manifest in manifests:
         stage = await staged(agent, mirror, manifest, job="early")
         await agent.stages.release(stage.id)
-
-
-async def test_what_made_room_names_the_job_that_needed_it(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
-    manifests = published(mirror, 4)
-    async with rig.agent() as agent:
-        await used(agent, mirror, manifests[:3])
-        stage = await staged(agent, mirror, manifests[3], job="train-42")
-
-        said = why(agent, manifests[0])
-        assert said.startswith("is not cached on node-1 because at ")
-        assert f"to make room for job train-42 (stage {stage.id}), which brought {manifests[3].digest}" in said
-        assert "was READY for job train-42" in why(agent, manifests[3])
-    tally.add(scenarios=1)
 
 
 async def test_who_is_refused_hears_who_is_in_the_way(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:

@@ -83,10 +83,7 @@ async def kinds(mirror: MirrorUnderTest, organisation: str = "default", **params
 
 async def verified(mirror: MirrorUnderTest, **request: Any) -> list[str]:
     """The outcomes of a verification of all that the mirror stores."""
-    body = {"all": True, "tier": "mirror", **request}
-    answer = await mirror.http.post("/verifications", params={"wait": LONGEST_SECONDS}, json=body)
-    assert answer.json()["status"] in ("DONE", "DAMAGED"), answer.text
-    return [item["outcome"] for item in answer.json()["items"]]
+    return [item["outcome"] for item in (await mirror.verify(tier="mirror", **request))["items"]]
 
 
 class AlsoSeen(DirectoryStore):

@@ -9,11 +9,11 @@ from typing import Annotated, Any, BinaryIO, Final
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, digest_in
 from bdn.core.errors import NotFoundError
 from bdn.core.store import manifest_fault
 from bdn.mirror.access import Access
-from bdn.mirror.api.parameters import Controller, Organisation, digest_in
+from bdn.mirror.api.parameters import Controller, Organisation
 from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import agents, contents, mirrors
 from bdn.mirror.db.database import Database

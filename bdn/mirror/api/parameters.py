@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Query
 
-from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.access import Access
 from bdn.net.api_server import Bearer, provided
@@ -41,14 +40,6 @@ async def _agent(access: _Access, bearer: Bearer) -> Caller:
 Operator = Annotated[Caller, Depends(_operator)]
 Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
 Agent = Annotated[Caller, Depends(_agent)]
-
-
-def digest_in(text: str) -> Digest:
-    """The digest that a caller names. Raises ``InvalidRequestError``."""
-    try:
-        return Digest.parse(text)
-    except ValueError as error:
-        raise InvalidRequestError(str(error)) from error
 
 
 def write_cursor(at: float, row_id: str) -> str:

@@ -11,7 +11,7 @@ from fastapi import Depends, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.chunk import EMPTY
+from bdn.core.chunk import EMPTY, digest_in
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
 from bdn.mirror.access import check_may_evict, check_may_verify
@@ -22,7 +22,6 @@ from bdn.mirror.api.parameters import (
     Operator,
     Organisation,
     WaitSeconds,
-    digest_in,
     read_cursor,
     write_cursor,
 )

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from bdn.core.chunk import Digest
-from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.chunk import digest_in
+from bdn.core.errors import NotFoundError
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed, insert_new
 from bdn.mirror.db.tables import Json, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow, TombstoneRow
 
@@ -215,10 +215,7 @@ async def named_manifests(
     """The manifest, as hex, held or not, or else those of the source; ``NotFoundError`` for what is others'."""
     if manifest is None:
         return await manifests_of_source(session, organisation, source or "")
-    try:
-        digest = Digest.parse(manifest)
-    except ValueError as error:
-        raise InvalidRequestError(str(error)) from error
+    digest = digest_in(manifest)
     if not await sources_by_manifest(session, organisation, [digest.hex]):
         raise NotFoundError(f"manifest {digest}")
     return [digest.hex]

@@ -34,7 +34,6 @@ class Record:
         return RecordDamagedError(fault, self.kind, str(self.digest))
 
 
-@dataclass(eq=False)
 class RecordDamagedError(StoreUnavailableError):
     """The store is there, and what the database says of this is wrong."""
 

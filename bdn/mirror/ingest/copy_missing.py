@@ -348,8 +348,7 @@ class Progress:
         Args:
             canceled_too: allow it also while a canceled mirror comes to its end, for the record of what was stored.
 
-        Raises:
-            ClaimLostError: nothing was written.
+        Raises ``ClaimLostError``: nothing was written.
         """
         async with self.database.write() as session:
             status = await mirrors.claimed_status(session, self.mirror_id, self.claimant, time.time())

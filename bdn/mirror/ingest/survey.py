@@ -4,21 +4,19 @@ What the patterns cannot select from is not listed.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
 from bdn.core.chunk import Digest, FileEntry, Manifest, UnsafePathError, check_tree, chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.source.upstream import ASK_ONCE, Asker, Diff, Resolution, Source, UpstreamFile, diff
+from bdn.core.source.upstream import Diff, Resolution, Source, UpstreamFile, diff
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
-from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 
 
@@ -49,16 +47,13 @@ class Survey:
 
 @dataclass(frozen=True)
 class Surveyor:
-    """Opens sources and surveys them."""
+    """Opens sources and surveys them. ``context`` is of every source, but for who asks for it and signs in how."""
 
     database: Database
     sign_ins: SignIns
-    upstreams: UpstreamSettings
-    ambient_credentials: bool
+    context: SourceContext
     limit_files: int
     limit_bytes: int
-    clock: Callable[[], float] = time.time
-    asker: Asker = ASK_ONCE
 
     @asynccontextmanager
     async def open(
@@ -68,15 +63,8 @@ class Surveyor:
         uri = wanted.source
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)
-        context = SourceContext(
-            organisation,
-            self.upstreams,
-            await self.sign_ins.resolve(wanted.auth, organisation, job),
-            ambient_credentials=self.ambient_credentials,
-            clock=self.clock,
-            asker=self.asker,
-        )
-        async with open_source(uri, context) as source:
+        sign_in = await self.sign_ins.resolve(wanted.auth, organisation, job)
+        async with open_source(uri, replace(self.context, organisation=organisation, sign_in=sign_in)) as source:
             yield source
 
     async def survey(self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None) -> Survey:

@@ -13,13 +13,10 @@ from bdn.mirror.db import agents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.tables import AgentRow, ClusterRow
-from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.grants import GrantSigner
 from bdn.wire.operation_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
 from bdn.wire.shapes import Items, moment
-from bdn.wire.stage_schema import TierUse
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
@@ -40,10 +37,8 @@ class Membership:
     """
 
     database: Database
-    operations: Operations
     requests: OperationRequests
     events: Events
-    signer: GrantSigner
     watch: Watch
     clock: Callable[[], float]
     _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, for all who ask
@@ -57,7 +52,7 @@ class Membership:
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
             result = report.evict or report.prefetch or report.verify
-            await self.operations.answer(
+            await self.requests.operations.answer(
                 report.id,
                 None if result is None else result.model_dump(mode="json"),
                 report.error,
@@ -78,23 +73,19 @@ class Membership:
         """The answer as it is now, and whether it tells the agent to do something, or of other members."""
         epoch, members = await self._members(heartbeat.cluster).get()
         are_known = heartbeat.epoch == epoch
-        commands = [] if heartbeat.leaving else await self._commands(heartbeat)
+        running = {report.id for report in heartbeat.reports if report.running}
+        commands: list[Command] = []
+        if not heartbeat.leaving:
+            commands = await self.requests.commands(heartbeat.cluster, heartbeat.node, running)
         reply = HeartbeatReply(
             members=None if are_known else members,
             epoch=epoch,
             pending=commands,
-            public_keys=[self.signer.public_key],
+            public_keys=[self.requests.signer.public_key],
             interval_seconds=INTERVAL_SECONDS,
         )
         are_others = heartbeat.epoch is not None and not are_known
         return reply, bool(heartbeat.leaving or commands or are_others)
-
-    async def _commands(self, heartbeat: Heartbeat) -> list[Command]:
-        """What the agent is asked and does not know yet."""
-        cluster, node = heartbeat.cluster, heartbeat.node
-        running = {report.id for report in heartbeat.reports if report.running}
-        asked = await self.operations.asked_of(cluster, node, running)
-        return [await self.requests.command(row, cluster, node) for row in asked]
 
     async def _note(self, heartbeat: Heartbeat) -> None:
         now = self.clock()
@@ -125,7 +116,8 @@ class Membership:
         async with self.database.write() as session:
             cluster = await agents.change_cluster(session, heartbeat.cluster)
             row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
-            before, after = _member(row), None if heartbeat.leaving else _announced(heartbeat)
+            before = None if row is None or row.joined_at is None else _member(row)
+            after = None if heartbeat.leaving else _member(heartbeat)
             joined_at = None if after is None else (row and row.joined_at) or now
             columns |= {"joined_at": joined_at, **_dispute(row, heartbeat, now)}
             await agents.upsert(session, heartbeat.cluster, heartbeat.node, **columns)
@@ -145,7 +137,7 @@ class Membership:
         if may_judge and any(row.last_heartbeat < now - agents.ALIVE_SECONDS for row in rows):
             await self._drop_silent(cluster, now)
             epoch, rows = await self._read(cluster)
-        return epoch, [member for row in rows if (member := _member(row))]
+        return epoch, [_member(row) for row in rows]
 
     async def _read(self, cluster: str) -> tuple[int, list[AgentRow]]:
         async with self.database.read() as session:
@@ -174,12 +166,14 @@ class Membership:
             epochs = await agents.epochs(session)
         return Items[Cluster](
             items=[
-                Cluster(
-                    cluster=name,
-                    epoch=epochs.get(name, 0),
-                    agents=len(members),
-                    agents_alive=sum(member.alive for member in members),
-                    tiers=_sum_tiers([member for member in members if member.alive]),
+                Cluster.model_validate(
+                    {
+                        "cluster": name,
+                        "epoch": epochs.get(name, 0),
+                        "agents": len(members),
+                        "agents_alive": sum(member.alive for member in members),
+                        "tiers": _sum_tiers([member for member in members if member.alive]),
+                    }
                 )
                 for name, members in by_cluster.items()
             ]
@@ -199,14 +193,8 @@ def _who(one: AgentRow | Heartbeat) -> tuple[object, ...]:
     return one.boot_id, one.roles, one.advertise
 
 
-def _member(row: AgentRow | None) -> MemberDocument | None:
-    if row is None or row.joined_at is None:
-        return None
-    return MemberDocument(node=row.node, advertise=row.advertise, roles=row.roles)
-
-
-def _announced(heartbeat: Heartbeat) -> MemberDocument:
-    return MemberDocument(node=heartbeat.node, advertise=heartbeat.advertise, roles=heartbeat.roles)
+def _member(one: AgentRow | Heartbeat) -> MemberDocument:
+    return MemberDocument(node=one.node, advertise=one.advertise, roles=one.roles)
 
 
 def _dispute(row: AgentRow | None, heartbeat: Heartbeat, now: float) -> dict[str, Any]:
@@ -233,27 +221,27 @@ def _speaker(one: AgentRow | Heartbeat) -> str:
 
 
 def _agent(row: AgentRow, now: float) -> AgentDocument:
-    return AgentDocument(
-        node=row.node,
-        cluster=row.cluster,
-        roles=row.roles,
-        version=row.version,
-        advertise=row.advertise,
-        tiers={name: TierUse.model_validate(use) for name, use in row.tiers.items()},
-        last_heartbeat=moment(row.last_heartbeat),
-        alive=agents.is_alive(row, now),
-        disputed=row.disputed_at is not None and now - row.disputed_at < agents.ALIVE_SECONDS,
-        manifests=len(row.holdings),
+    return AgentDocument.model_validate(
+        {
+            "node": row.node,
+            "cluster": row.cluster,
+            "roles": row.roles,
+            "version": row.version,
+            "advertise": row.advertise,
+            "tiers": row.tiers,
+            "last_heartbeat": moment(row.last_heartbeat),
+            "alive": agents.is_alive(row, now),
+            "disputed": row.disputed_at is not None and now - row.disputed_at < agents.ALIVE_SECONDS,
+            "manifests": len(row.holdings),
+        }
     )
 
 
-def _sum_tiers(members: list[AgentDocument]) -> dict[str, TierUse]:
-    uses: dict[str, list[TierUse]] = {}
+def _sum_tiers(members: list[AgentDocument]) -> dict[str, dict[str, int]]:
+    sums: dict[str, dict[str, int]] = {}
     for member in members:
         for name, use in member.tiers.items():
-            uses.setdefault(name, []).append(use)
-    sizes = ("budget", "committed", "reserved", "leased", "pressed")
-    return {
-        name: TierUse.model_validate({size: sum(getattr(use, size) for use in own) for size in sizes})
-        for name, own in uses.items()
-    }
+            sizes = sums.setdefault(name, {})
+            for size, count in use.model_dump(exclude={"problem"}).items():
+                sizes[size] = sizes.get(size, 0) + count
+    return sums

@@ -59,22 +59,20 @@ class OperationKind:
     """What is different.
 
     Args:
-        name: how people call one.
-        prefix: of its ids.
+        name: how people call one; its beginning is that of the ids.
         verdict: the status of one that everybody has answered without an error.
         answer_seconds: after so long since it was asked, nobody carries it out any more.
         silent_seconds: after so long since an agent was heard of, it will not answer; a mirror's own part is waited for.
     """
 
     name: str
-    prefix: str
     verdict: Callable[[OperationState], str] = lambda _: "DONE"
     answer_seconds: float | None = None
     silent_seconds: float | None = None
 
     def new_id(self) -> str:
         """An id for one that is to begin."""
-        return f"{self.prefix}{secrets.token_hex(12)}"
+        return f"{self.name[:3]}_{secrets.token_hex(12)}"
 
     def is_late(self, row: OperationRow, now: float) -> bool:
         """Nobody carries out today what was given up yesterday."""
@@ -83,23 +81,20 @@ class OperationKind:
 
 EVICTION: Final = OperationKind(
     "eviction",
-    "evi_",
     lambda operation: "REFUSED" if any(item["refused"] for item in operation.all("items")) else "DONE",
     answer_seconds=45.0,
 )
 VERIFICATION: Final = OperationKind(
     "verification",
-    "ver_",
     lambda operation: "DAMAGED" if any(item["outcome"] != "repaired" for item in operation.all("items")) else "DONE",
     silent_seconds=ALIVE_SECONDS,  # reading takes as long as it takes: no limit so long as the agent is heard of
 )
 PREFETCH: Final = OperationKind(
     "prefetch",
-    "pre_",
     lambda _: "READY",
     silent_seconds=120.0,  # an agent that restarts is back by then, and goes on
 )
-COLLECTION: Final = OperationKind("collection", "col_")
+COLLECTION: Final = OperationKind("collection")
 _KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, COLLECTION)}
 
 

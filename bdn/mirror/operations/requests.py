@@ -174,8 +174,13 @@ class OperationRequests:
             }
         )
 
-    async def command(self, row: OperationRow, cluster: str, node: str) -> Command:
-        """What an agent is told. Grants are made anew: a node that was away for days gets one that is valid."""
+    async def commands(self, cluster: str, node: str, running: set[str]) -> list[Command]:
+        """What an agent is asked, but for what it is at work on."""
+        asked = await self.operations.asked_of(cluster, node, running)
+        return [await self._command(row, cluster, node) for row in asked]
+
+    async def _command(self, row: OperationRow, cluster: str, node: str) -> Command:
+        """With grants that are made anew: a node that was away for days gets one that is valid."""
         if row.kind == EVICTION.name:
             return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
         organisation = row.organisation or ""

@@ -37,30 +37,15 @@ class HostBudget:
     def __init__(self, host: str, budgets: UpstreamBudgets) -> None:
         self.host = host
         self._all = budgets
-        self._pace = Pace(PaceRule(budgets.most), budgets.clock())
+        self.pace = Pace(PaceRule(budgets.most), budgets.clock())
         self._lock = threading.Lock()  # around every change of the pace
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
-    def limit(self) -> int:
-        """How many may ask at once, now."""
-        return self._pace.limit
-
-    @property
-    def slots(self) -> int:
-        """How many do."""
-        return self._pace.slots
-
-    @property
-    def closed_until(self) -> float:
-        """When the host may be asked again; in the past where it asked for nothing."""
-        return self._pace.closed_until
-
-    @property
     def is_idle(self) -> bool:
         """Whether nothing but what was learned would be lost if this budget were forgotten."""
-        return not (self._pace.slots or self._waiting or self.closed_until > self._all.clock())
+        return not (self.pace.slots or self._waiting or self.pace.closed_until > self._all.clock())
 
     def slot(self, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> BudgetSlot:
         """``async with budget.slot() as slot``: the right to have one request in flight, one after the other.
@@ -74,37 +59,37 @@ class HostBudget:
         while True:
             seen = await self._until_open(longest_pause_seconds)
             await self._until_free()
-            if self.closed_until <= seen:
+            if self.pace.closed_until <= seen:
                 return seen
             self.release()  # while this one waited for its turn, the host asked everybody to wait
 
     def release(self) -> None:
         """The end of a slot."""
         with self._lock:
-            self._pace.give_back()
+            self.pace.give_back()
         self._admit()
 
     def began(self) -> float:
         """A request is sent; returns the time."""
         with self._lock:
             now = self._all.clock()
-            self._pace.began(now)
+            self.pace.began(now)
         return now
 
     def ended(self, outcome: Outcome, size: int, began: float, retry_after_seconds: float | None) -> None:
         """The request ended."""
         with self._lock:
-            now, before = self._all.clock(), self._pace.limit
-            self._pace.ended(now, outcome, size, now - began, retry_after_seconds)
+            now, before = self._all.clock(), self.pace.limit
+            self.pace.ended(now, outcome, size, now - began, retry_after_seconds)
             self._all.requests[outcome] += 1
-            is_higher = self._pace.limit > before
+            is_higher = self.pace.limit > before
         if is_higher and self._loop is not None:
             self._loop.call_soon_threadsafe(self._admit)
 
     async def _until_open(self, longest_pause_seconds: float) -> float:
         """Wait once, while the host is closed; returns the latest time for which that was looked at."""
         seen = self._all.clock()
-        while (until := self.closed_until) > seen:
+        while (until := self.pace.closed_until) > seen:
             seconds = until - self._all.clock()
             if seconds > longest_pause_seconds:
                 raise UpstreamRateLimitedError(self.host, seconds)
@@ -115,9 +100,9 @@ class HostBudget:
         return seen
 
     async def _until_free(self) -> None:
-        if not self._waiting and not self._pace.is_full:
+        if not self._waiting and not self.pace.is_full:
             with self._lock:
-                self._pace.take()
+                self.pace.take()
             return
         self._loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = self._loop.create_future()
@@ -133,11 +118,11 @@ class HostBudget:
             raise
 
     def _admit(self) -> None:
-        while self._waiting and not self._pace.is_full:
+        while self._waiting and not self.pace.is_full:
             turn = self._waiting.popleft()
             if not turn.done():
                 with self._lock:
-                    self._pace.take()
+                    self.pace.take()
                 turn.set_result(None)
 
 
@@ -160,7 +145,7 @@ class BudgetSlot:
     @property
     def is_open(self) -> bool:
         """False once the host has asked everybody to wait: who has more requests releases the slot and takes another."""
-        return self._budget.closed_until <= self._seen
+        return self._budget.pace.closed_until <= self._seen
 
     def request(self) -> BudgetedRequest:
         """``with slot.request() as sent``: exactly one request. What it raises is told to the pace, and raised."""
@@ -214,21 +199,17 @@ class UpstreamBudgets:
     retries: int = 0
     pauses: int = 0
     pause_seconds: float = 0.0
-    _budgets: dict[str, HostBudget] = field(default_factory=dict)
+    hosts: dict[str, HostBudget] = field(default_factory=dict)
 
     def of(self, url: str) -> HostBudget:
         """The budget of this address's host and port. On the event loop."""
         host = urlsplit(url).netloc.rpartition("@")[2].lower()
-        budget = self._budgets.get(host)
+        budget = self.hosts.get(host)
         if budget is None:
-            if len(self._budgets) >= _HOSTS_REMEMBERED:
-                self._budgets = {name: budget for name, budget in self._budgets.items() if not budget.is_idle}
-            budget = self._budgets[host] = HostBudget(host, self)
+            if len(self.hosts) >= _HOSTS_REMEMBERED:
+                self.hosts = {name: budget for name, budget in self.hosts.items() if not budget.is_idle}
+            budget = self.hosts[host] = HostBudget(host, self)
         return budget
-
-    def now(self) -> tuple[HostBudget, ...]:
-        """Every host's that is remembered."""
-        return tuple(self._budgets.values())
 
 
 class UpstreamMetrics(Collector):
@@ -239,7 +220,7 @@ class UpstreamMetrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """The families; counters get their ``_total`` from the library."""
-        all_, hosts, now = self._budgets, self._budgets.now(), self._budgets.clock()
+        all_, hosts, now = self._budgets, self._budgets.hosts.values(), self._budgets.clock()
         requests = CounterMetricFamily(
             "bdn_upstream_requests", "Requests to upstreams, by how they ended", labels=["outcome"]
         )
@@ -250,9 +231,9 @@ class UpstreamMetrics(Collector):
         yield CounterMetricFamily("bdn_upstream_pauses", "Waits because a host asked for them", all_.pauses)
         yield CounterMetricFamily("bdn_upstream_pause_seconds", "Seconds of these waits", all_.pause_seconds)
         for name, what, value in (
-            ("limit", "Requests that may be in flight, over all hosts", sum(host.limit for host in hosts)),
-            ("slots", "Threads and tasks that ask upstreams now", sum(host.slots for host in hosts)),
-            ("hosts_closed", "Hosts that asked to wait", sum(host.closed_until > now for host in hosts)),
+            ("limit", "Requests that may be in flight, over all hosts", sum(host.pace.limit for host in hosts)),
+            ("slots", "Threads and tasks that ask upstreams now", sum(host.pace.slots for host in hosts)),
+            ("hosts_closed", "Hosts that asked to wait", sum(host.pace.closed_until > now for host in hosts)),
         ):
             yield GaugeMetricFamily(f"bdn_upstream_{name}", what, value)
 

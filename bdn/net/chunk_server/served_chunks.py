@@ -45,7 +45,6 @@ class ServedDocuments(Protocol):
 
     def open_document(self, request: DocumentRequest) -> OpenChunk:
         """The document, as the whole of a file; raises what ``ServedChunks`` raises for a chunk."""
-        ...
 
 
 class ServedChunks(Protocol):
@@ -53,7 +52,6 @@ class ServedChunks(Protocol):
 
     def authorize(self, request: ChunkRequest) -> None:
         """Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (not yours and not there look alike)."""
-        ...
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
         """The chunk; ``NotFoundError`` when it is not held; or a Future, which holds no thread, when it is on its way.
@@ -61,4 +59,3 @@ class ServedChunks(Protocol):
         When the Future is done this is asked again, and may answer with another one; its exception is the answer if it has
         one. The same Future may be given to many requests. The server never cancels it.
         """
-        ...

@@ -40,15 +40,12 @@ class AnswerDeadline(Protocol):
 
     def waiting(self) -> None:
         """Nothing of the answer has come; said at least every tick."""
-        ...
 
     def at_work(self) -> None:
         """An interim answer (1xx): the other side is alive and works on it."""
-        ...
 
     def receiving(self, count: int) -> None:
         """``count`` further bytes of the body; 0 for the head, and for a tick without any."""
-        ...
 
 
 class HeaderFields:

@@ -80,8 +80,7 @@ def tokens_of(uri: BucketUri, context: SourceContext) -> TokenProvider | None:
 def key_tokens(secret: Secret, source: str, context: SourceContext) -> Refreshing[AccessToken]:
     """The tokens of a service account, from its JSON; ``source`` is what is read with them, for messages.
 
-    Raises:
-        SecretMalformedError: it is not a service account's key.
+    Raises ``SecretMalformedError``: it is not a service account's key.
     """
     key = service_account_key(secret)
     url = key.token_url or context.settings.google_token_url

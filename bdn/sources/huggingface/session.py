@@ -99,8 +99,9 @@ class _Session(httpx2.Client):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401
         super().__init__(**options)
         if not isinstance(self._transport, DirectTransport):
-            msg = "this version of httpx2 makes its connections in another way; the egress guard does not know it"
-            raise TypeError(msg)
+            raise TypeError(
+                "this version of httpx2 makes its connections in another way; the egress guard does not know it"
+            )
 
     def _init_transport(self, *_: Any, **options: Any) -> httpx2.BaseTransport:  # noqa: ANN401
         return DirectTransport(_egress.get, options["limits"])

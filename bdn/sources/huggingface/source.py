@@ -180,8 +180,7 @@ def read_page(address: str, headers: Mapping[str, str]) -> TreePage:
     folders = tuple(_text(entry["path"]) for entry in entries if entry["type"] == "directory")
     following = response.links.get("next", {}).get("url")
     if following == address:
-        msg = "a listing goes on where it is"
-        raise ValueError(msg)
+        raise ValueError("a listing goes on where it is")
     return TreePage(files, folders, following)
 
 
@@ -191,15 +190,13 @@ def _file(entry: Mapping[str, object]) -> RepoFile:
     _text(file.path)
     name = _text(file.lfs.sha256 if file.lfs else file.blob_id)
     if _NAME.fullmatch(name) is None or type(file.size) is not int or file.size < 0:
-        msg = "an entry that cannot be a file"
-        raise ValueError(msg)
+        raise ValueError("an entry that cannot be a file")
     return file
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        msg = f"expected a text, not {type(value).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"expected a text, not {type(value).__name__}")
     return value
 
 

@@ -100,8 +100,7 @@ def role_credentials(sign_in: AwsSignIn, source: str, context: SourceContext) ->
 
     Its ``get`` raises ``AuthRequiredError`` where the role cannot be taken, with what to change, and where.
 
-    Raises:
-        InvalidRequestError: this mirror has no keys to take the role with.
+    Raises ``InvalidRequestError``: this mirror has no keys to take the role with.
     """
     settings, role = context.settings, sign_in.role
     if isinstance(sign_in, AwsAssumedRole) and settings.s3_credentials is None:

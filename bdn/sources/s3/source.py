@@ -103,8 +103,7 @@ class S3Source(BucketSource):
     async def _head(self, file: UpstreamFile, version_id: str | None = None) -> tuple[str | None, Checksum | None]:
         """The version and the checksum of a listed file; the version is None where the bucket does not keep versions.
 
-        Raises:
-            SourceChangedError: it is not the listed one any more.
+        Raises ``SourceChangedError``: it is not the listed one any more.
         """
         request: dict[str, object] = {"Bucket": self._uri.bucket, "Key": file.handle, "IfMatch": file.version}
         request["ChecksumMode"] = "ENABLED"

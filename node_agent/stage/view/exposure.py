@@ -97,8 +97,7 @@ def expose(kind: ExposureKind, view: Path, place: Path) -> None:
     ``bind`` is a read-only mount: not even root can write through it. ``symlink`` needs no rights, and protects nothing but
     what the files' modes protect. With ``none`` the view itself stands there, which is checked.
 
-    Raises:
-        MountFailedError: nothing is exposed.
+    Raises ``MountFailedError``: nothing is exposed.
     """
     with _mount_errors(place):
         if kind == "bind":

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from bdn.net.http1.pool import ConnectionPool
-from tests.support.agent.mirror import FORMS, AgentMirror
-
-in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)  # where small files may rest in either way
+from tests.support.agent.mirror import AgentMirror
 
 
 @pytest.fixture(scope="module")
@@ -15,12 +13,6 @@ def server() -> Iterator[AgentMirror]:
     """A mirror for all tests of a module, which take what they need from it with ``renewed``."""
     with AgentMirror().running() as mirror:
         yield mirror
-
-
-@pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    """Without anything; small files rest in slabs, unless the test says otherwise."""
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO
 
+import pytest
+
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.store import SMALL_FILE_SIZE, seal_of
@@ -38,6 +40,7 @@ from tests.support.content.memory_store import MemoryFile, MemoryStore
 from tests.support.mirror.slabs import pack
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
+in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)
 Fault = Callable[[OpenChunk], OpenChunk]
 
 
@@ -170,13 +173,12 @@ class AgentMirror:
 
     def hold(self, chunk: Digest | None = None, then: Fault | None = None) -> tuple[threading.Event, asyncio.Event]:
         """The answer about this chunk, or about each, waits for the first event; the second is set once it is asked for."""
-        gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
+        gate = threading.Event()
         if chunk is None:
             self.every = held_by(gate, then)
         else:
             self.faults[chunk] = [held_by(gate, then)]
-        self.on_request = lambda digest: chunk in (None, digest) and loop.call_soon_threadsafe(asked.set)
-        return gate, asked
+        return gate, self.asked(lambda digest: chunk in (None, digest))
 
     def ask(self, command: EvictCommand | PrefetchCommand | VerifyCommand) -> None:
         """Ask it of every agent, until one has answered."""

@@ -63,23 +63,20 @@ class ForgetfulDisk:
         """What syncfs does where a file system has it."""
         self._tell("sync")
 
-    def resize(self, size: int) -> None:
-        self._tell("size", size=size)
+    def refuse(self, kind: str, path: str = "*", *, number: int = errno.EIO, times: int = -1) -> None:
+        """Steps of this kind, or lookups, at paths like this one fail, so often."""
+        self._fault(kind, path, number, times, 0)
 
-    def refuse(self, kind: str, path: str = "*", *, number: int = errno.EIO, skip: int = 0, times: int = -1) -> None:
-        """Steps of this kind, or lookups, at paths like this one fail, after the first ``skip``, so often."""
-        self._fault(kind, path, number, skip, times, 0)
-
-    def shorten(self, path: str = "*", *, size: int, skip: int = 0, times: int = -1) -> None:
+    def shorten(self, path: str, *, size: int) -> None:
         """Writes to paths like this one take that many bytes at most."""
-        self._fault("write", path, 0, skip, times, size)
+        self._fault("write", path, 0, -1, size)
 
     def mend(self) -> None:
         """No more faults."""
         self._tell("mend")
 
-    def _fault(self, kind: str, path: str, number: int, skip: int, times: int, short: int) -> None:
-        fault = {"kind": kind, "path": path, "number": number, "skip": skip, "times": times, "short": short, "met": 0}
+    def _fault(self, kind: str, path: str, number: int, times: int, short: int) -> None:
+        fault = {"kind": kind, "path": path, "number": number, "times": times, "short": short, "met": 0}
         self._tell("fault", fault=fault)
 
     def _tell(self, do: str, **given: Any) -> Any:

@@ -309,9 +309,6 @@ class Program:
         return body
 
     def _fail(self, fault: dict[str, Any], number: int, body: memoryview) -> memoryview:
-        if fault["skip"] > 0:
-            fault["skip"] -= 1
-            return body
         if fault["times"] == 0:
             return body
         fault["times"] -= 1
@@ -354,8 +351,6 @@ class Program:
             self._faults.append(command["fault"])
         elif kind == "mend":
             self._faults = []
-        elif kind == "size":
-            nodes.size = command["size"]
         trail = self._trail[-command.get("trail", 0) :] if command.get("trail") else []
         return {
             "step": self.step,

@@ -1,20 +1,24 @@
 """Disks that rot: what happens to bytes when nobody looks, and what an agent has to show for it afterwards."""
 
+import asyncio
 import errno
 import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from bdn.core.chunk import Digest, Manifest
+from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.app import Agent
-from tests.support.agent.rig import Clock, metrics
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Clock, Rig, metrics, staged, verified
 
 WEEK = 7 * 86400.0
 
@@ -80,26 +84,69 @@ def now() -> Clock:
     return Clock(time.time())
 
 
-async def a_week_later(agent: Agent, clock: Clock) -> None:
-    """The scrub's round that begins then is over."""
-    await agent.scrub.catch_up()  # what was under way
-    clock.now += WEEK
-    await agent.scrub.catch_up()
+@dataclass
+class StagedNode:
+    """An agent that has staged one manifest, and what its disk makes of it."""
+
+    agent: Agent
+    mirror: AgentMirror
+    manifest: Manifest
+    clock: Clock
+    stage: str
+    view: Path  # where the job sees its files
+
+    def cached(self, path: str) -> Path:
+        return cached(self.agent, self.manifest, path)
+
+    def flip(self, path: str, offset: int = 5) -> None:
+        flip(self.cached(path), offset)
+
+    def chunks(self, path: str) -> list[Digest]:
+        return self.mirror.chunks(self.manifest, path)
+
+    def is_complete(self) -> bool:
+        return self.agent.cache.index.is_complete(self.manifest.digest)
+
+    async def a_week_later(self) -> None:
+        """The scrub's round that begins then is over; ``mirror`` counts what it cost."""
+        self.mirror.forget()
+        await self.agent.scrub.catch_up()  # what was under way
+        self.clock.now += WEEK
+        await self.agent.scrub.catch_up()
+
+    async def counted(self, outcome: str = "repaired", tier: str = "node") -> float:
+        """How many damaged chunks the metrics count."""
+        figures = await self.figures()
+        return figures.get(f'bdn_agent_damaged_chunks_total{{outcome="{outcome}",tier="{tier}"}}', 0)
+
+    async def figures(self) -> dict[str, float]:
+        return metrics(self.agent.metrics.render(await self.agent.holdings.tiers()).decode())
+
+    async def until_repaired(self) -> None:
+        async with asyncio.timeout(20):
+            while await self.counted() < 1:  # noqa: ASYNC110 - it is told to the loop that runs in the agent
+                await asyncio.sleep(0.01)
+
+    async def verify(self, **command: Any) -> VerifyReport:
+        return await verified(self.agent, VerifyCommand(id="ver_1", **command))
+
+    async def look(self, path: Path | str, *, repair: bool = True) -> PathVerification:
+        """What an operator on the node hears about a path."""
+        return await self.agent.verifications.look_at(PathVerificationRequest(path=str(path), repair=repair))
+
+    def evidence(self) -> list[dict[str, object]]:
+        """What the quarantine says."""
+        return [json.loads(path.read_bytes()) for path in sorted(self.agent.places.quarantine.glob("*.json"))]
 
 
-async def figures(agent: Agent) -> dict[str, float]:
-    """The agent's metrics."""
-    return metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
-
-
-def repaired(found: dict[str, float], tier: str = "node", outcome: str = "repaired") -> float:
-    """How many chunks the metrics count."""
-    return found.get(f'bdn_agent_damaged_chunks_total{{outcome="{outcome}",tier="{tier}"}}', 0)
-
-
-def evidence(agent: Agent) -> list[dict[str, object]]:
-    """What the quarantine says."""
-    return [json.loads(path.read_bytes()) for path in sorted(agent.places.quarantine.glob("*.json"))]
+@asynccontextmanager
+async def staged_node(rig: Rig, files: dict[str, bytes], **changes: Any) -> AsyncIterator[StagedNode]:
+    """The agent runs until the block ends."""
+    manifest, clock = rig.mirror.publish(files), now()
+    async with rig.agent(clock, **changes) as agent:
+        stage = await staged(agent, rig.mirror, manifest)
+        rig.mirror.forget()
+        yield StagedNode(agent, rig.mirror, manifest, clock, stage.id, Path(stage.mounts[0].path))
 
 
 @contextmanager

@@ -39,6 +39,7 @@ MIRRORED: Final = [
     ("a", "gone"),
 ]
 UNKNOWN: Final = Digest("0" * 64)
+STATUS: Final = {"NOT_FOUND": 404, "UNAUTHENTICATED": 401, "GRANT_INVALID": 403, "GRANT_EXPIRED": 403, "OK": 200}
 _COUNTED: ContextVar[list[str] | None] = ContextVar("statements", default=None)
 _EPOCH: Final = 4_000_000_000.0  # when grants expire, unless they have
 
@@ -176,6 +177,12 @@ def _forge(world: World) -> None:
         "grant of a for all": signer.sign(Grant("a", every, _EPOCH)),
     }
     world.bearers |= {name: _bearing(token) for name, token in forged.items()}
+
+
+def shape(answer: httpx2.Response, asked: Digest) -> tuple[object, ...]:
+    """The whole answer, but for the name that was asked for."""
+    headers = {name: value for name, value in answer.headers.items() if name != "date"}
+    return answer.status_code, headers, answer.content.replace(asked.hex.encode(), b"X" * 64)
 
 
 def tampered(token: str, step: int) -> Iterator[str]:

@@ -130,6 +130,22 @@ class MirrorUnderTest:
         assert document["status"] == "DONE", document
         return document
 
+    async def verify(self, organisation: str = "", **request: Any) -> Json:
+        """A verification that has ended; of all that is held unless the request says what."""
+        body = request if request.keys() & {"source", "manifest"} else {"all": True, **request}
+        headers = {"BDN-Organisation": organisation} if organisation else {}
+        params = {"wait": LONGEST_SECONDS}
+        answer = await self.http.post("/verifications", params=params, json=body, headers=headers)
+        assert answer.status_code == 202, answer.text
+        document: Json = answer.json()
+        assert document["status"] != "RUNNING", document
+        return document
+
+    async def metric(self, name: str) -> float:
+        """One value without labels."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
     async def tree(self, manifest: str, bearer: str | None = None) -> dict[str, bytes]:
         """Every file of a manifest, each name on the way computed again."""
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}

@@ -78,10 +78,6 @@ class FaultyRing:
             async with self.ring.agent(node, **given) as agent:
                 yield agent
 
-    def part_mirror(self, *, is_parted: bool = True) -> None:
-        """Nobody sees the mirror any more, and nobody is told."""
-        self.api.is_parted = self.content.is_parted = is_parted
-
     def heal(self) -> None:
         for proxy in (self.api, self.content, *self.peers.values()):
             proxy.heal()

@@ -13,14 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from queue import Queue
 
 import tests.breakages
 
@@ -34,6 +33,7 @@ Each row is one small change that makes the code break a promise of promises.md,
 the rows of tests/breakages. `python -m tests.support.promises.breakages` applies them one after the other to a copy, and names each that
 goes unnoticed; words after it select rows.
 """
+_OF_THREAD = threading.local()
 # These notice in `make fault`, and perhaps not in `make test`.
 FULL = {"test_a_search_guided_by_coverage_finds_nothing[range]", "test_nothing_grows_under_a_mixed_load"}
 
@@ -88,74 +88,47 @@ def _files_of_tests() -> defaultdict[str, set[str]]:
     return found
 
 
-class Copies:
-    """Copies of the project, taken in turn: what is broken in one is put back, and only that is compiled anew."""
-
-    def __init__(self, root: Path, folder: Path, count: int) -> None:
-        self._free: Queue[Path] = Queue()
-        for number in range(count):
-            copy = folder / str(number)
-            for name in COPIED:
-                if (root / name).is_dir():
-                    shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-                else:
-                    shutil.copy(root / name, copy / name)
-            self._free.put(copy)
-
-    @contextmanager
-    def one(self) -> Iterator[Path]:
-        """A copy that is whole, and is again afterwards."""
-        copy = self._free.get()
-        try:
-            yield copy
-        finally:
-            self._free.put(copy)
-
-    @contextmanager
-    def broken(self, breakage: Breakage) -> Iterator[Path | None]:
-        """A copy with the breakage; None where it cannot be applied."""
-        with self.one() as copy:
-            file = copy / breakage.file
-            source = file.read_text()
-            if source.count(breakage.old) != 1:
-                yield None
-                return
-            file.write_text(source.replace(breakage.old, breakage.new))
-            try:
-                yield copy
-            finally:
-                file.write_text(source)
+def _make_copy(folder: Path) -> None:
+    """The thread's own copy of the project: what is broken there is put back, and only that is compiled anew."""
+    _OF_THREAD.copy = Path(tempfile.mkdtemp(dir=folder))
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, _OF_THREAD.copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, _OF_THREAD.copy / name)
 
 
-def failing_before(copies: Copies, chosen: Sequence[Breakage]) -> list[str]:
+def failing_before(chosen: Sequence[Breakage]) -> list[str]:
     """What pytest says of the tests that fail, or are not found, on a copy that is whole: they prove nothing."""
     said = []
     for is_full in (False, True):
         tests = {test for one in chosen if one.is_full is is_full for test in one.tests}
-        if tests:
-            with copies.one() as copy:
-                status, last = _run(copy, sorted(tests), is_full=is_full, at_once=AT_ONCE)
-            if status != 0:
-                said.append(f"exit status {status}: {last}")
+        status, last = _run(sorted(tests), is_full=is_full, at_once=AT_ONCE) if tests else (0, "")
+        said += [f"exit status {status}: {last}"] if status else []
     return said
 
 
-def blind(copies: Copies, breakage: Breakage) -> list[str]:
+def blind(breakage: Breakage) -> list[str]:
     """Which of its tests do not fail on a copy with the breakage; all of them where it cannot be applied."""
-    unmoved = []
-    with copies.broken(breakage) as copy:
+    file, unmoved = _OF_THREAD.copy / breakage.file, []
+    source = file.read_text()
+    is_one = source.count(breakage.old) == 1
+    file.write_text(source.replace(breakage.old, breakage.new))
+    try:
         for test in breakage.tests:
-            status, last = _run(copy, [test], is_full=breakage.is_full) if copy else (0, "cannot be applied")
+            status, last = _run([test], is_full=breakage.is_full) if is_one else (0, "cannot be applied")
             print(f"exit status {status}: {breakage.file}: {breakage.what}: {last}", file=sys.stderr, flush=True)
-            if status != 1:
-                unmoved.append(test)
+            unmoved += [test] if status != 1 else []
+    finally:
+        file.write_text(source)
     if unmoved:
         print(f"NOT NOTICED by {unmoved}: {breakage.file}: {breakage.what}", file=sys.stderr, flush=True)
     return unmoved
 
 
-def _run(copy: Path, tests: Sequence[str], *, is_full: bool, at_once: int = 0) -> tuple[int, str]:
+def _run(tests: Sequence[str], *, is_full: bool, at_once: int = 0) -> tuple[int, str]:
     """Pytest's status (0 passed, 1 failed, and others that mean that nothing was tested), and what it says of failures."""
+    copy = _OF_THREAD.copy
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'tmp'}"]
     command += ["-n", str(at_once), "--dist", "worksteal"] if at_once else ["-x"]
     environment = os.environ | {"PYTHONPATH": str(copy)} | ({"BDN_FAULT": "full"} if is_full else {})
@@ -179,12 +152,11 @@ def main() -> int:
     """Exit status 1 when a breakage was not noticed, or a test fails without any."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [one for one in all_breakages() if word in f"{one.promise} {one.file} {one.what} {one.tests}"]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as tries:
-        copies = Copies(ROOT, Path(folder), AT_ONCE)
-        if said := failing_before(copies, chosen):
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE, "", _make_copy, (Path(folder),)) as tries:
+        if said := tries.submit(failing_before, chosen).result():
             print("some of the tests fail on what is not broken", *said, sep="\n", file=sys.stderr)
             return 1
-        survivors = sum(map(bool, tries.map(lambda one: blind(copies, one), chosen)))
+        survivors = sum(map(bool, tries.map(blind, chosen)))
     PAGE.write_text(page())
     print(f"{len(chosen)} breakages, {survivors} not noticed")
     return 1 if survivors else 0

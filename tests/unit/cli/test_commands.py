@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from bdn.cli import admin, ls, tokens, why
 from bdn.cli.main import main as bdn
+from bdn.cli.operations import is_path
 from bdn.cli.stage import stage_code
-from bdn.cli.verify import is_path
 from bdn.net.client import Params
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named

@@ -34,16 +34,6 @@ def test_every_command_has_help_with_an_example_and_can_print_one_document(name:
     assert {"--json", "--quiet"} <= options or name == "bdn-node-agent"  # the daemon has no result to print
 
 
-def test_the_commands_of_the_contract_exist() -> None:
-    assert {name for name, _ in commands()} == {
-        "bdn-node-agent",
-        *(f"bdn {name}" for name in ("pull", "demo", "up", "serve", "worker", "migrate", "mirror", "stage", "unstage")),
-        *(f"bdn-admin {name}" for name in ("evict", "ls", "agents", "prefetch", "verify", "why", "gc", "restore")),
-        *(f"bdn-admin tokens {name}" for name in ("create", "ls", "revoke")),
-        *(f"bdn-admin secrets {name}" for name in ("set", "ls", "rm", "rotate", "new-key")),
-    }
-
-
 @pytest.mark.parametrize("program", [bdn, admin], ids=["bdn", "bdn-admin"])
 def test_the_list_of_commands_speaks_like_the_commands_themselves(program: click.Group) -> None:
     """The list is written down so that ``--help`` need not import everything; it must not drift."""

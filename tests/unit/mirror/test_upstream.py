@@ -115,14 +115,14 @@ async def test_as_many_as_the_limit_ask_at_once_and_the_others_follow_in_order(c
     assert admitted(askers) == 3
     for asker in askers:
         await asker.end()
-    assert budget.slots == 0
+    assert budget.pace.slots == 0
 
 
 async def test_hosts_are_told_apart_by_name_and_port_whatever_the_path(clock: Time) -> None:
     budgets = clock.budgets()
     assert budgets.of(HUB) is budgets.of("https://user@HUB.example/other?x=1")
     assert budgets.of(HUB) is not budgets.of("https://hub.example:8443/api/models")
-    assert len(budgets.now()) == 2
+    assert len(budgets.hosts) == 2
 
 
 async def test_who_is_canceled_while_waiting_takes_nothing_along(clock: Time) -> None:
@@ -133,7 +133,7 @@ async def test_who_is_canceled_while_waiting_takes_nothing_along(clock: Time) ->
     await first.end()
     assert third.slot is not None
     await third.end()
-    assert budget.slots == 0
+    assert budget.pace.slots == 0
 
 
 async def test_who_is_canceled_in_the_instant_of_its_turn_passes_it_on(clock: Time) -> None:
@@ -144,10 +144,10 @@ async def test_who_is_canceled_in_the_instant_of_its_turn_passes_it_on(clock: Ti
     await turns()
     assert second.task.cancelled()
     assert third.slot is not None
-    budget._pace.take()  # so that the first one has something to give back
+    budget.pace.take()  # so that the first one has something to give back
     await first.end()
     await third.end()
-    assert budget.slots == 0
+    assert budget.pace.slots == 0
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_another_host_is_asked_meanwhile(clock: Time) -> None:
         fail(slot, limited(2.0))
     async with asyncio.timeout(5), budgets.of("https://cdn.example/x").slot() as other:
         assert other.is_open
-    assert [budget.closed_until > clock.now for budget in budgets.now()] == [True, False]
+    assert [budget.pace.closed_until > clock.now for budget in budgets.hosts.values()] == [True, False]
 
 
 async def test_who_waited_for_a_slot_when_the_pause_began_waits_for_its_end_as_well(clock: Time) -> None:
@@ -184,7 +184,7 @@ async def test_who_waited_for_a_slot_when_the_pause_began_waits_for_its_end_as_w
     first, second = await asking(2, budget)
     fail(first.slot, limited(2.0))
     await first.end()
-    assert (admitted([second]), budget.slots) == (0, 0)
+    assert (admitted([second]), budget.pace.slots) == (0, 0)
     await clock.pass_(2.25)
     assert admitted([second])
     await second.end()
@@ -208,7 +208,7 @@ async def test_a_pause_of_hours_is_a_failure_at_once_and_nothing_is_sent(clock: 
     with pytest.raises(UpstreamRateLimitedError) as raised:
         async with budget.slot():
             pytest.fail("it was let in")
-    assert (raised.value.retry_after_seconds, clock.asked, budget.slots) == (3600.0, [], 0)
+    assert (raised.value.retry_after_seconds, clock.asked, budget.pace.slots) == (3600.0, [], 0)
 
 
 async def test_how_a_request_ended_is_read_from_what_it_raised(clock: Time) -> None:
@@ -248,7 +248,7 @@ async def test_a_limit_that_grows_in_a_byte_thread_lets_those_in_who_wait_now(cl
     assert newcomer.send(None) is not None, "it waits for its turn although there is room"
     newcomer.close()
     await turns()
-    assert (budget.limit, admitted(askers)) == (8, 8)
+    assert (budget.pace.limit, admitted(askers)) == (8, 8)
     for asker in askers:
         await asker.end()
 
@@ -263,8 +263,8 @@ async def test_hosts_that_nobody_uses_are_forgotten_when_there_are_too_many(
     async with budgets.of("https://busy").slot():
         for number in range(10):
             budgets.of(f"https://host-{number}")
-        assert len(budgets.now()) <= 3
-        assert {"busy", "closed"} <= {budget.host for budget in budgets.now()}
+        assert len(budgets.hosts) <= 3
+        assert {"busy", "closed"} <= budgets.hosts.keys()
 
 
 def test_a_free_slot_and_a_request_cost_next_to_nothing() -> None:
@@ -350,10 +350,10 @@ async def test_a_request_is_asked_inside_the_budget_of_its_host_each_time_and_wa
     failures, slots = [AWAY, AWAY], []
 
     async def pause(_: float) -> None:
-        slots.append(("pause", host.slots))
+        slots.append(("pause", host.pace.slots))
 
     async def request() -> str:
-        slots.append(("request", host.slots))
+        slots.append(("request", host.pace.slots))
         if failures:
             raise failures.pop()
         return "answer"

@@ -30,7 +30,7 @@ from tests.support.network.raw_server import (
 from tests.support.network.upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, read_range, upstream
 
 TEN = partial(CONTENT[:10], 0, SIZE)
-COMPRESSED = gzip.compress(CONTENT[:10])
+COMPRESSED = gzip.compress(CONTENT[:10], mtime=0)  # the same in every process that collects tests
 
 
 @pytest.fixture

@@ -1,0 +1,288 @@
+"""``bdn-admin evict``, ``gc``, ``restore``, ``prefetch`` and ``verify``: what the mirror does here and on its nodes, and how it ended."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import click
+
+from bdn.cli.clients import agent_client, reachable_mirror
+from bdn.cli.output import DONE, FAILED, IN_USE, Output, check_usage, command_line, parsed, progress_bar, waiting_for
+from bdn.core.store import Kind
+from bdn.core.units import format_size, parse_duration, parse_size
+from bdn.net.client import LONGEST_WAIT_SECONDS
+from bdn.wire.operation_schema import (
+    Collection,
+    CollectionRequest,
+    DamagedItem,
+    EvictedItem,
+    Eviction,
+    EvictionRequest,
+    PathVerification,
+    PathVerificationRequest,
+    Prefetch,
+    PrefetchNode,
+    PrefetchRequest,
+    RestorationRequest,
+    Verification,
+    VerificationRequest,
+)
+from bdn.wire.shapes import ErrorBody
+
+_PREFETCH_SECONDS: Final = 2.0  # as often as agents tell how far they are
+_COLLECTED: Final[dict[Kind, str]] = {
+    "manifests": "evicted manifests",
+    "contents": "files of no manifest",
+    "half_copied": "chunks of files that nobody went on with",
+    "evidence": "files that came wrong",
+    "chunks": "chunks that nothing names",
+    "incoming": "half-written chunks",
+}
+_Operation = TypeVar("_Operation", Eviction, Collection, Verification)
+
+
+async def _ended(output: Output, found: _Operation, look: Callable[[str, float], Awaitable[_Operation]]) -> _Operation:
+    waiting = waiting_for(output, found.id)
+    while found.status == "RUNNING":
+        found = await waiting.ask(partial(look, found.id, LONGEST_WAIT_SECONDS))
+    return found
+
+
+def _error_lines(error: ErrorBody | None) -> list[str]:
+    return [] if error is None else [f"{error.message} [{error.code}]"]
+
+
+def _where(item: EvictedItem | DamagedItem) -> str:
+    return item.tier if item.node is None else f"{item.tier} {item.cluster}/{item.node}"
+
+
+# --- evict ---
+
+
+@click.command()
+@click.option(
+    "--source", metavar="URI", help="What was mirrored from this source, all its revisions unless it names one."
+)
+@click.option("--manifest", metavar="DIGEST", help="One manifest, as b3:<64 hex>.")
+@click.option("--job", metavar="ID", help="What a job staged.")
+@click.option(
+    "--lru",
+    "lru_bytes",
+    metavar="BYTES",
+    callback=parsed(parse_size),
+    help="Least recently used manifests, until so much is free (500GB, 64MiB).",
+)
+@click.option("--all", is_flag=True, help="Everything.")
+@click.option("--tier", type=click.Choice(["node", "cluster", "mirror"]), help="Only this tier.")
+@click.option("--cluster", metavar="NAME", help="Only agents of this cluster.")
+@click.option("--node", metavar="NAME", help="Only this node.")
+@click.option("--dry-run", is_flag=True, help="Show what would go; change nothing.")
+@click.option("--force", is_flag=True, help="Evict what is in use, too. Jobs that use it lose their files.")
+@command_line
+async def evict(output: Output, **options: object) -> int:
+    """Evict from caches and from the mirror's store. What is in use is refused (exit 3) unless forced.
+
+    \b
+    Example: bdn-admin evict --source hf://org/model --dry-run
+    Example: bdn-admin evict --lru 500GB --node gpu-17
+    """
+    request = EvictionRequest.model_validate(options)
+    check_usage(request)
+    async with reachable_mirror(output) as client:
+        eviction = await client.evict(request, LONGEST_WAIT_SECONDS)
+        eviction = await _ended(output, eviction, client.eviction)
+    output.result(eviction, _eviction_lines(eviction))
+    return {"DONE": DONE, "REFUSED": IN_USE}.get(eviction.status, FAILED)
+
+
+def _eviction_lines(eviction: Eviction) -> list[str]:
+    would = "would free" if eviction.request.dry_run else "freed"
+    return [
+        *(_evicted_line(item, dry_run=eviction.request.dry_run) for item in eviction.items),
+        *(f"no answer from {agent}" for agent in eviction.unreachable),
+        *_error_lines(eviction.error),
+        f"{would} {format_size(eviction.bytes_freed)} ({eviction.id})",
+    ]
+
+
+def _evicted_line(item: EvictedItem, *, dry_run: bool) -> str:
+    name = ", ".join(item.sources) or "unknown source"
+    holders = f", in use by {', '.join(item.holders)}" if item.holders else ""
+    verb = "refused" if item.refused else ("would evict" if dry_run else "evicted")
+    until = f", restorable until {item.restorable_until:%Y-%m-%d %H:%M}Z" if item.restorable_until else ""
+    return f"{verb} {_where(item)}: {name} ({item.manifest[:15]}…), {format_size(item.bytes)}{until}{holders}"
+
+
+# --- gc and restore ---
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Show what would go; change nothing.")
+@click.option(
+    "--grace",
+    "grace_seconds",
+    metavar="DURATION",
+    callback=parsed(parse_duration),
+    help="Least age of what no eviction released and nothing names (90m, 24h, 7d); the mirror's setting otherwise.",
+)
+@command_line
+async def gc(output: Output, *, dry_run: bool, grace_seconds: int | None) -> int:
+    """Collect what no manifest names out of the mirror's store, and what was evicted and can no longer be restored.
+
+    Safe beside mirrors that run and agents that read. The mirror does this by itself every few hours.
+
+    \b
+    Example: bdn-admin gc --dry-run
+    Example: bdn-admin gc --grace 1h
+    """
+    async with reachable_mirror(output) as client:
+        collection = await client.collect(CollectionRequest(dry_run=dry_run, grace_seconds=grace_seconds))
+        collection = await _ended(output, collection, client.collection)
+    would = "would free" if dry_run else "freed"
+    lines = [f"{one.count} {_COLLECTED[one.kind]}, {format_size(one.bytes)}" for one in collection.kinds if one.count]
+    lines += _error_lines(collection.error)
+    output.result(collection, [*lines, f"{would} {format_size(collection.bytes_freed)} ({collection.id})"])
+    return FAILED if collection.status == "FAILED" else DONE
+
+
+@click.command()
+@click.argument("what", metavar="MANIFEST|SOURCE")
+@command_line
+async def restore(output: Output, *, what: str) -> None:
+    """Bring back what was evicted from the mirror, moving no bytes. What is collected is gone: exit code 4.
+
+    A source means all its revisions unless it names one.
+
+    \b
+    Example: bdn-admin restore hf://org/model@main
+    Example: bdn-admin restore b3:4d2e…
+    """
+    async with reachable_mirror(output) as client:
+        restored = await client.restore(RestorationRequest(**{_kind(what): what}))
+    output.result(
+        restored,
+        [f"restored {', '.join(item.sources) or 'unknown source'} ({item.manifest})" for item in restored.items],
+    )
+
+
+def _kind(what: str) -> str:
+    return "manifest" if what.startswith("b3:") else "source"
+
+
+# --- prefetch ---
+
+
+@click.command()
+@click.argument("what", metavar="SOURCE|MIRROR_ID|MANIFEST")
+@click.option("--cluster", metavar="NAME", help="To the living nodes of this cluster; with --node, to those of them.")
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="To this node; may be given several times.")
+@click.option("--wait", is_flag=True, help="Until every node has it, or has failed.")
+@command_line
+async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tuple[str, ...], wait: bool) -> int:
+    """Fill the caches of nodes with what is READY on the mirror. It may be evicted there like anything else.
+
+    A source means what it was last mirrored as; one without a revision its default, or else the newest of any. The exit
+    code is 1 when a node failed or is not reachable, and 4 when the mirror does not know what, or where to.
+
+    \b
+    Example: bdn-admin prefetch hf://org/model --cluster gpu --wait
+    Example: bdn-admin prefetch mir_0123456789abcdef01234567 --node gpu-17 --node gpu-18
+    """
+    kind = "mirror_id" if what.startswith("mir_") else _kind(what)
+    request = PrefetchRequest(**{kind: what}, cluster=cluster, nodes=list(nodes))
+    check_usage(request)
+    async with reachable_mirror(output) as client:
+        found = await client.prefetch(request)
+        if wait:
+            waiting = waiting_for(output, found.id)
+            seconds = _PREFETCH_SECONDS if output.wants_bars else LONGEST_WAIT_SECONDS
+            with progress_bar(output, "prefetching") as show:
+                while found.status == "RUNNING":
+                    found = await waiting.ask(partial(client.prefetch_by_id, found.id, seconds))
+                    show(sum(node.bytes_from.total for node in found.nodes), _bytes_total(found))
+    output.result(found, [*map(_node_line, found.nodes), f"{found.status} ({found.id})"])
+    return FAILED if found.status == "FAILED" else DONE
+
+
+def _bytes_total(found: Prefetch) -> int | None:
+    """None until every node knows its part."""
+    sizes = [node.bytes_total for node in found.nodes if node.state not in {"FAILED", "UNREACHABLE"}]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
+def _node_line(node: PrefetchNode) -> str:
+    came = node.bytes_from
+    sizes = f"{format_size(came.node)} were there, {format_size(came.cluster)} from peers, {format_size(came.mirror)} from the mirror"
+    return ": ".join([f"{node.cluster}/{node.node}  {node.state}  {sizes}", *_error_lines(node.error)])
+
+
+# --- verify ---
+
+
+@click.command()
+@click.argument("what", metavar="[PATH|MANIFEST|SOURCE]", required=False)
+@click.option("--all", is_flag=True, help="Everything that is held.")
+@click.option("--tier", type=click.Choice(["node", "cluster", "mirror"]), help="Only this tier.")
+@click.option("--cluster", metavar="NAME", help="Only agents of this cluster.")
+@click.option("--node", metavar="NAME", help="Only this node.")
+@click.option(
+    "--no-repair", is_flag=True, help="Look only. Wrong bytes of the mirror's store are quarantined all the same."
+)
+@command_line
+async def verify(output: Output, *, what: str | None, no_repair: bool, **options: object) -> int:
+    """Read again what is held, find wrong bytes, and repair them from agents, the mirror or the upstream.
+
+    A path is that of a file or a folder of a stage on this machine, and is verified by this machine's agent. A manifest
+    (b3:...), a source, or --all are verified on the mirror and on all agents. The exit code is 0 when nothing is wrong any
+    more, 1 when damage is left, and 4 when there is no such thing.
+
+    \b
+    Example: bdn-admin verify hf://org/model
+    Example: bdn-admin verify --all --tier mirror --no-repair
+    Example: bdn-admin verify /mnt/models/llama/model-00001.safetensors
+    """
+    if what is not None and is_path(what):
+        if any(options.values()):
+            raise click.UsageError(
+                "a path is verified by this machine's agent: leave out --all, --tier, --cluster and --node"
+            )
+        return await _verify_path(output, what, repair=not no_repair)
+    selected = {} if what is None else {_kind(what): what}
+    request = VerificationRequest.model_validate({**options, **selected, "repair": not no_repair})
+    check_usage(request)
+    async with reachable_mirror(output) as client:
+        found = await client.verify(request)
+        output.say(f"verifying ({found.id})")
+        found = await _ended(output, found, lambda name, _: client.verification(name))
+    output.result(found, _damage_lines(found, [f"no answer from {agent}" for agent in found.unreachable]))
+    return DONE if found.status == "DONE" else FAILED
+
+
+def is_path(what: str) -> bool:
+    """A source has a scheme and a manifest a prefix; what begins like a path, or is there, is a path."""
+    return what.startswith(("/", ".")) or (":" not in what and Path(what).exists())
+
+
+async def _verify_path(output: Output, what: str, *, repair: bool) -> int:
+    # With its links: where a job sees its files may be one, and the agent knows what it has put there.
+    path = str(Path(what).absolute())  # noqa: ASYNC240 - it looks at no disk
+    async with agent_client() as client:
+        report = await client.verify(PathVerificationRequest(path=path, repair=repair))
+    output.result(report, _damage_lines(report, []))
+    is_left = any(item.outcome != "repaired" for item in report.items)
+    return FAILED if report.error is not None or is_left else DONE
+
+
+def _damage_lines(found: Verification | PathVerification, remarks: Sequence[str]) -> list[str]:
+    repaired = sum(item.outcome == "repaired" for item in found.items)
+    left = len(found.items) - repaired
+    total = f"read {found.chunks_read} chunks, {format_size(found.bytes_read)}: {repaired} repaired, {left} damaged ({found.id})"
+    return [*map(_damaged_line, found.items), *remarks, *_error_lines(found.error), total]
+
+
+def _damaged_line(item: DamagedItem) -> str:
+    names = ", ".join(item.sources) or (f"{item.manifest[:15]}…" if item.manifest else "")
+    what = " of ".join(part for part in (item.path, names) if part)
+    return f"{item.outcome} {_where(item)}: {item.chunk}{f' in {what}' if what else ''}: {item.reason}"
