@@ -264,10 +264,7 @@ class ClusterTier:
             self.files.remove(self.index.lose(chunk), chunk)
 
     def drop(self, is_elsewhere: Callable[[Digest], bool]) -> int:
-        """Let go of chunks that a whole file of this node has as well; returns how many.
-
-        The same bytes do not lie twice on one disk, and the file serves peers just as well.
-        """
+        """Let go of chunks that a whole file of this node has as well, and serves just as well; returns how many."""
         with self._lock:
             covered = [chunk for chunk in self.index.committed() if is_elsewhere(chunk)]
             for chunk in covered:

@@ -148,10 +148,7 @@ class HeldChunks:
         return chunk
 
     def open_document(self, request: DocumentRequest) -> OpenChunk:
-        """The document as it lies on the disk, if the bearer's grant names the manifest: whoever asks checks it.
-
-        Not yours and not there look alike.
-        """
+        """The document as it lies on the disk, which whoever asks checks; not yours and not there look alike."""
         grant = self._grant(request.bearer)
         place = self._places.manifest if request.kind == "manifest" else self._places.layout
         file = _open(place(request.manifest)) if grant is None or grant.allows(request.manifest) else None

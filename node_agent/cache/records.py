@@ -65,10 +65,7 @@ class Held:
     layout: Layout | None
 
     def file_layouts(self, wanted: frozenset[Digest]) -> dict[Digest, FileLayout]:
-        """The layouts of these contents, as far as the manifest names them.
-
-        Raises ``InternalError``: the layout lacks one, or says that it has another size.
-        """
+        """The layouts of these contents, as far as the manifest names them; ``InternalError`` where the layout disagrees."""
         found = self.layout.files if self.layout else {}
         layouts: dict[Digest, FileLayout] = {}
         for digest, size in self.manifest.contents.items():
@@ -115,10 +112,7 @@ class ManifestRecords:
             return path.stat().st_mtime
 
     def load(self, digest: Digest) -> Manifest | None:
-        """The manifest; None when it is absent or is not what its name says.
-
-        One that was read lately costs a look at whether its record is still there.
-        """
+        """The manifest; None when it is absent or is not what its name says. One that was read lately costs one look."""
         path = self._places.manifest(digest)
         with disk_errors(path):
             recent = self._recent.get(digest)

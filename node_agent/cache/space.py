@@ -180,10 +180,7 @@ class Space:
 
 
 def check_fitness(folder: Path) -> None:
-    """Whether the disk of ``folder`` takes a new file. Blocking.
-
-    Raises ``DiskFailedError``: it does not answer, is read-only, or has no block or no inode left for this process.
-    """
+    """Raises ``DiskFailedError`` when the folder's disk does not answer, is read-only, or has no block or inode left. Blocks."""
     with disk_errors(folder):
         disk = os.statvfs(folder)
         if disk.f_flag & os.ST_RDONLY:

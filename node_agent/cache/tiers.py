@@ -54,12 +54,10 @@ async def open_tiers(
     on_change: Callable[[], None],
     clock: Clock,
 ) -> CacheTiers:
-    """Read what the last run has left on the disk.
+    """Read what the last run has left on the disk; ``DiskFailedError`` when it cannot be read.
 
     ``on_evicted`` and ``on_cluster_evicted`` count evictions; ``verify`` checks the grant that a peer sends, unless there is no
     authentication; ``on_change`` is called on the event loop when chunks or files come or go.
-
-    Raises ``DiskFailedError``: the directory cannot be read.
     """
     places, writes = disk.places, disk.writes
     uses, suspects = UseClock(clock), SuspectFiles()

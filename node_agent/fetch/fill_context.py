@@ -134,10 +134,7 @@ _BYTES_PER_FAILURE: Final = 10 * CHUNK_SIZE
 
 
 class RetryBudget:
-    """What one stage may still spend on sources that fail or are late. Shared by all its threads.
-
-    One budget of retries, and one of bytes that are asked for again because their first source was late.
-    """
+    """How many retries, and bytes asked for again because their source was late, one stage has left. For all its threads."""
 
     def __init__(self, size: int, avoided: Callable[[], Sequence[str]]) -> None:
         """For a stage that is to fetch ``size`` bytes. ``avoided`` names the peers that are avoided now."""

@@ -63,10 +63,7 @@ class ChunkLists:
         return self._known.get((manifest, organisation))
 
     async def obtain(self, manifest: Digest, organisation: str, bearer: str | None) -> ChunkList:
-        """The list; one request for all who ask at the same time.
-
-        Raises ``BdnError``: there is no such manifest, the grant is not good for it, or nobody can be asked now.
-        """
+        """The list; one request for all who ask at the same time. Raises ``BdnError``: why it cannot be had."""
         key = manifest, organisation
         while (known := self._known.get(key)) is None:
             if (flight := self._asking.flight(key)) is not None:

@@ -62,12 +62,9 @@ class Members:
         return self._taken
 
     def take(self, epoch: int, members: Iterable[operation_schema.MemberDocument], asked: int) -> bool:
-        """Believe an answer, unless a newer one came while it was on its way. Blocking when the members are others.
+        """Believe an answer, unless a newer one came while it was on its way; returns whether the view is another now.
 
-        Returns:
-            Whether the view is another now.
-
-        Raises ``DiskFailedError``: the view is believed, but could not be kept for the next start.
+        Blocking when it is. Raises ``DiskFailedError``: the view is believed, but could not be kept for the next start.
         """
         owners = sorted(
             (RingMember(member.node, member.advertise) for member in members if _owns(member) and member.advertise),

@@ -70,7 +70,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("each place of the backlog is told of", "elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:",
          "elif now := time.monotonic():", "test_more_clients_than_descriptors_wait_and_the_log_stays_small[mirror]"),
         ("who says half a request holds a connection for ever", "        http=TimedProtocol,\n", "",
-         "tests/unit/net/test_http_server.py"),
+         "tests/unit/net/test_api_server.py"),
         ("half a surrogate pair is text", "_DEPENDENCIES: Final = [Depends(_check_text)]",
          "_DEPENDENCIES: Final[list[Any]] = []", "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
         ("whole text that is written in halves is refused", "ensure_ascii=False).encode()",

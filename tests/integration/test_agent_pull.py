@@ -3,7 +3,6 @@
 # ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
 
 import asyncio
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
-from tests.support.agent.mirror import FORMS, AgentMirror, held_by
+from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree
@@ -159,9 +158,7 @@ async def test_releasing_a_pull_leaves_the_directory_to_its_user(rig: Rig, mirro
 async def test_a_pull_that_was_interrupted_stays_interrupted(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
     manifest = mirror.publish({"large": noise(20 * MIB, 7)})
     rig.given["cache_bytes"] = 30 * MIB
-    has_ended = threading.Event()
-    mirror.faults[mirror.chunks(manifest, "large")[1]] = [held_by(has_ended)]
-    asked = mirror.asked(mirror.chunks(manifest, "large")[1].__eq__)
+    has_ended, asked = mirror.hold(mirror.chunks(manifest, "large")[1])
     async with rig.agent(byte_threads=1) as agent:
         stage = await agent.stages.pull(mirror.grant(manifest), dest)
         await asked.wait()

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,14 @@ def mirror_with(database_options: dict[str, Any], upstreams: None, tmp_path: Pat
     return opened
 
 
+@pytest.fixture
+async def table(database_url: str) -> AsyncIterator[SecretTable]:
+    """The table of that database, with the key that ``mirror_with`` takes by itself."""
+    database = Database(database_url)
+    yield SecretTable(database, Keyring.parse(KEY))
+    await database.close()
+
+
 async def put(mirror: MirrorUnderTest, name: str, value: str = VALUE) -> Json:
     answer = await mirror.http.put(f"/secrets/{name}", json={"value": value})
     assert answer.status_code == 200, answer.text
@@ -104,11 +112,9 @@ async def test_a_secret_that_was_set_opens_a_private_source_and_is_never_shown(
 
 
 async def test_secrets_are_listed_and_replaced_and_removed_one_by_one(
-    mirror_with: OpenMirror, database_url: str, monkeypatch: pytest.MonkeyPatch
+    mirror_with: OpenMirror, table: SecretTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BDN_SECRET_B", "of the operator")
-    database = Database(database_url)
-    table = SecretTable(database, Keyring.parse(KEY))
     await table.set("rival", "a", VALUE)
     async with mirror_with() as mirror:
         first = await put(mirror, "b")
@@ -121,10 +127,9 @@ async def test_secrets_are_listed_and_replaced_and_removed_one_by_one(
     assert set(first) == {"name", "created_at", "updated_at", "sealed_with", "outranked"}
     values = [await table.value(*place) for place in (("default", "a"), ("default", "b"), ("rival", "a"))]
     assert values == [None, "another", VALUE]
-    await database.close()
 
 
-async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: OpenMirror, database_url: str) -> None:
+async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: OpenMirror, table: SecretTable) -> None:
     async with mirror_with() as mirror:
         await put(mirror, "old")
     async with mirror_with(f"{NEWER},{KEY}") as mirror:
@@ -139,16 +144,13 @@ async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: Open
         assert (await listed(mirror))["old"]["updated_at"] == before["old"]["updated_at"]  # the value is the same
     async with mirror_with(NEWER) as mirror:
         assert {entry["sealed_with"] for entry in (await listed(mirror)).values()} == {"first key"}
-    database = Database(database_url)
-    assert await SecretTable(database, Keyring.parse(NEWER)).value("default", "old") == VALUE
-    await database.close()
+    assert await SecretTable(table.database, Keyring.parse(NEWER)).value("default", "old") == VALUE
 
 
-async def test_an_operator_rotates_all_secrets_and_counts_them(mirror_with: OpenMirror, database_url: str) -> None:
-    database = Database(database_url)
-    older = SecretTable(database, Keyring.parse(KEY))
+async def test_an_operator_rotates_all_secrets_and_counts_them(mirror_with: OpenMirror, table: SecretTable) -> None:
+    database = table.database
     for organisation in ("default", "acme", "rival"):
-        await older.set(organisation, "team", f"{VALUE} of {organisation}")
+        await table.set(organisation, "team", f"{VALUE} of {organisation}")
     await SecretTable(database, Keyring.parse(new_key())).set("rival", "lost", VALUE)
     async with mirror_with(f"{NEWER},{KEY}") as mirror:
         one = await mirror.http.post("/secrets/rotate", headers={"BDN-Organisation": "acme"})
@@ -163,11 +165,10 @@ async def test_an_operator_rotates_all_secrets_and_counts_them(mirror_with: Open
         assert await newer.value(organisation, "team") == f"{VALUE} of {organisation}"
     with pytest.raises(SecretMalformedError, match="not among those"):
         await newer.value("rival", "lost")
-    await database.close()
 
 
 @ONE_KIND
-async def test_without_the_right_key_nothing_changes(mirror_with: OpenMirror, hub: Hub, database_url: str) -> None:
+async def test_without_the_right_key_nothing_changes(mirror_with: OpenMirror, hub: Hub) -> None:
     hub.repo("org/private", private=True).commit({"a.txt": b"1"})
     private = source("hf://org/private", **with_secret("team-token"))
     async with mirror_with() as mirror:
@@ -219,28 +220,23 @@ async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the
     assert VALUE not in "".join(answer.text for answer in (*refusals, too_long))
 
 
-async def test_of_many_values_set_at_once_one_stays(mirror_with: OpenMirror, database_url: str) -> None:
+async def test_of_many_values_set_at_once_one_stays(mirror_with: OpenMirror, table: SecretTable) -> None:
     values = [f"value-{number}" for number in range(8)]
     async with mirror_with() as mirror:
         async with asyncio.TaskGroup() as group:
             for value in values:
                 group.create_task(put(mirror, "same", value))
         assert list(await listed(mirror)) == ["same"]
-    database = Database(database_url)
-    assert await SecretTable(database, Keyring.parse(KEY)).value("default", "same") in values
-    await database.close()
+    assert await table.value("default", "same") in values
 
 
-async def test_a_value_that_is_set_while_keys_are_rotated_stays(database_url: str) -> None:
-    database = Database(database_url)
-    older = SecretTable(database, Keyring.parse(KEY))
-    await older.set("default", "same", "old value")
-    (seen,) = await older.rows("default")
-    await older.set("default", "same", "new value")
-    async with database.write() as session:
-        await SecretTable(database, Keyring.parse(f"{NEWER},{KEY}")).reseal(session, seen)
-    assert await older.value("default", "same") == "new value"
-    await database.close()
+async def test_a_value_that_is_set_while_keys_are_rotated_stays(table: SecretTable) -> None:
+    await table.set("default", "same", "old value")
+    (seen,) = await table.rows("default")
+    await table.set("default", "same", "new value")
+    async with table.database.write() as session:
+        await SecretTable(table.database, Keyring.parse(f"{NEWER},{KEY}")).reseal(session, seen)
+    assert await table.value("default", "same") == "new value"
 
 
 # --- No secret, token or signed address is in any log line, error, event, database row, manifest or file, however one signs in ---

@@ -4,7 +4,6 @@ import asyncio
 import mmap
 import os
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from node_agent.fetch.documents import Catalogue
 from node_agent.scrub import repair, scrubber
 from node_agent.scrub.reading import Findings
 from node_agent.scrub.scrubber import Scrubber, ScrubRecord
-from tests.support.agent.mirror import FORMS, AgentMirror, held_by, missing
+from tests.support.agent.mirror import FORMS, AgentMirror, missing
 from tests.support.agent.mounts import mounted_xfs, needs_xfs
 from tests.support.agent.process import Program
 from tests.support.agent.rig import MIB, Rig, noise, staged
@@ -456,12 +455,10 @@ async def test_a_peer_that_gets_wrong_bytes_tells_the_holder(mirror: AgentMirror
 
 
 async def test_a_wrong_file_is_not_served_while_it_is_repaired(rig: Rig, tally: Tally) -> None:
-    gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
     async with staged_node(rig, FILES) as node:
         (bad,) = node.chunks("one.bin")
         node.flip("one.bin", 0)
-        node.mirror.faults[bad] = [held_by(gate)]
-        node.mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
+        gate, asked = node.mirror.hold(bad)
         async with asyncio.TaskGroup() as group:
             work = group.create_task(node.verify(all=True))
             async with asyncio.timeout(20):
@@ -507,17 +504,15 @@ async def test_an_agent_that_is_killed_in_the_middle_of_a_repair_repairs_it_when
 ) -> None:
     manifest = mirror.publish(FILES)
     program = Program(tmp_path, mirror.url, {"BDN_AGENT_SCRUB_SECONDS": "0"})
-    bad, loop = mirror.chunks(manifest, "weights")[1], asyncio.get_running_loop()
+    bad = mirror.chunks(manifest, "weights")[1]
     async with program.daemon() as daemon:
         stage = await daemon.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
     view = Path(stage.mounts[0].path)
     for _ in range(scale.of(1, 6)):
-        gate, asked = threading.Event(), asyncio.Event()
         mirror.forget()
         async with program.daemon() as daemon:
             flip(Places(tmp_path / "cache").file(digest_of_path(manifest, "weights")), CHUNK_SIZE + 5)
-            mirror.faults[bad] = [held_by(gate)]
-            mirror.on_request = lambda _, asked=asked: loop.call_soon_threadsafe(asked.set)  # type: ignore[misc]
+            gate, asked = mirror.hold(bad)
             async with asyncio.TaskGroup() as group:
                 request = PathVerificationRequest(path=str(view))
                 asking = group.create_task(_given_up(daemon.client._send("POST", "/verifications", body=request)))

@@ -19,7 +19,7 @@ from node_agent.app import Agent
 from node_agent.journal import Journal
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.stage import NodeStage, StageRecord, StageRecords
-from tests.support.agent.mirror import AgentMirror, held_by, missing
+from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import Clock, Rig, noise, staged, verified
 from tests.support.content.trees import tree
 from tests.support.crash.rot import cached, digest_of_path, flip
@@ -200,10 +200,8 @@ async def test_a_stage_that_is_just_being_released_is_not_mended(
 
 
 async def test_a_mend_that_has_begun_ends_with_the_release(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    gate, asked, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
     async with lacking(mirror, tmp_path) as (agent, stage, manifest):
-        mirror.every = held_by(gate)
-        mirror.on_request = lambda _: loop.call_soon_threadsafe(asked.set)
+        gate, asked = mirror.hold()
         await agent.housekeeping.reap()
         await asked.wait()
         assert stage.is_mending

@@ -74,9 +74,7 @@ class Sending:
     def advance(self, connection: socket.socket) -> Wait | None:
         """Send what can be sent now. None: all of it was, or all that the file has; then ``is_last`` holds.
 
-        Raises:
-            StalledReaderError, EndedError: it is not worth going on.
-            OSError: of the socket or of the disk.
+        ``EndedError``: it is not worth going on; ``OSError``: of the socket or of the disk.
         """
         try:
             flags = socket.MSG_MORE if self._left and not self.pace else 0

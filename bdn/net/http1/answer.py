@@ -250,9 +250,7 @@ def ask(
 
     ``deadline`` judges how long the answer may take to begin, and how many interim answers come before.
 
-    Raises:
-        NoAnswerError: the connection is closed, and nothing of an answer came.
-        ProtocolError, OSError: what came is not an answer, or came too late.
+    ``NoAnswerError``: the connection is closed, and nothing came. ``ProtocolError``, ``OSError``: no answer, or too late.
     """
     try:
         connection.send(request)

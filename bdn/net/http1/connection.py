@@ -191,9 +191,8 @@ class Connection:
     def receive_until(self, end: bytes, limit: int, along: int = 0) -> bytes:
         """Bytes up to and including ``end``; ``along`` bytes are expected after it, and received in the same call.
 
-        Raises:
-            ProtocolError: there is no ``end`` in the first ``limit`` bytes.
-            ConnectionError: the connection ended before; ``NoAnswerError`` when nothing had come at all.
+        ``ProtocolError``: it is not in the first ``limit`` bytes; ``ConnectionError``: nor before the connection ended
+        (``NoAnswerError`` when nothing had come at all).
         """
         self._wake_at(1)
         room = _HEAD_PIECE + (along if along <= _WITH_HEAD_LIMIT else 0)

@@ -43,9 +43,8 @@ def dial(host: str, port: int, timeout_seconds: float | None, policy: EgressPoli
 
     ``timeout_seconds`` are for the name, and for each address. Without a policy, every address is allowed.
 
-    Raises:
-        EgressRefusedError: the host or one of its addresses is refused; nothing was sent to any of them.
-        OSError: the name does not resolve, or no address answers (the last one's error).
+    ``EgressRefusedError``: the host or one of its addresses is refused, and nothing was sent to any. ``OSError``: the name
+    does not resolve, or no address answers (the last one's error).
     """
     failure = OSError("the name has no address")
     for family, kind, protocol, _, address in resolve(host, port, timeout_seconds, policy):
@@ -170,9 +169,7 @@ class ConnectionPool:
         The connection is kept when the body was read to its end, and closed otherwise. An idle connection that the server
         closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2).
 
-        Raises:
-            NETWORK_ERRORS: whatever the network does; see ``reason_of``.
-            EgressRefusedError: the address may not be contacted.
+        ``NETWORK_ERRORS``: whatever the network does; ``EgressRefusedError``: the address may not be contacted.
         """
         origin, target = split_address(url)
         request = format_get(origin, target, headers)

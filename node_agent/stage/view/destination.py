@@ -61,24 +61,21 @@ class Destination:
 
         Raises ``InvalidRequestError``: names the directory and says why.
         """
-        with _errors_at(self.path):
-            self._check(earlier, is_last=is_last)
-
-    def _check(self, earlier: Earlier | None, *, is_last: bool) -> None:
         # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under
         # its feet; empty; ours and holding nothing but ours; anything else is the user's.
-        if self.path == self.places.root or self.places.root in self.path.parents:
-            self._refuse("it lies in the cache directory")
-        if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
-            self._refuse("a part of the path is a file")
-        if not self.path.exists():
-            return
-        if not self.path.is_dir():
-            self._refuse("it is a file")
-        if self.path == Path.cwd() or self.path in Path.cwd().parents:
-            self._refuse("it is, or holds, the current directory; name a directory below it")
-        if any(self.path.iterdir()):
-            self._check_ours(earlier, is_last=is_last)
+        with _errors_at(self.path):
+            if self.path == self.places.root or self.places.root in self.path.parents:
+                self._refuse("it lies in the cache directory")
+            if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
+                self._refuse("a part of the path is a file")
+            if not self.path.exists():
+                return
+            if not self.path.is_dir():
+                self._refuse("it is a file")
+            if self.path == Path.cwd() or self.path in Path.cwd().parents:
+                self._refuse("it is, or holds, the current directory; name a directory below it")
+            if any(self.path.iterdir()):
+                self._check_ours(earlier, is_last=is_last)
 
     def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
         if earlier is None or self.inode() != earlier.inode:

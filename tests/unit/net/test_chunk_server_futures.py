@@ -1,4 +1,4 @@
-"""A chunk that is on its way: its client is parked, and nobody else notices."""
+"""Clients that wait, for a chunk on its way or for their moment: parked at no cost, and resumed once."""
 
 import select
 import socket
@@ -10,17 +10,20 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, CacheFullError, NotFoundError, StoreUnavailableError
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.sending import Wait
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
-from bdn.net.chunk_server.server import ChunkServer, Poller
+from bdn.net.chunk_server.server import ChunkServer, Poller, Timers
 from bdn.wire.http_fields import chunk_path
 from bdn.wire.shapes import status_of
 from tests.support.content.names import named
 from tests.support.content.shelves import Shelf, connect, connected, read_answer, read_to_end, reset, serving
+from tests.support.network.hypothesis import BRIEFLY
 
 CONTENT = b"on its way"
 PATH = chunk_path(digest_of(CONTENT))
@@ -225,3 +228,46 @@ def test_a_future_that_is_done_while_a_worker_looks_at_its_connection_is_not_mis
             assert ready == [connection]  # a worker has it
             assert poller.add(connection, wait)
             assert ready == [connection, connection]
+
+
+# --- moments ---
+
+
+KEYS = st.integers(0, 4)
+STEPS = st.one_of(
+    st.tuples(st.just("set"), KEYS, st.integers(0, 30)),
+    st.tuples(st.just("clear"), KEYS, st.just(0)),
+    st.tuples(st.just("due"), st.just(0), st.integers(0, 10)),
+)
+
+
+@BRIEFLY
+@given(st.lists(STEPS, max_size=60))
+def test_a_key_is_due_once_when_its_last_moment_has_come(steps: list[tuple[str, int, int]]) -> None:
+    timers, oracle, now = Timers(), dict[int, float](), 0.0
+    for step, key, number in steps:
+        match step:
+            case "set":
+                timers.set(key, now + number)
+                oracle[key] = now + number
+            case "clear":
+                timers.clear(key)
+                oracle.pop(key, None)
+            case _:
+                now += number
+                due = {key for key, moment in oracle.items() if moment <= now}
+                found = timers.due(now)
+                assert sorted(found) == sorted(due)
+                oracle = {key: moment for key, moment in oracle.items() if key not in due}
+        if oracle:  # who sleeps until then misses nothing
+            assert timers.next is not None
+            assert timers.next <= min(oracle.values())
+
+
+def test_a_moment_that_moves_later_again_and_again_costs_one_entry() -> None:
+    timers = Timers()
+    for number in range(1000):
+        timers.set(7, 60.0 + number)
+    assert len(timers._heap) == 1
+    assert timers.due(1058) == []
+    assert timers.due(1059) == [7]
