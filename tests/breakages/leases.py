@@ -93,7 +93,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          ("self.lifecycle.live_on(stage)\n"
           "                if stage.deadline is not None and record.created_at < self.lifecycle.clock() - 3600:\n"
           "                    stage.deadline = 0.0"),
-         "test_an_agent_that_was_down_gives_the_time_again"),
+         "test_whatever_clocks_restarts_and_renewals_do_a_stage_has_its_whole_time"),
     ],
     "node_agent/stage/lifecycle.py": [
         ("the view of a running job is exchanged although it healed where it stands",

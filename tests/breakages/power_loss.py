@@ -31,7 +31,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "        sync_folder(self._path.parent)  # what is durable is found again only under its name\n", "",
          "test_after_a_power_loss_a_fill_goes_on_from_the_last_batch"),
         ("a sync that failed is forgotten", "            self._is_suspect = True\n", "",
-         "test_a_sync_that_failed_is_not_made_good_by_the_next"),
+         "test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_ones_go"),
     ],
     "node_agent/stage/view/destination.py": [
         ("the folders of a pulled view are not synced", "                sync_folders(self.aside)\n", "",

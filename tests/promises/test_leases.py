@@ -116,24 +116,6 @@ def stage_of(agent: Agent, number: int) -> NodeStage:
     return next(stage for stage in agent.stages.registry.all() if stage.record.job_id == f"job-{number}")
 
 
-async def test_an_agent_that_was_down_gives_the_time_again(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    wall, elapsed = Clock(), Clock(1e6)
-    async with Rig(mirror, tmp_path).agent(wall, elapsed) as agent:
-        await ready(agent, mirror, 0, 60)
-    wall.now += DAY
-    elapsed.now = 3.0  # the machine was started anew
-    async with Rig(mirror, tmp_path).agent(wall, elapsed) as agent:
-        stage = stage_of(agent, 0)
-        elapsed.now += 59
-        await agent.housekeeping.reap()
-        assert is_whole(agent, stage, 0)
-        elapsed.now += 1  # its holder is dead: it had all the time to renew
-        await agent.housekeeping.reap()
-        assert stage.record.state == "RELEASED"
-        assert agent.cache.index.leases.leased() == ()
-    tally.add(scenarios=2)
-
-
 async def test_age_is_the_order_of_use_not_the_clock(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
     wall = Clock()
     for jump, number in ((DAY, 0), (-2 * DAY, 1), (DAY / 2, 2)):

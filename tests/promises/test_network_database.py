@@ -130,7 +130,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that looks at everything often."""
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
         monkeypatch.setattr(worker, name, seconds)
-    monkeypatch.setattr(routes, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(routes, "PROBE_SECONDS", 0.4)
 
 
 @pytest.mark.parametrize("how", ["cut", "refused", "silent"])

@@ -151,23 +151,6 @@ def test_after_a_power_loss_a_fill_goes_on_from_the_last_batch(
     tally.add(scenarios=1, faults=1)
 
 
-async def test_a_sync_that_failed_is_not_made_good_by_the_next(disk: ForgetfulDisk, tally: Tally) -> None:
-    """Linux tells a failed write once, and takes the pages for clean from then on: they have to be written again."""
-    with AgentMirror().running() as mirror:
-        manifest, rig = mirror.publish({"large": LARGE}), Rig(mirror, disk.place)
-        async with rig.agent() as agent:
-            disk.refuse("fsync", "*.part", times=1)
-            with pytest.raises(Exception, match="Input/output"):
-                await staged(agent, mirror, manifest)
-            assert disk.faults_met == 1
-            disk.mend()
-            await staged(agent, mirror, manifest)
-        disk.lose_power("forgotten")
-        (file,) = rig.cache.glob("files/*/*")
-        assert file.read_bytes() == LARGE
-    tally.add(scenarios=1, faults=2)
-
-
 @pytest.mark.parametrize("way", ["forgotten", "any"])
 async def test_a_pulled_directory_stands_once_the_pull_has_ended(disk: ForgetfulDisk, way: Way, tally: Tally) -> None:
     files = {"large": LARGE, **SMALL}
