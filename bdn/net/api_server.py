@@ -77,11 +77,25 @@ async def _check_text(request: Request) -> None:
     if not _HALF.search(body):
         return
     try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError("the body: half a surrogate pair, which is no text") from None
+        place = _place_of_half(json.loads(body))
     except (ValueError, RecursionError):
         return  # not JSON: a route that reads it says so
+    if place is not None:
+        raise InvalidRequestError(f"{place.lstrip('.') or 'the body'}: half a surrogate pair, which is no text")
+
+
+def _place_of_half(value: Any, place: str = "") -> str | None:  # noqa: ANN401 - any JSON
+    """Where in a document text is none, such as ``.weights.0.source``."""
+    match value:
+        case str():
+            return place if any("\ud800" <= sign <= "\udfff" for sign in value) else None
+        case list():
+            parts = [(f"{place}.{index}", one) for index, one in enumerate(value)]
+        case dict():
+            parts = [(place, name) for name in value] + [(f"{place}.{name}", one) for name, one in value.items()]
+        case _:
+            return None
+    return next((found for part, one in parts if (found := _place_of_half(one, part)) is not None), None)
 
 
 _DEPENDENCIES: Final = [Depends(_check_text)]

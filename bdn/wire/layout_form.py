@@ -132,7 +132,7 @@ class FileLayoutBody(BaseModel):
 
 
 class LayoutBody(BaseModel):
-    """Where a manifest's bytes lie: every distinct content once. The API's schema; nobody makes a million of these.
+    """Where a manifest's bytes lie: every distinct content once.
 
     ``data_port`` is where the data plane serves the chunks, on the host that answered; null means on this port.
     """

@@ -261,7 +261,7 @@ def _wanted(
     return Wanted(manifests, digest and digest_in(digest).hex, node)
 
 
-@events_router.get("/events", summary="What was decided, newest first")
+@events_router.get("/events", summary="What was decided, newest first", operation_id="page_events_get")
 async def events_page(
     events: _Events,
     caller: Controller,
