@@ -16,14 +16,14 @@ from bdn.core.store import Kind
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.http_fields import LONGEST_SOURCE
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.shapes import ErrorBody, OperationModel, Quantity, Selector, StrictModel, body_of
+from bdn.wire.shapes import ErrorBody, OperationModel, Quantity, SelectingModel, StrictModel, body_of
 from bdn.wire.stage_schema import BytesFrom, TierUse
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
 Tier = Literal["node", "cluster", "mirror"]
 
 
-class EvictionRequest(Selector):
+class EvictionRequest(SelectingModel):
     """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
 
     ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it.
@@ -101,7 +101,7 @@ class EvictReport(BaseModel):
     items: list[EvictedItem] = []
 
 
-class PrefetchRequest(Selector):
+class PrefetchRequest(SelectingModel):
     """Exactly one of ``mirror_id``, ``manifest`` and ``source`` says what; ``cluster`` and ``nodes`` say where.
 
     A source means what it was last mirrored as. Nodes without a cluster are meant by their names in every cluster; a
@@ -162,7 +162,7 @@ Outcome = Literal["damaged", "repaired", "lost"]
 LISTED: Final = 500  # by each who reads: a disk may lose a million files, and a heartbeat has to fit into a request
 
 
-class VerificationRequest(Selector):
+class VerificationRequest(SelectingModel):
     """Exactly one of ``source``, ``manifest`` and ``all`` says what; the rest narrows where. Without ``repair`` it only looks."""
 
     selectors = ("source", "manifest", "all")
@@ -281,7 +281,7 @@ class Collection(OperationModel):
     error: ErrorBody | None = None
 
 
-class RestorationRequest(Selector):
+class RestorationRequest(SelectingModel):
     """Exactly one of ``manifest`` and ``source``, which means all its revisions unless it names one."""
 
     selectors = ("manifest", "source")

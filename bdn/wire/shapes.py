@@ -50,7 +50,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Selector(StrictModel):
+class SelectingModel(StrictModel):
     """A request that says by exactly one of ``selectors`` what it means."""
 
     selectors: ClassVar[tuple[str, ...]]
