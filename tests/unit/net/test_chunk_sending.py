@@ -81,6 +81,9 @@ def test_a_reader_that_takes_enough_in_every_window_gets_all(talk: Talk) -> None
     enough = SLOWEST.least_bytes + 2 * RECEIVED  # of which the client's kernel may have had as much as it holds before
     sending, taken = talk.sending(), b""
     while sending.advance(talk.server) is not None:
+        talk.server.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVED
+        )  # less than it has taken: now it takes nothing
         talk.now += 30.0
         taken += talk.take(enough)
     taken += talk.take(SIZE + 4 - len(taken))
