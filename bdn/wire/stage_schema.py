@@ -44,11 +44,10 @@ class BytesFrom(BaseModel):
         return self.node + self.cluster + self.mirror
 
 
-class StageMount(BaseModel):
-    """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY."""
+class MountFacts(BaseModel):
+    """One manifest of a stage: what the agent records of it and says of it."""
 
     mount_location: str
-    path: str
     manifest: str
     source: str
     view: ViewKind | None = None
@@ -56,8 +55,14 @@ class StageMount(BaseModel):
     exposure: ExposureKind | None = None
     files_total: int | None = None
     bytes_total: int | None = None
-    bytes_done: int = 0
     bytes_from: BytesFrom = BytesFrom()
+
+
+class StageMount(MountFacts):
+    """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY."""
+
+    path: str
+    bytes_done: int = 0
 
 
 class Transfer(BaseModel):

@@ -21,12 +21,11 @@ from bdn.wire.shapes import ErrorBody, moment
 from bdn.wire.stage_schema import (
     TERMINAL,
     BytesFrom,
-    ExposureKind,
+    MountFacts,
     StageDocument,
     StageMount,
     StageState,
     Transfer,
-    ViewKind,
     Warm,
     WarmState,
 )
@@ -39,18 +38,8 @@ from node_agent.stage.view.destination import Earlier
 _WINDOW_SECONDS: Final = 5.0
 
 
-class MountRecord(BaseModel):
+class MountRecord(MountFacts):
     """One mount of a stage."""
-
-    mount_location: str
-    manifest: str
-    source: str
-    view: ViewKind | None = None
-    view_reason: str | None = None
-    exposure: ExposureKind | None = None
-    files_total: int | None = None
-    bytes_total: int | None = None
-    bytes_from: BytesFrom = BytesFrom()
 
     @property
     def digest(self) -> Digest:
@@ -347,15 +336,8 @@ class NodeStage:
         record = self.record
         mounts = [
             StageMount(
-                mount_location=mount.mount_location,
+                **mount.model_dump(exclude={"bytes_from"}),
                 path=path_of(mount),
-                manifest=mount.manifest,
-                source=mount.source,
-                view=mount.view,
-                view_reason=mount.view_reason,
-                exposure=mount.exposure,
-                files_total=mount.files_total,
-                bytes_total=mount.bytes_total,
                 bytes_done=bytes_from.total,
                 bytes_from=bytes_from,
             )
