@@ -20,7 +20,7 @@ from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.support.mirror.process import SERVE, ServingProcess, serve
 from tests.support.mirror.service import source, until, with_secret
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 CHUNKS = 24
@@ -116,13 +116,13 @@ MODELS = {f"org/m{number}": GeneratedContent(CHUNK_SIZE + 10 + number) for numbe
 
 @pytest.mark.promise("collection")
 async def test_a_mirror_that_is_killed_while_it_collects_loses_nothing_that_it_said_was_ready(
-    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally, scale: Scale
+    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
 ) -> None:
     for name, content in MODELS.items():
         hub.repo(name).commit({"model.bin": content, "shared.txt": b"shared", f"{name[-2:]}.txt": name.encode()})
     seed = 20261122
     random = Random(seed)
-    for life in range(scale.of(2, 15)):
+    for life in range(at_scale(2, 15)):
         async with await ServingProcess.start(tmp_path, **_AT_ONCE) as mirror:
             # What the life before left is whole.
             for document in (await mirror.http.get("/mirror", params={"status": "READY"})).json()["items"]:

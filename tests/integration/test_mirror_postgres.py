@@ -18,7 +18,7 @@ from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, until
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -183,13 +183,13 @@ async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_
 
 @pytest.mark.promise("collection")
 async def test_two_workers_that_collect_and_mirror_at_once_lose_nothing_and_leave_nothing(
-    database_url: str, tmp_path: Path, hub: Hub, tally: Tally, scale: Scale
+    database_url: str, tmp_path: Path, hub: Hub, tally: Tally
 ) -> None:
     for number in range(3):
         hub.repo(f"org/m{number}").commit({"model.bin": LARGE, f"{number}.txt": b"%d" % number})
     at_once: dict[str, Any] = {"tombstone_seconds": 0, "collect_grace_seconds": 0}
     async with beside(database_url, tmp_path, **at_once) as one, beside(database_url, tmp_path, "b", **at_once) as two:
-        for turn in range(scale.of(3, 30)):
+        for turn in range(at_scale(3, 30)):
             wanted = [source(f"hf://org/m{number}") for number in range(3)]
             work = [(one, two)[(number + turn) % 2].ready(body) for number, body in enumerate(wanted)]
             collections = [mirror.collect(dry_run=turn % 2 == 1) for mirror in (one, two)]
